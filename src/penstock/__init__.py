@@ -1,0 +1,1 @@
+"""Penstock: the batch scheduler for Kubernetes that knows time."""

@@ -1,0 +1,1 @@
+"""The commands that people type. Each module is one command; `main` finds it."""

@@ -1,0 +1,63 @@
+"""The matcher: a graph of resources, units over time, and who gets what.
+
+Ten lines are enough to build a cluster, place a job and ask about it:
+
+    >>> from penstock.engine import Engine, MatchOp, slot_request
+    >>> from penstock.engine import cluster_of
+    >>> engine = Engine(cluster_of(nodes=2, cores=4))
+    >>> job = engine.match(1, slot_request({"core": 4}, duration_s=60), now=0)
+    >>> [str(grant.vertex.path()) for grant in job.slots[0].grants][:2]
+    ['/cluster0/node0/core0', '/cluster0/node0/core1']
+    >>> engine.match(2, slot_request({"core": 6}), now=0).reason.clause
+    'asks for 6 core together, the largest place has 4'
+    >>> engine.release(1)
+"""
+
+from __future__ import annotations
+
+from penstock.engine.allocation import (
+    Allocation,
+    Answer,
+    Kind,
+    Never,
+    NotNow,
+    Pick,
+    Reason,
+    Satisfiable,
+    Slot,
+)
+from penstock.engine.engine import Engine, MatchOp
+from penstock.engine.filters import DEFAULT_FILTERS
+from penstock.engine.graph import CONTAINMENT, BadGraph, Graph, Vertex, VertexSpec
+from penstock.engine.policies import NAMED_POLICIES, Policy, parse_policy
+from penstock.engine.request import Group, Placement, Request, request_of, slot_request
+from penstock.engine.shapes import cluster_of
+
+__all__ = [
+    "CONTAINMENT",
+    "DEFAULT_FILTERS",
+    "NAMED_POLICIES",
+    "Allocation",
+    "Answer",
+    "BadGraph",
+    "Engine",
+    "Graph",
+    "Group",
+    "Kind",
+    "MatchOp",
+    "Never",
+    "NotNow",
+    "Pick",
+    "Placement",
+    "Policy",
+    "Reason",
+    "Request",
+    "Satisfiable",
+    "Slot",
+    "Vertex",
+    "VertexSpec",
+    "cluster_of",
+    "parse_policy",
+    "request_of",
+    "slot_request",
+]

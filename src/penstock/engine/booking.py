@@ -1,0 +1,232 @@
+"""From a selection to bookings at vertices, and back.
+
+`marks_of` turns what the walks picked into marks: every vertex that will be held, with its units.
+A vertex whose type is taken whole (asked for as exclusive, or nodes under a `...nodex` policy)
+brings all that is below it: its shadow. `Ledger` books marks under a key and unbooks them; the
+ancestors of a mark are passed through, so that nobody else can have them alone, and keep count of
+what is used below. Releasing part of a job is unbooking all of it and booking what is left, so that
+there is one way to book and one way back, and together they are the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from penstock.engine.allocation import Grant, Pick, Slot
+from penstock.engine.graph import Vertex
+from penstock.engine.state import Booking, BookingKey, Sight, VertexState, Window, free_units, is_untouched
+from penstock.engine.walker import NODE, Choice, Selection
+from penstock.errors import Conflict
+
+__all__ = ["Ledger", "Mark", "Marks", "Span", "marks_of", "picks_of", "slots_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertex of a job: held with so many units, or (not booked) named and shared."""
+
+    vertex: Vertex
+    units: int
+    booked: bool
+    exclusive: bool
+    label: str = ""
+    above: Vertex | None = None  # the vertex it was reached from; None: its parent
+
+
+Marks = dict[int, Mark]  # by the index of the vertex
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    start: int
+    end: int
+    live: bool
+
+
+def marks_of(selections: Iterable[Selection], whole_types: frozenset[str]) -> Marks:
+    """What the selections hold, shadows included."""
+    marks: Marks = {}
+    for selection in selections:
+        pending: list[Choice] = list(selection.choices)
+        while pending:
+            choice = pending.pop()
+            _add(marks, choice)
+            pending.extend(choice.inner)
+    if whole_types:
+        for vertex in _with_ancestors(marks):
+            if vertex.type in whole_types:
+                _add_shadow(marks, vertex)
+    return marks
+
+
+def _add(marks: Marks, choice: Choice) -> None:
+    vertex = choice.vertex
+    units = choice.units
+    before = marks.get(vertex.index)
+    if before is not None and before.booked and vertex.divisible:
+        units += before.units  # several slots can have parts of one pool
+    exclusive = choice.booked and not vertex.divisible
+    marks[vertex.index] = Mark(vertex, units, choice.booked, exclusive, choice.label, choice.above)
+
+
+def _add_shadow(marks: Marks, top: Vertex) -> None:
+    seen: set[int] = set()
+    pending = [(top, _above(marks, top))]
+    while pending:
+        vertex, above = pending.pop()
+        if vertex.index in seen:
+            continue
+        seen.add(vertex.index)
+        before = marks.get(vertex.index)
+        held = vertex.state.held[1] if vertex.state is not None else 0
+        label = before.label if before is not None else ""
+        marks[vertex.index] = Mark(vertex, max(vertex.size - held, 0), True, True, label, above)
+        pending.extend((child, vertex) for child in reversed(vertex.below()))
+
+
+def _above(marks: Marks, vertex: Vertex) -> Vertex | None:
+    """The next vertex on the way up: the one it was reached from, if that is known."""
+    mark = marks.get(vertex.index)
+    if mark is not None and mark.above is not None:
+        return mark.above
+    return vertex.parent()
+
+
+def _ancestors(marks: Marks, vertex: Vertex) -> Iterator[Vertex]:
+    above = _above(marks, vertex)
+    while above is not None:
+        yield above
+        above = _above(marks, above)
+
+
+def _with_ancestors(marks: Marks) -> list[Vertex]:
+    """Every marked vertex and all above them, once each."""
+    seen: dict[int, Vertex] = {}
+    for mark in marks.values():
+        vertex: Vertex | None = mark.vertex
+        while vertex is not None and vertex.index not in seen:
+            seen[vertex.index] = vertex
+            vertex = _above(marks, vertex)
+    return list(seen.values())
+
+
+def picks_of(marks: Marks, root: Vertex) -> tuple[Pick, ...]:
+    """Marks and the way down to them, children before parents, in edge order."""
+    held = {index for index, mark in marks.items() if mark.booked}
+    needed: dict[int, Vertex] = {}
+    for index in held:
+        vertex: Vertex | None = marks[index].vertex
+        while vertex is not None and vertex.index not in needed:
+            needed[vertex.index] = vertex
+            vertex = _above(marks, vertex)
+    if not needed:
+        return ()
+    children: dict[int, list[Vertex]] = {}
+    for vertex in needed.values():
+        above = _above(marks, vertex)
+        if above is not None:
+            children.setdefault(above.index, []).append(vertex)
+    picks: list[Pick] = []
+    pending: list[tuple[Vertex, int, bool]] = [(root, 1, False)]
+    while pending:
+        vertex, depth, is_done = pending.pop()
+        if is_done:
+            picks.append(_pick(marks, vertex, depth))
+            continue
+        pending.append((vertex, depth, True))
+        below = sorted(children.get(vertex.index, ()), key=lambda child: child.order, reverse=True)
+        pending.extend((child, depth + 1, False) for child in below)
+    return tuple(picks)
+
+
+def _pick(marks: Marks, vertex: Vertex, depth: int) -> Pick:
+    mark = marks.get(vertex.index)
+    above = _above(marks, vertex)
+    if mark is None:
+        return Pick(vertex, vertex.size, False, depth, above)
+    return Pick(vertex, mark.units, mark.exclusive, depth, above, mark.label)
+
+
+def slots_of(selections: Iterable[Selection]) -> tuple[Slot, ...]:
+    slots: list[Slot] = []
+    for group, selection in enumerate(selections):
+        for outer in selection.slots():
+            grants = [Grant(choice.vertex, choice.units) for choice in _flatten(outer)]
+            slots.append(Slot(group, _node_of(outer[0].vertex), tuple(grants)))
+    return tuple(slots)
+
+
+def _flatten(choices: list[Choice]) -> list[Choice]:
+    flat: list[Choice] = []
+    pending = list(reversed(choices))
+    while pending:
+        choice = pending.pop()
+        flat.append(choice)
+        pending.extend(reversed(choice.inner))
+    return flat
+
+
+def _node_of(vertex: Vertex) -> Vertex | None:
+    at: Vertex | None = vertex
+    while at is not None and at.type != NODE:
+        at = at.parent()
+    return at
+
+
+class Ledger:
+    """Books and unbooks marks. It keeps nothing itself: everything stands at the vertices."""
+
+    def __init__(self, tracked: frozenset[str]) -> None:
+        self.tracked = tracked
+
+    def check_free(self, marks: Marks, span: Span, now: int) -> None:
+        """Raises `Conflict`, naming the first vertex that somebody else has."""
+        sight = Sight.NOW if span.live else Sight.LATER
+        window = Window(span.start, span.end, now, sight)
+        for mark in marks.values():
+            if not mark.booked:
+                continue
+            if free_units(mark.vertex, window) < mark.units:
+                raise Conflict(f"{mark.vertex.path() or mark.vertex.name} is not free from {span.start}")
+            if mark.exclusive and not is_untouched(mark.vertex, window):
+                raise Conflict(f"{mark.vertex.path() or mark.vertex.name} is in use from {span.start}")
+
+    def book(self, key: BookingKey, marks: Marks, span: Span) -> None:
+        below = self._units_below(marks)
+        for index, (vertex, units) in below.items():
+            mark = marks.get(index)
+            own = mark.units if mark is not None and mark.booked else 0
+            exclusive = mark is not None and mark.booked and mark.exclusive
+            if vertex.state is None:
+                vertex.state = VertexState()
+            vertex.state.book(key, Booking(span.start, span.end, span.live, own, exclusive, units))
+
+    def unbook(self, key: BookingKey, marks: Marks) -> None:
+        for vertex in _with_ancestors(marks):
+            state = vertex.state
+            if state is not None and key in state.bookings:
+                state.unbook(key)
+                if state.is_empty():
+                    vertex.state = None
+
+    def _units_below(self, marks: Marks) -> dict[int, tuple[Vertex, dict[str, int]]]:
+        """Every vertex that is held or passed, with the units of filter types used below it."""
+        below: dict[int, tuple[Vertex, dict[str, int]]] = {}
+        for mark in marks.values():
+            if not mark.booked:
+                continue
+            vertex = mark.vertex
+            below.setdefault(vertex.index, (vertex, {}))
+            # A vertex that is taken alone is used up as a whole, whatever part of it was left.
+            units = vertex.size if mark.exclusive else mark.units
+            for above in _ancestors(marks, vertex):
+                _, used = below.setdefault(above.index, (above, {}))
+                if vertex.type in self.tracked:
+                    used[vertex.type] = used.get(vertex.type, 0) + units
+        # A vertex that is only passed uses nothing, but it is seen to be part of the job.
+        for vertex, _ in list(below.values()):
+            if vertex.type in self.tracked:
+                for above in _ancestors(marks, vertex):
+                    below[above.index][1].setdefault(vertex.type, 0)
+        return below

@@ -1,0 +1,61 @@
+"""Changes in place: vertices come, go, grow and shrink while jobs hold what they have.
+
+Nothing here ends a job by itself. A subtree that leaves takes the shares that lay on it with it;
+the jobs that lost something are named, so that the caller can decide what becomes of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.engine.engine import Engine
+from penstock.engine.graph import BadGraph, Vertex
+from penstock.engine.readers.jgf import attach_jgf
+
+__all__ = ["Removal", "attach", "remove", "resize", "set_property", "set_status"]
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    vertices: int
+    shrunk: tuple[int, ...]  # jobs that lost a part of what they had
+    emptied: tuple[int, ...]  # jobs that hold nothing any more
+
+
+def set_status(vertex: Vertex, up: bool) -> None:
+    """Up or down. What is allocated there stays allocated; nothing new goes to what is down."""
+    vertex.up = up
+
+
+def set_property(vertex: Vertex, key: str, value: str) -> None:
+    vertex.set_property(key, value)
+
+
+def resize(engine: Engine, vertex: Vertex, size: int) -> None:
+    """Gives a pool another size. Made smaller than what is booked, it has negative units free."""
+    if size < 0:
+        raise BadGraph(
+            "a pool cannot have a negative size", where=vertex.path(), found=str(size), expected=">= 0"
+        )
+    vertex.size = size
+    engine.reprime()
+
+
+def attach(engine: Engine, text: str | bytes) -> list[Vertex]:
+    """Adds a subgraph in JGF; what is there already is left as it is. Returns the new vertices."""
+    fresh = attach_jgf(engine.graph, text)
+    engine.reprime()
+    return fresh
+
+
+def remove(engine: Engine, top: Vertex) -> Removal:
+    """Takes a vertex and all below it away, with the shares that jobs and others have there."""
+    if top.parent() is None:
+        raise BadGraph("the root cannot be removed", where=top.path(), expected="a vertex below the root")
+    inside = list(engine.graph.walk(top))
+    jobs = sorted({job for vertex in inside if vertex.state is not None for job, _ in vertex.state.bookings})
+    emptied = tuple(job for job in jobs if engine.release_vertices(job, inside))
+    engine.holds.forget_below(frozenset(vertex.index for vertex in inside))
+    engine.graph.remove_subtree(top)
+    engine.reprime()
+    return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)

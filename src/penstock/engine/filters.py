@@ -1,0 +1,97 @@
+"""Which totals are kept where, so that a walk can skip a subtree that cannot give enough.
+
+A filter `HIGH:LOW` keeps, at every vertex of type HIGH, the units of type LOW below it; `ALL:LOW`
+keeps them at every vertex that has children. Whatever type the leaves have is kept at the vertices
+of type `cluster` without being asked for. A filter never changes an answer, only what it costs;
+the one exception is the order in which `first` looks at children, which follows the last filter
+type of a child (see `policies`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.engine.graph import CONTAINMENT, Graph, Vertex
+from penstock.errors import BadRequest
+
+__all__ = ["DEFAULT_FILTERS", "BadFilter", "Filters"]
+
+DEFAULT_FILTERS: Final = "ALL:core,ALL:node"
+
+_ANY: Final = "*"
+_LEAF_ANCHOR: Final = "cluster"
+# Types that every Flux user knows come first and in this order; the others as they are first named.
+_KNOWN_TYPES: Final = ("cluster", "core", "socket", "gpu", "node", "rack", "slot")
+
+
+class BadFilter(BadRequest):
+    """A prune filter that does not have the form HIGH:LOW."""
+
+
+class Filters:
+    """The filter types by the type of the vertex that keeps them."""
+
+    def __init__(self, spec: str = DEFAULT_FILTERS) -> None:
+        self._kept: dict[str, list[str]] = {}
+        self._order: dict[str, int] = {kind: place for place, kind in enumerate(_KNOWN_TYPES)}
+        self._all: set[str] = set()
+        for pair in spec.split(",") if spec else ():
+            high, colon, low = ("".join(part.split()) for part in pair.partition(":"))
+            if not colon or not high or not low:
+                raise BadFilter(
+                    "not a prune filter",
+                    where="prune filters",
+                    found=repr(pair),
+                    expected="HIGH:LOW or ALL:LOW",
+                )
+            self._keep(_ANY if high == "ALL" else high, low)
+
+    @property
+    def tracked(self) -> frozenset[str]:
+        """Every type that is counted somewhere."""
+        return frozenset(self._all)
+
+    def at(self, kind: str) -> list[str]:
+        """The filter types of a vertex of type `kind`, in order."""
+        return self._kept.get(kind, []) + [low for low in self._kept.get(_ANY, []) if low != kind]
+
+    def prime(self, graph: Graph) -> None:
+        """Counts what is below every vertex. To be called again when the graph has changed."""
+        for vertex in graph.vertices.values():
+            if not vertex.children and vertex.type not in self._all:
+                self._keep(_LEAF_ANCHOR, vertex.type)
+        if CONTAINMENT in graph.roots:
+            self._count(graph.root)
+
+    def _count(self, top: Vertex) -> None:
+        """Sums of tracked types below every vertex, without recursion: graphs may be deep."""
+        order = [top]
+        for vertex in order:  # grows while it is walked: parents stand before their children
+            order.extend(child for child in vertex.below() if child.parent() is vertex)
+        sums: dict[int, dict[str, int]] = {}
+        for vertex in reversed(order):
+            below = sums.pop(vertex.index, {})
+            vertex.totals = (
+                {kind: below.get(kind, 0) for kind in self.at(vertex.type)} if vertex.children else None
+            )
+            above = vertex.parent()
+            if above is not None:
+                totals = sums.setdefault(above.index, {})
+                if vertex.type in self._all:
+                    totals[vertex.type] = totals.get(vertex.type, 0) + vertex.size
+                for kind, units in below.items():
+                    totals[kind] = totals.get(kind, 0) + units
+
+    def _keep(self, anchor: str, low: str) -> None:
+        self._order.setdefault(low, len(self._order))
+        self._all.add(low)
+        if anchor == _ANY:
+            for kept in self._kept.values():
+                if low in kept:
+                    kept.remove(low)
+        elif low in self._kept.get(_ANY, []):
+            return
+        kept = self._kept.setdefault(anchor, [])
+        if low not in kept:
+            kept.append(low)
+            kept.sort(key=lambda kind: self._order[kind])

@@ -1,0 +1,216 @@
+"""Finding vertices by what is true of them: `status=down and sched-now=free`.
+
+Predicates are joined by `and`, `or` or nothing (which is `and`), strictly from left to right;
+parentheses group. What holds of a vertex for status and scheduling holds of all below it: what is
+under a node that is down is down, what is under an allocated socket is allocated.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.engine.allocation import Pick
+from penstock.engine.graph import Vertex
+from penstock.engine.state import Booking
+from penstock.errors import BadRequest
+from penstock.model.hostlist import parse_hostlist
+
+__all__ = ["BadExpression", "Expression", "find", "parse_expression"]
+
+_LENGTH_MAX: Final = 4096
+_DEPTH_MAX: Final = 32
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "status": ("up", "down"),
+    "sched-now": ("allocated", "free"),
+    "sched-future": ("reserved", "free"),
+    "agfilter": ("true", "t", "false", "f"),
+}
+_JOB_PREDICATES: Final = ("jobid-alloc", "jobid-span", "jobid-tag", "jobid-reserved")
+
+
+class BadExpression(BadRequest):
+    """A search expression that cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What is true of a vertex, inherited from above."""
+
+    down: bool
+    allocated: bool
+    reserved: bool
+
+
+_Test = Callable[[Vertex, _Facts], bool]
+
+
+class _Joint(enum.Enum):
+    AND = "and"
+    OR = "or"
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    test: _Test
+    job: int | None  # the last job that is named
+    with_usage: bool  # agfilter=true: show what is used below every vertex
+
+
+def parse_expression(text: str) -> Expression:
+    if len(text) > _LENGTH_MAX:
+        raise BadExpression("too long", found=f"{len(text)} characters", expected=f"at most {_LENGTH_MAX}")
+    parser = _Parser(text.replace("\t", " "))
+    test = parser.expression(0)
+    if parser.rest():
+        raise BadExpression("unbalanced", where=parser.rest(), expected="as many ) as (")
+    return Expression(test, parser.job, parser.with_usage)
+
+
+def find(root: Vertex, expression: Expression) -> tuple[Pick, ...]:
+    """The vertices for which it holds and all above them, children first; each whole and alone.
+
+    Where use below is asked for, a vertex that counts none (for the job that is named) is not shown.
+    """
+    picks: list[Pick] = []
+    _visit(root, _Facts(False, False, False), 1, expression, picks)
+    return tuple(picks)
+
+
+def _visit(vertex: Vertex, above: _Facts, depth: int, expression: Expression, picks: list[Pick]) -> bool:
+    state = vertex.state
+    bookings = state.bookings.values() if state is not None else ()
+    facts = _Facts(
+        above.down or not vertex.up,
+        above.allocated or any(b.live and b.units for b in bookings),
+        above.reserved or any(not b.live and b.units for b in bookings),
+    )
+    is_found = False
+    for child in vertex.below():
+        is_found = _visit(child, facts, depth + 1, expression, picks) or is_found
+    if not is_found and not expression.test(vertex, facts):
+        return False
+    if expression.with_usage and not _counts(vertex, expression.job):
+        return False
+    picks.append(Pick(vertex, vertex.size, True, depth, vertex.parent()))
+    return True
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self.job: int | None = None
+        self.with_usage = False
+
+    def rest(self) -> str:
+        return self._text[self._at :].strip()
+
+    def expression(self, depth: int) -> _Test:
+        if depth > _DEPTH_MAX:
+            raise BadExpression("nested too deep", expected=f"at most {_DEPTH_MAX} parentheses")
+        test = self._operand(depth)
+        while True:
+            joint = self._joint(depth)
+            if joint is None:
+                return test
+            test = _joined(test, joint, self._operand(depth))
+
+    def _joint(self, depth: int) -> _Joint | None:
+        word = self._peek()
+        if not word or (depth and word.startswith(")")):
+            return None
+        if word in ("and", "or"):
+            self._skip(word)
+            return _Joint.AND if word == "and" else _Joint.OR
+        return _Joint.AND
+
+    def _operand(self, depth: int) -> _Test:
+        word = self._peek()
+        if word.startswith("("):
+            self._skip("(")
+            inner = self.expression(depth + 1)
+            if not self._peek().startswith(")"):
+                raise BadExpression("unbalanced", where=self._text, expected="as many ) as (")
+            self._skip(")")
+            return inner
+        word = word.rstrip(")") if depth else word
+        self._skip(word)
+        return self._predicate(word)
+
+    def _peek(self) -> str:
+        found = re.compile(r"\s*([()]|[^\s]+)").match(self._text, self._at)
+        return found.group(1) if found else ""
+
+    def _skip(self, word: str) -> None:
+        self._at = self._text.index(word, self._at) + len(word)
+
+    def _predicate(self, word: str) -> _Test:
+        key, equals, value = word.partition("=")
+        low = value.lower()
+        choices = _CHOICES.get(key)
+        if not equals or (choices is not None and low not in choices):
+            raise BadExpression(
+                "invalid criteria",
+                where=word or "expression",
+                expected=f"{key}={'|'.join(choices)}" if choices else "KEY=VALUE",
+            )
+        if key in _JOB_PREDICATES:
+            return self._job_test(key, value)
+        if key == "names":
+            hosts = frozenset(parse_hostlist(low))
+            return lambda vertex, _: vertex.name in hosts
+        if key == "property" and low:
+            return lambda vertex, _: low in vertex.properties
+        if key == "agfilter":
+            self.with_usage = low in ("true", "t")
+            wanted = self.with_usage
+            return lambda _vertex, _facts: wanted
+        if choices is None:
+            known = ", ".join([*_CHOICES, *_JOB_PREDICATES, "names", "property"])
+            raise BadExpression("invalid criteria", where=word, expected=f"one of {known}")
+        return _fact_test(key, low)
+
+    def _job_test(self, key: str, value: str) -> _Test:
+        if not (value.isascii() and value.isdigit() and len(value) <= 20):
+            raise BadExpression("invalid criteria", where=f"{key}={value}", expected="the number of a job")
+        job = int(value)
+        self.job = job
+        if key == "jobid-tag":
+            return lambda vertex, _: bool(_bookings(vertex, job))
+        if key == "jobid-span":
+            return lambda vertex, _: _counts(vertex, job)
+        live = key == "jobid-alloc"
+        return lambda vertex, _: any(b.live is live and b.units > 0 for b in _bookings(vertex, job))
+
+
+def _joined(left: _Test, joint: _Joint, right: _Test) -> _Test:
+    if joint is _Joint.AND:
+        return lambda vertex, facts: left(vertex, facts) and right(vertex, facts)
+    return lambda vertex, facts: left(vertex, facts) or right(vertex, facts)
+
+
+def _fact_test(key: str, value: str) -> _Test:
+    if key == "status":
+        return (lambda _, facts: facts.down) if value == "down" else (lambda _, facts: not facts.down)
+    if key == "sched-now":
+        return (
+            (lambda _, facts: facts.allocated)
+            if value == "allocated"
+            else (lambda _, facts: not facts.allocated)
+        )
+    return (lambda _, facts: facts.reserved) if value == "reserved" else (lambda _, facts: not facts.reserved)
+
+
+def _bookings(vertex: Vertex, job: int) -> list[Booking]:
+    if vertex.state is None:
+        return []
+    return [booking for (number, _), booking in vertex.state.bookings.items() if number == job]
+
+
+def _counts(vertex: Vertex, job: int | None) -> bool:
+    """Whether use of filter types is counted at a vertex (for one job)."""
+    return bool(vertex.totals) and (job is None or any(booking.below for booking in _bookings(vertex, job)))

@@ -1,0 +1,111 @@
+"""Units over integer time: how much of one thing is booked at every instant.
+
+The bookings of a planner are kept as one step function: `_times[i]` is where the level becomes
+`_levels[i]`, and it stays so until the next time. Before the first time the level is 0. Two
+neighbours never have the same level, so equal bookings give equal planners whatever the order in
+which they came and went: adding and removing a span is the identity, to the bit.
+
+Spans are half-open: [start, end) is free again at `end`. `FOREVER` is an end that never comes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Final
+
+from penstock.errors import Corrupt
+
+__all__ = ["FOREVER", "Planner"]
+
+FOREVER: Final = 1 << 62
+
+
+class Planner:
+    """A step function of booked units; it knows no capacity."""
+
+    __slots__ = ("_levels", "_times")
+
+    def __init__(self) -> None:
+        self._times: list[int] = []
+        self._levels: list[int] = []
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Planner) and self._times == other._times and self._levels == other._levels
+
+    def __hash__(self) -> int:
+        raise TypeError("a planner changes, so it has no hash")
+
+    def is_empty(self) -> bool:
+        return not self._times
+
+    def add(self, start: int, end: int, units: int) -> None:
+        """Books `units` over [start, end)."""
+        if units != 0 and start < end:
+            self._shift(start, end, units)
+
+    def remove(self, start: int, end: int, units: int) -> None:
+        """Takes back what `add` booked with the same arguments."""
+        if units != 0 and start < end:
+            self._shift(start, end, -units)
+
+    def booked_at(self, at: int) -> int:
+        where = bisect_right(self._times, at) - 1
+        return self._levels[where] if where >= 0 else 0
+
+    def booked_most(self, start: int, end: int) -> int:
+        """The highest level at any instant of [start, end)."""
+        times = self._times
+        if not times:
+            return 0
+        first = bisect_right(times, start) - 1
+        last = bisect_left(times, end)
+        most = max(self._levels[max(first, 0) : last], default=0)
+        return most if first >= 0 else max(most, 0)
+
+    def changes(self) -> Iterator[tuple[int, int]]:
+        """Every (time, level) at which the level changes, in order."""
+        return zip(self._times, self._levels, strict=True)
+
+    def earliest(self, capacity: int, units: int, duration: int, not_before: int) -> int | None:
+        """The first instant from which `units` more fit below `capacity` for `duration`, if any."""
+        if units > capacity:
+            return None
+        times, levels = self._times, self._levels
+        start = not_before
+        for where in range(max(bisect_right(times, start) - 1, 0), len(times)):
+            if times[where] >= start + duration:
+                break
+            if levels[where] + units > capacity:
+                if where + 1 == len(times):
+                    return None
+                start = max(start, times[where + 1])
+        return start
+
+    def _shift(self, start: int, end: int, units: int) -> None:
+        first = self._point(start)
+        last = self._point(end) if end < FOREVER else len(self._times)
+        levels = self._levels
+        for where in range(first, last):
+            levels[where] += units
+        # Only the two borders can have become equal to what stands before them.
+        for where in (last, first):
+            if where < len(levels) and levels[where] == (levels[where - 1] if where > 0 else 0):
+                del levels[where]
+                del self._times[where]
+
+    def _point(self, at: int) -> int:
+        """The place of a step at `at`, made if there is none."""
+        where = bisect_left(self._times, at)
+        if where == len(self._times) or self._times[where] != at:
+            self._times.insert(where, at)
+            self._levels.insert(where, self._levels[where - 1] if where > 0 else 0)
+        return where
+
+    def check(self) -> None:
+        """Raises if the step function is not canonical."""
+        before = 0
+        for where, level in enumerate(self._levels):
+            if level == before or (where and self._times[where] <= self._times[where - 1]):
+                raise Corrupt(f"planner is not canonical at {self._times[where]}")
+            before = level

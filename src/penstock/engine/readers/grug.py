@@ -1,0 +1,282 @@
+"""GRUG: a recipe in GraphML from which a graph is generated.
+
+The nodes of the recipe are kinds of vertices, its edges say how many of one kind lie below each of
+another (`MULTIPLY`), or which vertices that exist already belong below it in another subsystem
+(`ASSOCIATE_IN`, `ASSOCIATE_BY_PATH_IN`). The recipe is walked depth first, edges in file order, and
+each edge makes all its vertices at once, so the creation order is breadth first within an edge.
+
+`id_scope` k makes ids unique within the (k+1)-th ancestor: 0 restarts at each parent, 1 continues
+across the grandparent. Document types and entities are refused: a recipe needs none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+from xml.parsers import expat
+
+from penstock.engine.graph import CONTAINMENT, BadGraph, Graph, Vertex, VertexSpec
+
+__all__ = ["VERTICES_MAX", "read_grug"]
+
+SIZE_MAX: Final = 4 << 20
+VERTICES_MAX: Final = 8_000_000
+_RECIPE_MAX: Final = 10_000
+_INT_MAX: Final = 2**31 - 1
+
+
+@dataclass(slots=True)
+class _Kind:
+    key: str
+    data: dict[str, str] = field(default_factory=dict)
+    out: list[_Rule] = field(default_factory=list)
+
+    def get(self, name: str, default: str = "") -> str:
+        return self.data.get(name, default)
+
+
+@dataclass(slots=True)
+class _Rule:
+    source: str
+    target: str
+    data: dict[str, str] = field(default_factory=dict)
+
+    def get(self, name: str, default: str = "") -> str:
+        return self.data.get(name, default)
+
+
+def read_grug(text: str | bytes) -> Graph:
+    """The graph that a recipe generates."""
+    return _Generator(_parse(text)).run()
+
+
+class _Parser:
+    """Collects the nodes and edges of a GraphML document."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, _Kind] = {}
+        self.rules: list[_Rule] = []
+        self.kind_defaults: dict[str, str] = {}
+        self.rule_defaults: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # key id -> attribute name
+        self._key = ("", "")  # the key whose default is being read: for what, and its name
+        self._open: _Kind | _Rule | None = None
+        self._data: str | None = None
+        self._text: list[str] = []
+        self.parser = expat.ParserCreate()
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._characters
+        self.parser.StartDoctypeDeclHandler = self._refuse
+        self.parser.EntityDeclHandler = self._refuse
+
+    def _refuse(self, *_: object) -> None:
+        raise BadGraph(
+            "a document type or an entity in a recipe",
+            where=f"line {self.parser.CurrentLineNumber}",
+            expected="plain GraphML",
+        )
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        tag = name.rpartition(":")[2]
+        if tag == "key":
+            self._names[self._required(attributes, "id")] = self._required(attributes, "attr.name")
+            self._key = (attributes.get("for", ""), attributes["attr.name"])
+        elif tag == "node":
+            key = self._required(attributes, "id")
+            if key in self.kinds:
+                raise BadGraph("a node id twice", where=self._line(), found=key, expected="unique ids")
+            self._open = self.kinds[key] = _Kind(key, dict(self.kind_defaults))
+        elif tag == "edge":
+            source, target = self._required(attributes, "source"), self._required(attributes, "target")
+            self._open = _Rule(source, target, dict(self.rule_defaults))
+            self.rules.append(self._open)
+        elif tag == "data":
+            self._data = self._required(attributes, "key")
+            self._text = []
+        elif tag == "default":
+            self._data = ""
+            self._text = []
+        if len(self.kinds) + len(self.rules) > _RECIPE_MAX:
+            raise BadGraph(
+                "recipe too large", where=self._line(), expected=f"at most {_RECIPE_MAX} nodes and edges"
+            )
+
+    def _end(self, name: str) -> None:
+        tag = name.rpartition(":")[2]
+        if tag == "data" and self._data is not None:
+            if self._open is not None:
+                self._open.data[self._names.get(self._data, self._data)] = "".join(self._text).strip()
+            self._data = None
+        elif tag == "default":
+            defaults = self.kind_defaults if self._key[0] == "node" else self.rule_defaults
+            defaults[self._key[1]] = "".join(self._text).strip()
+            self._data = None
+        elif tag in ("node", "edge"):
+            self._open = None
+
+    def _characters(self, text: str) -> None:
+        if self._data is not None:
+            self._text.append(text)
+
+    def _line(self) -> str:
+        return f"line {self.parser.CurrentLineNumber}"
+
+    def _required(self, attributes: dict[str, str], name: str) -> str:
+        if name not in attributes:
+            raise BadGraph(f"an element without {name}", where=self._line(), expected=f'{name}="..."')
+        return attributes[name]
+
+
+def _parse(text: str | bytes) -> list[_Kind]:
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if len(data) > SIZE_MAX:
+        raise BadGraph("recipe too large", found=f"{len(data)} bytes", expected=f"at most {SIZE_MAX} bytes")
+    parser = _Parser()
+    try:
+        parser.parser.Parse(data, True)
+    except expat.ExpatError as error:
+        raise BadGraph("not well-formed XML", where=f"line {error.lineno}", found=str(error)) from error
+    for rule in parser.rules:
+        for end in (rule.source, rule.target):
+            if end not in parser.kinds:
+                raise BadGraph("an edge to nowhere", where=f"edge {rule.source}->{rule.target}", found=end)
+        parser.kinds[rule.source].out.append(rule)
+    return list(parser.kinds.values())
+
+
+class _Generator:
+    """Walks the recipe and makes the vertices."""
+
+    def __init__(self, kinds: list[_Kind]) -> None:
+        self._kinds = {kind.key: kind for kind in kinds}
+        self._graph = Graph()
+        self._made: dict[str, list[Vertex]] = {}
+        self._scales: list[int] = []  # how many each level above multiplies by, the nearest last
+        self._seen: set[str] = set()
+        self._ranks = 0
+
+    def run(self) -> Graph:
+        for kind in self._kinds.values():
+            if kind.key not in self._seen:
+                self._walk(kind)
+        if CONTAINMENT not in self._graph.roots:
+            raise BadGraph(
+                "the recipe makes no containment", expected="a node with root=1 and an edge below it"
+            )
+        self._graph.check_complete()
+        return self._graph
+
+    def _walk(self, start: _Kind) -> None:
+        self._seen.add(start.key)
+        pending: list[tuple[_Kind, int]] = [(start, 0)]
+        while pending:
+            kind, place = pending.pop()
+            if place == len(kind.out):
+                if self._scales:
+                    self._scales.pop()
+                continue
+            pending.append((kind, place + 1))
+            rule = kind.out[place]
+            target = self._kinds[rule.target]
+            if target.key not in self._seen:
+                self._seen.add(target.key)
+                self._apply(kind, target, rule)
+                pending.append((target, 0))
+
+    def _apply(self, source: _Kind, target: _Kind, rule: _Rule) -> None:
+        where = f"edge {source.key}->{target.key}"
+        if _integer(source.get("root", "0"), where, "root") and not self._made.get(source.key):
+            subsystem = source.get("subsystem", CONTAINMENT)
+            root = self._graph.roots.get(subsystem)
+            if root is None:
+                root = self._graph.add_root(self._spec(source, 0, f"node {source.key}"), subsystem)
+            self._made[source.key] = [root]
+        method = rule.get("gen_method")
+        if method == "MULTIPLY":
+            self._multiply(source, target, rule, where)
+        elif method in ("ASSOCIATE_IN", "ASSOCIATE_BY_PATH_IN"):
+            self._associate(source, target, rule, where, by_path=method != "ASSOCIATE_IN")
+        else:
+            raise BadGraph(
+                "unknown generation method",
+                where=where,
+                found=repr(method),
+                expected="MULTIPLY, ASSOCIATE_IN or ASSOCIATE_BY_PATH_IN",
+            )
+
+    def _multiply(self, source: _Kind, target: _Kind, rule: _Rule, where: str) -> None:
+        scale = _integer(rule.get("multi_scale", "1"), where, "multi_scale")
+        subsystem = rule.get("e_subsystem", CONTAINMENT)
+        parents = self._made.get(source.key, [])
+        if len(self._graph) + scale * len(parents) > VERTICES_MAX:
+            raise BadGraph(
+                "the graph gets too large", where=where, expected=f"at most {VERTICES_MAX} vertices"
+            )
+        made: list[Vertex] = []
+        for place, parent in enumerate(parents):
+            for i in range(scale):
+                number = self._id(rule, where, i, scale, place)
+                spec = self._spec(target, number, f"node {target.key}")
+                path = f"{parent.path(target.get('subsystem', CONTAINMENT))}/{spec.name or spec.basename}"
+                made.append(self._graph.add_child(parent, spec, subsystem, path))
+        self._made[target.key] = made
+        self._scales.append(scale)
+
+    def _associate(self, source: _Kind, target: _Kind, rule: _Rule, where: str, by_path: bool) -> None:
+        subsystem = rule.get("e_subsystem", CONTAINMENT)
+        within = rule.get("as_tgt_subsystem", CONTAINMENT)
+        up_target = _integer(rule.get("as_tgt_uplvl", "0"), where, "as_tgt_uplvl")
+        up_source = _integer(rule.get("as_src_uplvl", "0"), where, "as_src_uplvl")
+        made: list[Vertex] = []
+        for parent in self._made.get(source.key, []):
+            for vertex in self._graph.of_type(target.get("type")):
+                if by_path and _prefix(vertex.path(within), up_target) != _prefix(
+                    parent.path(within), up_source
+                ):
+                    continue
+                self._graph.link(parent, vertex, subsystem)
+                self._graph.set_path(vertex, subsystem, f"{parent.path(subsystem)}/{vertex.name}")
+                made.append(vertex)
+        self._made[target.key] = made
+
+    def _id(self, rule: _Rule, where: str, i: int, scale: int, place: int) -> int:
+        scope = _integer(rule.get("id_scope", "0"), where, "id_scope", low=-1)
+        start = _integer(rule.get("id_start", "0"), where, "id_start")
+        stride = _integer(rule.get("id_stride", "1"), where, "id_stride")
+        if scope < 0:
+            return -1
+        if scope == 0:
+            return start + i
+        wrap = 1
+        for level in self._scales[-scope:]:
+            wrap *= level
+        return start + (place % wrap) * scale * stride + i * stride
+
+    def _spec(self, kind: _Kind, number: int, where: str) -> VertexSpec:
+        name = kind.get("type")
+        if not name:
+            raise BadGraph("a node without a type", where=where, expected="a data element for type")
+        rank = -1
+        if name == "node":
+            rank = self._ranks
+            self._ranks += 1
+        basename = kind.get("basename") or name
+        size = _integer(kind.get("size", "1"), where, "size")
+        label = f"{basename}{number}" if number != -1 else basename
+        return VertexSpec(name, number, basename, label, rank=rank, size=size, unit=kind.get("unit"))
+
+
+def _integer(text: str, where: str, name: str, low: int = 0) -> int:
+    digits = text[1:] if text.startswith("-") else text
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 10 or not low <= int(text) <= _INT_MAX:
+        raise BadGraph(
+            f"bad {name}", where=where, found=repr(text), expected=f"an integer from {low} to {_INT_MAX}"
+        )
+    return int(text)
+
+
+def _prefix(path: str, up: int) -> str:
+    """A path less its last `up` components."""
+    parts = path.split("/")
+    return "/".join(parts[: len(parts) - up]) if up else path

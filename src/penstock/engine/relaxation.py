@@ -1,0 +1,158 @@
+"""Upper bounds: what could be found at most, if packing were no problem.
+
+The walker gives whole vertices in the order of its policy, so it can miss a packing that exists.
+`Bounds` goes the same way but only adds up units: a vertex can give no more slots than its units
+of each type allow, whatever the order. Where even that is too little, no packing can exist; that,
+and nothing else, makes a `Never`. With a real window instead of the ideal one, the same sums tell
+how many nodes have room at a time, which is what an explanation needs.
+"""
+
+from __future__ import annotations
+
+from penstock.engine.graph import Graph, Vertex
+from penstock.engine.request import SLOT, Placement, Request, Want
+from penstock.engine.state import Sight, Window, free_units, is_untouched
+from penstock.engine.walker import CONSTRAINED_TYPES, NODE
+from penstock.model.constraint import Constraint, matches
+
+__all__ = ["IDEAL", "Bounds", "cannot_ever_fit"]
+
+IDEAL = Window(0, 1, 0, Sight.IDEAL)
+
+_Sums = dict[str, int]
+
+
+class Bounds:
+    """The most that one group can find in a window; also node by node."""
+
+    def __init__(
+        self, wants: tuple[Want, ...], constraint: Constraint | None, placement: Placement, window: Window
+    ) -> None:
+        self._wants = wants
+        self._constraint = constraint
+        self._placement = placement
+        self._window = window
+        self.per_node: dict[int, int] = {}  # slots, or 1 for a node that qualifies as such
+        self.most: dict[int, int] = {}  # the most that was found in one place, by the id of a want
+
+    def below(self, top: Vertex) -> _Sums:
+        """Units of each outer want below a vertex, at most."""
+        sums: _Sums = {}
+        own = self._visit(top, self._wants, True, False, sums)
+        if own > 0:
+            sums[top.type] = sums.get(top.type, 0) + own
+        return sums
+
+    def _visit(self, u: Vertex, wants: tuple[Want, ...], pristine: bool, excl: bool, to_parent: _Sums) -> int:
+        matched: Want | None = None
+        slot: Want | None = None
+        for want in wants:
+            if want.type == u.type:
+                matched, slot = want, want.slot
+            elif want.type == SLOT and pristine:
+                slot = want
+        kinds = {child.type for child in u.below()}
+        if slot is not None and any(want.type not in kinds for want in slot.with_):
+            slot = None
+        excl = excl or (matched is not None and matched.exclusive is True)
+        if (matched is None and slot is None and not pristine) or self._is_out(u, matched, excl):
+            return 0
+        sums: _Sums = {}
+        if slot is not None:
+            self._slots(u, slot, sums)
+        else:
+            inner = matched.with_ if matched is not None else wants
+            for child in u.below() if inner else ():
+                self._child(child, inner, pristine and matched is None, excl, sums)
+        fits = all(self._note(want, sums) for want in matched.with_) if matched is not None else True
+        if matched is None or not matched.with_:
+            if self._placement.distinct_nodes and u.type == NODE and sums.get(SLOT, 0) > 1:
+                sums[SLOT] = 1
+            for kind, units in sums.items():
+                to_parent[kind] = to_parent.get(kind, 0) + units
+        if u.type == NODE:
+            self.per_node[u.index] = sums.get(SLOT, 0) if matched is None else int(fits)
+        return free_units(u, self._window) if fits else 0
+
+    def _child(self, child: Vertex, wants: tuple[Want, ...], pristine: bool, excl: bool, sums: _Sums) -> None:
+        own = self._visit(child, wants, pristine, excl, sums)
+        if own > 0 and any(want.type == child.type for want in wants):
+            sums[child.type] = sums.get(child.type, 0) + own
+
+    def _slots(self, u: Vertex, slot: Want, sums: _Sums) -> None:
+        members: _Sums = {}
+        for child in u.below():
+            self._child(child, slot.with_, False, True, members)
+        fit = [
+            members.get(want.type, 0) // want.count.min for want in slot.with_ if self._note(want, members)
+        ]
+        sums[SLOT] = min(fit) if len(fit) == len(slot.with_) else 0
+
+    def _note(self, want: Want, sums: _Sums) -> bool:
+        found = sums.get(want.type, 0)
+        self.most[id(want)] = max(self.most.get(id(want), 0), found)
+        return found >= want.count.min
+
+    def _is_out(self, u: Vertex, matched: Want | None, excl: bool) -> bool:
+        window = self._window
+        if (not u.up and window.sight is not Sight.IDEAL) or free_units(u, window) <= 0:
+            return True
+        if u.type in CONSTRAINED_TYPES and self._constraint is not None and not matches(self._constraint, u):
+            return True
+        return matched is not None and excl and not u.divisible and not is_untouched(u, window)
+
+
+def cannot_ever_fit(graph: Graph, request: Request, wants: tuple[tuple[Want, ...], ...]) -> str | None:
+    """The clause that no state of these resources could meet; nothing if that is not proven."""
+    within = request.placement.within
+    tops = graph.of_type(within) if within else [graph.root]
+    for group, outer in zip(request.groups, wants, strict=True):
+        clause: str | None = None
+        for top in tops:
+            clause = _shortage(graph, top, outer, group.constraint, request.placement)
+            if clause is None:
+                break
+        if clause is not None:
+            return clause + (f" inside one {within}" if within and len(tops) > 1 else "")
+    return None
+
+
+def _shortage(
+    graph: Graph, top: Vertex, wants: tuple[Want, ...], constraint: Constraint | None, placement: Placement
+) -> str | None:
+    bounds = Bounds(wants, constraint, placement, IDEAL)
+    sums = bounds.below(top)
+    for want in wants:
+        if sums.get(want.type, 0) < want.count.min:
+            return _clause(graph, bounds, want, sums.get(want.type, 0), constraint)
+    return None
+
+
+def _clause(graph: Graph, bounds: Bounds, want: Want, found: int, constraint: Constraint | None) -> str:
+    known = graph.types()
+    for level in _levels(want):
+        if level.type != SLOT and level.type not in known:
+            return f"asks for {level.type}, and there is no {level.type} here"
+    if constraint is not None and not any(
+        matches(constraint, vertex) for kind in CONSTRAINED_TYPES for vertex in graph.of_type(kind)
+    ):
+        nodes = sum(len(graph.of_type(kind)) for kind in CONSTRAINED_TYPES)
+        return f"asks for nodes with a constraint that none of {nodes} meets"
+    for level in reversed(_levels(want)):
+        most = bounds.most.get(id(level))
+        if level is not want and most is not None and most < level.count.min:
+            if most == 0:
+                return f"asks for {level.type} in a place that has none"
+            return f"asks for {level.count.min} {level.type} together, the largest place has {most}"
+    if any(id(level) not in bounds.most for level in _levels(want)[1:]):
+        return "asks for levels in an order that these resources do not have: " + "->".join(
+            level.type for level in _levels(want)
+        )
+    return f"asks for {want.count.min} {want.type}, at most {found} fit when everything is free"
+
+
+def _levels(want: Want) -> list[Want]:
+    levels = [want]
+    for level in levels:  # grows while it is walked: outer levels stand before inner ones
+        levels.extend(level.with_)
+    return levels

@@ -1,0 +1,31 @@
+"""Graphs made by hand: the smallest way to a cluster, for trying things out and for tests."""
+
+from __future__ import annotations
+
+from penstock.engine.graph import Graph, VertexSpec
+
+__all__ = ["cluster_of"]
+
+
+def cluster_of(
+    *,
+    nodes: int,
+    cores: int = 0,
+    gpus: int = 0,
+    racks: int = 0,
+    pools: dict[str, int] | None = None,
+    name: str = "cluster",
+) -> Graph:
+    """Equal nodes with cores and gpus, and divisible pools (`{"memory": 64}`), maybe in racks."""
+    graph = Graph()
+    root = graph.add_root(VertexSpec("cluster", 0, basename=name))
+    parents = [graph.add_child(root, VertexSpec("rack", number)) for number in range(racks)] or [root]
+    for number in range(nodes):
+        parent = parents[number * len(parents) // nodes]
+        node = graph.add_child(parent, VertexSpec("node", number, rank=number))
+        for kind, count in (("core", cores), ("gpu", gpus)):
+            for child in range(count):
+                graph.add_child(node, VertexSpec(kind, child, rank=number))
+        for kind, size in (pools or {}).items():
+            graph.add_child(node, VertexSpec(kind, 0, rank=number, size=size, divisible=True))
+    return graph

@@ -1,0 +1,197 @@
+"""What is booked at a vertex, and the questions that a walk asks of it.
+
+A `Booking` is what one part of one job has at one vertex: its own units (0 where the job only passes
+through), and the units of filter types that it has below. It lasts from `start` to `end`. A *live*
+booking is an allocation: it keeps its units until it is released, whatever its planned end, so
+that at any `now` it counts as ending at max(end, now + 1). A booking that is not live is a
+reservation and lasts exactly as planned.
+
+A *hold* is use by others, without an end. A passing hold counts as use now and in every plan, but
+not in the question of what could ever fit; a standing hold (there on every day, like a node's own
+daemons) lowers what the vertex can ever give, and does not spoil exclusive use.
+
+A `Window` is the question: over which time, seen from which instant, and as what.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from penstock.engine.graph import Vertex
+from penstock.engine.planner import FOREVER, Planner
+
+__all__ = [
+    "Booking",
+    "BookingKey",
+    "Holding",
+    "Sight",
+    "VertexState",
+    "Window",
+    "free_below",
+    "free_units",
+    "is_untouched",
+]
+
+
+class Sight(enum.Enum):
+    """What a walk takes into account."""
+
+    NOW = "now"  # a start at this instant: what runs holds, however late it is
+    LATER = "later"  # a start in the future: what runs ends when planned
+    IDEAL = "ideal"  # could it ever fit: everything up, nothing booked, standing holds only
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    start: int
+    end: int
+    now: int
+    sight: Sight
+
+
+BookingKey = tuple[int, int]  # job, part of the job
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    start: int
+    end: int
+    live: bool
+    units: int  # of the vertex itself; 0 where the job only passes through
+    exclusive: bool
+    below: dict[str, int]  # units of filter types under the vertex; never changed after it is made
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one hold takes at one vertex: own units, and units of filter types below it."""
+
+    units: int
+    below: dict[str, int]
+    standing: bool
+
+
+class VertexState:
+    """The bookings and holds at one vertex. Made with the first, dropped with the last."""
+
+    __slots__ = (
+        "below",
+        "bookings",
+        "held",
+        "held_below",
+        "holds",
+        "live_end_min",
+        "passing",
+        "plan",
+        "visits",
+    )
+
+    def __init__(self) -> None:
+        self.bookings: dict[BookingKey, Booking] = {}
+        self.holds: dict[str, Holding] = {}
+        self.plan = Planner()  # own units
+        self.visits = Planner()  # jobs that are here or below
+        self.below: dict[str, Planner] = {}
+        self.held = [0, 0]  # own units held by others: passing, standing
+        self.held_below: dict[str, list[int]] = {}
+        self.passing = 0  # passing holds here or below
+        self.live_end_min = FOREVER  # the earliest planned end of what is live
+
+    def is_empty(self) -> bool:
+        return not self.bookings and not self.holds
+
+    def book(self, key: BookingKey, booking: Booking) -> None:
+        self.bookings[key] = booking
+        self.plan.add(booking.start, booking.end, booking.units)
+        self.visits.add(booking.start, booking.end, 1)
+        for kind, units in booking.below.items():
+            if units == 0:
+                continue
+            planner = self.below.get(kind)
+            if planner is None:
+                planner = self.below[kind] = Planner()
+            planner.add(booking.start, booking.end, units)
+        if booking.live:
+            self.live_end_min = min(self.live_end_min, booking.end)
+
+    def unbook(self, key: BookingKey) -> None:
+        booking = self.bookings.pop(key)
+        self.plan.remove(booking.start, booking.end, booking.units)
+        self.visits.remove(booking.start, booking.end, 1)
+        for kind, units in booking.below.items():
+            if units == 0:
+                continue
+            planner = self.below[kind]
+            planner.remove(booking.start, booking.end, units)
+            if planner.is_empty():
+                del self.below[kind]
+        if booking.live and booking.end == self.live_end_min:
+            self.live_end_min = min((b.end for b in self.bookings.values() if b.live), default=FOREVER)
+
+    def hold(self, name: str, holding: Holding) -> None:
+        self.holds[name] = holding
+        self._shift_hold(holding, 1)
+
+    def unhold(self, name: str) -> None:
+        self._shift_hold(self.holds.pop(name), -1)
+
+    def _shift_hold(self, holding: Holding, sign: int) -> None:
+        which = 1 if holding.standing else 0
+        self.held[which] += sign * holding.units
+        for kind, units in holding.below.items():
+            held = self.held_below.setdefault(kind, [0, 0])
+            held[which] += sign * units
+            if held == [0, 0]:
+                del self.held_below[kind]
+        if not holding.standing:
+            self.passing += sign
+
+    def late(self, now: int) -> list[Booking]:
+        """Live bookings whose planned end has come: they hold on until they are released."""
+        if self.live_end_min > now:
+            return []
+        return [b for b in self.bookings.values() if b.live and b.end <= now]
+
+
+def free_units(vertex: Vertex, window: Window) -> int:
+    """Units of the vertex itself that nobody has at any instant of the window. May be negative."""
+    state = vertex.state
+    if state is None:
+        return vertex.size
+    if window.sight is Sight.IDEAL:
+        return vertex.size - state.held[1]
+    booked = state.plan.booked_most(window.start, window.end)
+    if window.start <= window.now and state.live_end_min <= window.now:
+        late = sum(b.units for b in state.late(window.now))
+        booked = max(booked, state.plan.booked_at(window.now) + late)
+    return vertex.size - booked - state.held[0] - state.held[1]
+
+
+def free_below(vertex: Vertex, kind: str, window: Window) -> int:
+    """Units of a filter type below the vertex that are free all through the window."""
+    totals = vertex.totals
+    total = totals.get(kind, 0) if totals is not None else 0
+    state = vertex.state
+    if state is None:
+        return total
+    held = state.held_below.get(kind)
+    if window.sight is Sight.IDEAL:
+        return total - (held[1] if held is not None else 0)
+    planner = state.below.get(kind)
+    booked = planner.booked_most(window.start, window.end) if planner is not None else 0
+    if planner is not None and window.start <= window.now and state.live_end_min <= window.now:
+        late = sum(b.below.get(kind, 0) for b in state.late(window.now))
+        booked = max(booked, planner.booked_at(window.now) + late)
+    return total - booked - (held[0] + held[1] if held is not None else 0)
+
+
+def is_untouched(vertex: Vertex, window: Window) -> bool:
+    """Nobody is on the vertex or below it at any instant of the window: it can be had alone."""
+    state = vertex.state
+    if state is None or window.sight is Sight.IDEAL:
+        return True
+    if state.passing > 0 or state.visits.booked_most(window.start, window.end) > 0:
+        return False
+    # An allocation that should have ended is still there.
+    return window.start > window.now or state.live_end_min > window.now

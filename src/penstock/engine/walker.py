@@ -1,0 +1,391 @@
+"""The exact walker: which vertices a group gets, restated as plainly as it can be.
+
+The walk goes depth first from a top vertex, with the list of what is wanted at this level:
+
+* A vertex of a wanted type takes that want's inner list to its children. If the inner list is a
+  slot, and every type in the slot is among the children, slots are bundled here.
+* As long as nothing has matched on the way down, a vertex of another type is passed through: a
+  request need not name the levels above its first. After that, an unnamed level ends the branch.
+
+On the way back every vertex is scored by the policy. A vertex that matched keeps the best of what
+its want counts; a vertex that was passed through hands all that was found on to its parent. At the
+top the best of each outer want is chosen. Vertices are given whole, except divisible ones.
+
+Nothing is booked here, and nothing is remembered between walks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.engine.graph import Graph, Vertex
+from penstock.engine.policies import Policy, SearchOrder, Usage
+from penstock.engine.request import SLOT, Placement, Want
+from penstock.engine.state import Sight, Window, free_below, free_units, is_untouched
+from penstock.model.constraint import Constraint, matches
+from penstock.model.jobspec import UINT_MAX
+
+__all__ = ["CONSTRAINED_TYPES", "NODE", "SLOTS_PER_VERTEX_MAX", "Choice", "Selection", "Walk"]
+
+NODE: Final = "node"
+CONSTRAINED_TYPES: Final = frozenset({"node", "storage_node"})  # constraints speak of these alone
+
+SLOTS_PER_VERTEX_MAX: Final = 1 << 16
+
+_MET: Final = 1  # the score of a vertex before its id
+_USAGE_SHIFT: Final = 64  # how full a node is outweighs every id
+_PPM: Final = 1_000_000
+
+
+class Choice:
+    """A vertex that was picked, how much of it, and what was picked below it."""
+
+    __slots__ = ("above", "booked", "inner", "label", "slot", "units", "vertex")
+
+    def __init__(
+        self,
+        vertex: Vertex,
+        above: Vertex | None,
+        units: int,
+        booked: bool,
+        inner: list[Choice],
+        label: str,
+        slot: int = -1,
+    ) -> None:
+        self.vertex = vertex
+        self.above = above  # from where it was found; matters where several vertices contain one
+        self.units = units
+        self.booked = booked  # lies in a slot or was asked for exclusively; otherwise only passed
+        self.inner = inner
+        self.label = label
+        self.slot = slot  # the number of the slot that this is an outer vertex of; -1: none
+
+
+class Candidate:
+    """Something that could be picked: one vertex, or the bundle of vertices of one slot."""
+
+    __slots__ = ("choices", "count", "score")
+
+    def __init__(self, score: int, count: int, choices: list[Choice]) -> None:
+        self.score = score
+        self.count = count
+        self.choices = choices
+
+
+Found = dict[str, list[Candidate]]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a walk picked below its top."""
+
+    top: Vertex
+    choices: tuple[Choice, ...]
+
+    def slots(self) -> list[list[Choice]]:
+        """The outer vertices of every slot, slot by slot."""
+        slots: dict[int, list[Choice]] = {}
+        pending = list(reversed(self.choices))
+        while pending:
+            choice = pending.pop()
+            if choice.slot >= 0:
+                slots.setdefault(choice.slot, []).append(choice)
+            else:
+                pending.extend(reversed(choice.inner))
+        return list(slots.values())
+
+
+class Walk:
+    """One walk over the graph for one group, window and policy."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        policy: Policy,
+        order: SearchOrder,
+        window: Window,
+        wants: tuple[Want, ...],
+        constraint: Constraint | None,
+        placement: Placement,
+        avoid: frozenset[int] = frozenset(),
+    ) -> None:
+        self._graph = graph
+        self._policy = policy
+        self._order = order
+        self._window = window
+        self._wants = wants
+        self._constraint = constraint
+        self._placement = placement
+        self._avoid = avoid  # nodes that a distinct placement has used already
+        self._slots_made = 0
+        self._entered: set[int] = set()
+        self.preorder = 0
+        self.postorder = 0
+
+    def select(self, top: Vertex) -> Selection | None:
+        """The best match below `top`, or nothing."""
+        found: Found = {}
+        whole = self._visit(top, None, self._wants, True, False, 0, found)
+        if whole is None:
+            return None
+        found.setdefault(top.type, []).append(whole)
+        chosen: list[Choice] = []
+        for want in self._wants:
+            best = self._best(found.get(want.type, []), want)
+            if best is None:
+                return None
+            for candidate in best:
+                chosen.extend(candidate.choices)
+        return Selection(top, tuple(chosen))
+
+    def _visit(
+        self,
+        u: Vertex,
+        above: Vertex | None,
+        wants: tuple[Want, ...],
+        pristine: bool,
+        excl: bool,
+        node_part: int,
+        to_parent: Found,
+    ) -> Candidate | None:
+        if self._graph.has_shared and u.index in self._entered:
+            return None
+        self.preorder += 1
+        matched: Want | None = None
+        slot: Want | None = None
+        for want in wants:
+            if want.type == u.type:
+                matched = want
+                slot = want.slot
+            elif want.type == SLOT and pristine:
+                slot = want
+        if slot is not None and not _can_bundle(u, slot):
+            slot = None
+        if matched is None and slot is None and not pristine:
+            return None
+        excl = excl or (matched is not None and matched.exclusive is True)
+        if self._is_pruned(u, wants, matched, excl):
+            return None
+        free = free_units(u, self._window)
+        if free <= 0:
+            return None
+        if self._graph.has_shared:
+            self._entered.add(u.index)
+        found: Found = {}
+        if u.type == NODE:
+            node_part = self._node_part(u, wants)
+        if slot is not None:
+            self._bundle(u, slot, node_part, found)
+        elif matched is not None:
+            self._explore(u, matched.with_, False, excl, node_part, found, 1)
+        else:
+            self._explore(u, wants, pristine, excl, node_part, found, 1)
+        inner: list[Choice] = []
+        if matched is not None and matched.with_:
+            for want in matched.with_:
+                best = self._best(found.get(want.type, []), want)
+                if best is None:
+                    return None
+                for candidate in best:
+                    inner.extend(candidate.choices)
+        else:
+            self._hand_on(u, found, to_parent)
+        self.postorder += 1
+        label = matched.label if matched is not None else ""
+        score = _MET + u.id + 1
+        if u.type != NODE or self._policy.usage is not Usage.IGNORED:
+            score += node_part
+        return Candidate(score, free, [Choice(u, above, free, excl, inner, label)])
+
+    def _is_pruned(self, u: Vertex, wants: tuple[Want, ...], matched: Want | None, excl: bool) -> bool:
+        window = self._window
+        if not u.up and window.sight is not Sight.IDEAL:
+            return True
+        if u.type in CONSTRAINED_TYPES:
+            if self._constraint is not None and not matches(self._constraint, u):
+                return True
+            if u.index in self._avoid:
+                return True
+            if u.type == NODE and self._policy.node_exclusive and not is_untouched(u, window):
+                return True
+        if matched is not None and excl and not u.divisible and not is_untouched(u, window):
+            return True
+        totals = u.totals
+        if totals is None:
+            return False
+        for want in wants:
+            if want is matched or want.type == SLOT:
+                for kind, units in want.needs.items():
+                    if kind in totals and free_below(u, kind, window) < units:
+                        return True
+        return False
+
+    def _explore(
+        self,
+        u: Vertex,
+        wants: tuple[Want, ...],
+        pristine: bool,
+        excl: bool,
+        node_part: int,
+        found: Found,
+        shares: int,
+    ) -> None:
+        """Visits the children; `shares` is how many times the wants are needed here."""
+        if not wants:
+            return
+        children = u.below()
+        tallies: dict[str, _Tally] | None = None
+        if self._policy.stop_on_first:
+            children = self._order.ordered(children, self._window.now)
+            tallies = {want.type: _Tally(want.count.pick(UINT_MAX), shares) for want in wants}
+        for child in children:
+            if tallies is not None and child.type in tallies and tallies[child.type].is_enough():
+                continue
+            candidate = self._visit(child, u, wants, pristine, excl, node_part, found)
+            if candidate is None:
+                continue
+            if any(want.type == child.type for want in wants):
+                found.setdefault(child.type, []).append(candidate)
+            if tallies is not None:
+                for kind, tally in tallies.items():
+                    tally.add(found.get(kind, []))
+                if all(tally.is_enough() for tally in tallies.values()):
+                    break
+
+    def _bundle(self, u: Vertex, slot: Want, node_part: int, found: Found) -> None:
+        """Makes as many slots as whole children (or parts of divisible ones) allow, best first."""
+        members: Found = {}
+        self._explore(u, slot.with_, False, True, node_part, members, slot.count.pick(UINT_MAX))
+        piles: list[Iterator[list[tuple[Candidate, int]]]] = []
+        for want in slot.with_:
+            candidates = self._sorted(members.get(want.type, []))
+            per_slot = want.count.pick(sum(candidate.count for candidate in candidates))
+            if per_slot == 0:
+                return
+            piles.append(_bundles(candidates, per_slot))
+        step = self._slot_step(u, slot)
+        slots = found.setdefault(SLOT, [])
+        for place, parts in zip(range(SLOTS_PER_VERTEX_MAX), zip(*piles, strict=False), strict=False):
+            score = _MET + place * step
+            choices: list[Choice] = []
+            for bundle in parts:
+                for candidate, units in bundle:
+                    score += candidate.score
+                    picked = candidate.choices[0]
+                    choices.append(
+                        Choice(picked.vertex, u, units, True, picked.inner, picked.label, self._slots_made)
+                    )
+            slots.append(Candidate(score, 1, choices))
+            self._slots_made += 1
+
+    def _hand_on(self, u: Vertex, found: Found, to_parent: Found) -> None:
+        if self._placement.distinct_nodes and u.type == NODE and SLOT in found:
+            found[SLOT] = self._sorted(found[SLOT])[:1]
+        for kind, candidates in found.items():
+            to_parent.setdefault(kind, []).extend(candidates)
+
+    def _best(self, candidates: list[Candidate], want: Want) -> list[Candidate] | None:
+        """The best candidates that make up the largest count the want allows."""
+        left = want.count.pick(sum(candidate.count for candidate in candidates))
+        if left == 0:
+            return None
+        best: list[Candidate] = []
+        for candidate in self._sorted(candidates):
+            best.append(_part(candidate, left))
+            left -= candidate.count
+            if left <= 0:
+                break
+        return best
+
+    def _sorted(self, candidates: list[Candidate]) -> list[Candidate]:
+        sign = -1 if self._policy.high_first else 1
+        ranking = self._order.ranking([sign * candidate.score for candidate in candidates])
+        return [candidates[place] for place in ranking]
+
+    def _node_part(self, node: Vertex, wants: tuple[Want, ...]) -> int:
+        if self._policy.usage is Usage.IGNORED:
+            return self._policy.node_part(node)
+        used = self._usage_ppm(node, wants)
+        return (used if self._policy.usage is Usage.SPREAD else _PPM - used) << _USAGE_SHIFT
+
+    def _usage_ppm(self, node: Vertex, wants: tuple[Want, ...]) -> int:
+        """How full a node is, over the filter types that the request needs (all, if it names none)."""
+        totals = {kind: total for kind, total in (node.totals or {}).items() if total > 0}
+        named = {kind for want in wants for kind in (*want.needs, want.type) if kind in totals}
+        kinds = [kind for kind in totals if kind in named] or list(totals)
+        if not kinds:
+            return 0 if is_untouched(node, self._window) else _PPM
+        used = sum(
+            (totals[kind] - free_below(node, kind, self._window)) * _PPM // totals[kind] for kind in kinds
+        )
+        return used // len(kinds)
+
+    def _slot_step(self, u: Vertex, slot: Want) -> int:
+        """By how much each further slot on a node worsens it, so that `spread` goes round."""
+        if self._policy.usage is not Usage.SPREAD or not u.totals:
+            return 0
+        shares = [
+            units * _PPM // u.totals[kind] for kind, units in slot.needs.items() if u.totals.get(kind, 0) > 0
+        ]
+        return ((sum(shares) // len(shares)) << _USAGE_SHIFT) if shares else 0
+
+
+class _Tally:
+    """How far a walk that stops early has come with one type, in whole shares."""
+
+    __slots__ = ("_missing", "_open", "_per_share", "_seen")
+
+    def __init__(self, per_share: int, shares: int) -> None:
+        self._per_share = per_share
+        self._missing = shares
+        self._open = 0  # found towards the share that is being filled
+        self._seen = 0  # candidates that are counted already
+
+    def add(self, candidates: list[Candidate]) -> None:
+        """What one child brought cannot be split between two shares, unless it is divisible."""
+        if len(candidates) == self._seen:
+            return
+        fresh = candidates[self._seen :]
+        self._seen = len(candidates)
+        self._open += sum(candidate.count for candidate in fresh)
+        if self._open >= self._per_share:
+            split = fresh[-1].choices[0].vertex.divisible and self._per_share > 0
+            self._missing -= self._open // self._per_share if split else 1
+            self._open = self._open % self._per_share if split else 0
+
+    def is_enough(self) -> bool:
+        return self._missing <= 0
+
+
+def _can_bundle(u: Vertex, slot: Want) -> bool:
+    kinds = {child.type for child in u.below()}
+    return all(want.type in kinds for want in slot.with_)
+
+
+def _bundles(candidates: list[Candidate], per_slot: int) -> Iterator[list[tuple[Candidate, int]]]:
+    """Piles up candidates in order; every pile holds what one slot needs."""
+    pile: list[tuple[Candidate, int]] = []
+    missing = per_slot
+    for candidate in candidates:
+        divisible = candidate.choices[0].vertex.divisible
+        left = candidate.count
+        while left > 0:
+            units = min(left, missing) if divisible else left
+            pile.append((candidate, units))
+            left -= units
+            missing -= units
+            if missing <= 0:
+                yield pile
+                pile = []
+                missing = per_slot
+
+
+def _part(candidate: Candidate, units: int) -> Candidate:
+    """Of a divisible vertex only what is needed."""
+    picked = candidate.choices[0]
+    if len(candidate.choices) != 1 or not picked.vertex.divisible or candidate.count <= units:
+        return candidate
+    part = Choice(picked.vertex, picked.above, units, picked.booked, picked.inner, picked.label, picked.slot)
+    return Candidate(candidate.score, units, [part])

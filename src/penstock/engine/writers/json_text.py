@@ -1,0 +1,14 @@
+"""JSON as jansson writes it, so that scripts that compare bytes see no difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+__all__ = ["Json", "dumps"]
+
+Json = str | int | bool | Mapping[str, "Json"] | Sequence["Json"]
+
+
+def dumps(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False)

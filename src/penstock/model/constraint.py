@@ -1,0 +1,285 @@
+"""Which nodes a job may use: RFC 31, and what Kubernetes asks beyond it.
+
+A constraint is a small tree of values. `properties`, `hostlist`, `ranks`, `and`, `or` and `not` are
+the operators of the RFC and have a text form. `Value` (node selectors and affinity) and `NodeSet`
+(a set of names that a caller worked out itself) are built in code only.
+
+An operator without operands matches everything, so `not` of nothing matches nothing. A property
+matches by its name; its value matters to `Value` alone.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import enum
+import re
+from dataclasses import dataclass
+from typing import NoReturn, Protocol, TypeAlias
+
+from penstock.errors import BadRequest
+from penstock.model import document
+from penstock.model.hostlist import BadHostlist, parse_hostlist
+from penstock.model.idset import BadIdset, parse_idset
+from penstock.model.rset import PROPERTY_FORBIDDEN
+
+__all__ = [
+    "And",
+    "BadConstraint",
+    "Constraint",
+    "Hostlist",
+    "NodeSet",
+    "Not",
+    "Or",
+    "Properties",
+    "Ranks",
+    "Subject",
+    "Value",
+    "ValueOperator",
+    "matches",
+    "parse_constraint",
+]
+
+_DEPTH_MAX = 32
+_HOSTS_MAX = 1 << 16
+_RANKS_MAX = 1 << 20
+_NAME_SHOWN_MAX = 256
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_INTEGER_MAX = 2**63 - 1
+_OPERATORS = "properties, hostlist, ranks, and, or, not"
+
+
+class BadConstraint(BadRequest):
+    """The tree is no constraint of RFC 31."""
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """All of the names must be there; a name that begins with `^` must not be there."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hostlist:
+    hosts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    operands: tuple[Constraint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    operands: tuple[Constraint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """True where not all of the operands are true."""
+
+    operands: tuple[Constraint, ...]
+
+
+class ValueOperator(enum.Enum):
+    """The operators of a Kubernetes node selector, by its own words."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+    GT = "Gt"
+    LT = "Lt"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A test of one property's value. `GT` and `LT` take exactly one value, an integer."""
+
+    key: str
+    operator: ValueOperator
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSet:
+    names: frozenset[str]
+
+
+Constraint: TypeAlias = Properties | Hostlist | Ranks | And | Or | Not | Value | NodeSet
+
+
+class Subject(Protocol):
+    """What a constraint is tested on: a node, however the caller keeps it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def properties(self) -> collections.abc.Mapping[str, str]: ...
+
+
+def matches(constraint: Constraint, subject: Subject) -> bool:
+    match constraint:
+        case Properties(names=names):
+            held = subject.properties
+            return all((name[1:] not in held) if name[:1] == "^" else (name in held) for name in names)
+        case Hostlist(hosts=hosts):
+            return subject.name in hosts
+        case NodeSet(names=members):
+            return subject.name in members
+        case Ranks(ranks=ranks):
+            return subject.rank in ranks
+        case And(operands=operands):
+            return all(matches(operand, subject) for operand in operands)
+        case Or(operands=operands):
+            return not operands or any(matches(operand, subject) for operand in operands)
+        case Not(operands=operands):
+            return not all(matches(operand, subject) for operand in operands)
+        case Value():
+            return _value_matches(constraint, subject.properties.get(constraint.key))
+
+
+def _value_matches(test: Value, held: str | None) -> bool:
+    match test.operator:
+        case ValueOperator.IN:
+            return held is not None and held in test.values
+        case ValueOperator.NOT_IN:
+            return held is None or held not in test.values
+        case ValueOperator.EXISTS:
+            return held is not None
+        case ValueOperator.DOES_NOT_EXIST:
+            return held is None
+        case ValueOperator.GT | ValueOperator.LT:
+            left = _integer(held)
+            right = _integer(test.values[0]) if len(test.values) == 1 else None
+            if left is None or right is None:
+                return False
+            return left > right if test.operator is ValueOperator.GT else left < right
+
+
+def _integer(text: str | None) -> int | None:
+    """A 64-bit integer in base 10, or None. Blanks and underscores make it none."""
+    if text is None or _INTEGER.fullmatch(text) is None:
+        return None
+    value = int(text)
+    return value if -_INTEGER_MAX - 1 <= value <= _INTEGER_MAX else None
+
+
+def parse_constraint(node: document.Node, where: str = "constraints") -> Constraint | None:
+    """The constraint in a document tree; None for an empty mapping, which asks for nothing."""
+    return _Reader().read(node, where, 1)
+
+
+class _Reader:
+    """Reads one constraint. Hosts and ranks are counted over all of its parts."""
+
+    def __init__(self) -> None:
+        self._hosts_left = _HOSTS_MAX
+        self._ranks_left = _RANKS_MAX
+
+    def read(self, node: document.Node, where: str, depth: int) -> Constraint | None:
+        if depth > _DEPTH_MAX:
+            _fail("constraint is nested too deeply", where, node, f"at most {_DEPTH_MAX} levels")
+        if not isinstance(node, document.Mapping):
+            _fail("constraint is not a mapping", where, node, f"a mapping with one of {_OPERATORS}")
+        if not node.items:
+            return None
+        if len(node.items) > 1:
+            _fail("constraint has more than one operator", where, node, f"exactly one of {_OPERATORS}")
+        operator, operands = node.items[0]
+        if operator not in _OPERATORS.split(", "):
+            _fail(
+                f"unknown constraint operator: {operator[:_NAME_SHOWN_MAX]}",
+                where,
+                node,
+                f"one of {_OPERATORS}",
+            )
+        where = f"{where}.{operator}"
+        if not isinstance(operands, document.Sequence):
+            _fail(f"{operator} value must be a sequence", where, operands, "a sequence")
+        match operator:
+            case "properties":
+                return Properties(self._properties(operands, where))
+            case "hostlist":
+                return Hostlist(self._hosts(operands, where))
+            case "ranks":
+                return Ranks(self._ranks(operands, where))
+        inner = tuple(
+            self.read(entry, f"{where}[{index}]", depth + 1) or And(())
+            for index, entry in enumerate(operands.items)
+        )
+        if operator == "not":
+            return Not(inner)
+        return And(inner) if operator == "and" else Or(inner)
+
+    def _properties(self, operands: document.Sequence, where: str) -> tuple[str, ...]:
+        names: list[str] = []
+        for index, entry in enumerate(operands.items):
+            place = f"{where}[{index}]"
+            if not isinstance(entry, document.Scalar) or not entry.quoted:
+                _fail("non-string property specified", place, entry, "a quoted string")
+            bare = entry.text.removeprefix("^")
+            if not bare or not PROPERTY_FORBIDDEN.isdisjoint(bare):
+                forbidden = " ".join(sorted(PROPERTY_FORBIDDEN))
+                _fail(
+                    f"{entry.text[:_NAME_SHOWN_MAX]} is invalid",
+                    place,
+                    entry,
+                    f"a name without any of {forbidden}",
+                )
+            names.append(entry.text)
+        return tuple(names)
+
+    def _hosts(self, operands: document.Sequence, where: str) -> frozenset[str]:
+        hosts: set[str] = set()
+        for index, entry in enumerate(operands.items):
+            place = f"{where}[{index}]"
+            try:
+                part = parse_hostlist(_text(entry, place, "a hostlist"), hosts_max=self._hosts_left)
+            except BadHostlist as error:
+                _fail_part("bad hostlist", place, entry, error)
+            self._hosts_left -= len(part)
+            hosts.update(part)
+        return frozenset(hosts)
+
+    def _ranks(self, operands: document.Sequence, where: str) -> frozenset[int]:
+        ranks: set[int] = set()
+        for index, entry in enumerate(operands.items):
+            place = f"{where}[{index}]"
+            try:
+                part = parse_idset(_text(entry, place, "an idset"), ids_max=self._ranks_left)
+            except BadIdset as error:
+                _fail_part("bad idset", place, entry, error)
+            self._ranks_left -= len(part)
+            ranks.update(part)
+        return frozenset(ranks)
+
+
+def _text(node: document.Node, where: str, expected: str) -> str:
+    if not isinstance(node, document.Scalar) or node.is_null:
+        _fail(f"not {expected}", where, node, f"{expected} as a string")
+    return node.text
+
+
+def _fail_part(what: str, where: str, node: document.Node, error: BadRequest) -> NoReturn:
+    raise BadConstraint(
+        f"{what}: {error.summary}",
+        where=document.located(where, node),
+        found=error.found,
+        expected=error.expected,
+    ) from error
+
+
+def _fail(summary: str, where: str, node: document.Node, expected: str) -> NoReturn:
+    raise BadConstraint(
+        summary, where=document.located(where, node), found=document.shown(node), expected=expected
+    )
