@@ -4,7 +4,7 @@ Ten lines are enough to build a cluster, place a job and ask about it:
 
     >>> from penstock.engine import Engine, MatchOp, slot_request
     >>> from penstock.engine import cluster_of
-    >>> engine = Engine(cluster_of(nodes=2, cores=4))
+    >>> engine = Engine(cluster_of(nodes=2, cores=4), policy="lonode")
     >>> job = engine.match(1, slot_request({"core": 4}, duration_s=60), now=0)
     >>> [str(grant.vertex.path()) for grant in job.slots[0].grants][:2]
     ['/cluster0/node0/core0', '/cluster0/node0/core1']

@@ -1,8 +1,8 @@
 """From a selection to bookings at vertices, and back.
 
 `marks_of` turns what the walks picked into marks: every vertex that will be held, with its units.
-A vertex whose type is taken whole (asked for as exclusive, or nodes under a `...nodex` policy)
-brings all that is below it: its shadow. `Ledger` books marks under a key and unbooks them; the
+A vertex that is taken whole (asked for as exclusive, or a node under a `...nodex` policy) brings
+all that is below it: its shadow. `Ledger` books marks under a key and unbooks them; the
 ancestors of a mark are passed through, so that nobody else can have them alone, and keep count of
 what is used below. Releasing part of a job is unbooking all of it and booking what is left, so that
 there is one way to book and one way back, and together they are the identity.
@@ -15,7 +15,16 @@ from dataclasses import dataclass
 
 from penstock.engine.allocation import Grant, Pick, Slot
 from penstock.engine.graph import Vertex
-from penstock.engine.state import Booking, BookingKey, Sight, VertexState, Window, free_units, is_untouched
+from penstock.engine.state import (
+    Booking,
+    BookingKey,
+    Sight,
+    VertexState,
+    Window,
+    free_units,
+    is_untouched,
+    refresh_excess,
+)
 from penstock.engine.walker import NODE, Choice, Selection
 from penstock.errors import Conflict
 
@@ -32,6 +41,7 @@ class Mark:
     exclusive: bool
     label: str = ""
     above: Vertex | None = None  # the vertex it was reached from; None: its parent
+    whole: bool = False  # all that is below is held with it
 
 
 Marks = dict[int, Mark]  # by the index of the vertex
@@ -44,8 +54,8 @@ class Span:
     live: bool
 
 
-def marks_of(selections: Iterable[Selection], whole_types: frozenset[str]) -> Marks:
-    """What the selections hold, shadows included."""
+def marks_of(selections: Iterable[Selection], nodes_whole: bool) -> Marks:
+    """What the selections hold, shadows included; with `nodes_whole`, every node that they touch."""
     marks: Marks = {}
     for selection in selections:
         pending: list[Choice] = list(selection.choices)
@@ -53,9 +63,12 @@ def marks_of(selections: Iterable[Selection], whole_types: frozenset[str]) -> Ma
             choice = pending.pop()
             _add(marks, choice)
             pending.extend(choice.inner)
-    if whole_types:
-        for vertex in _with_ancestors(marks):
-            if vertex.type in whole_types:
+    for mark in list(marks.values()):
+        if mark.whole:
+            _add_shadow(marks, mark.vertex)
+    if nodes_whole:
+        for vertex in _with_ancestors(marks, marks):
+            if vertex.type == NODE:
                 _add_shadow(marks, vertex)
     return marks
 
@@ -66,8 +79,10 @@ def _add(marks: Marks, choice: Choice) -> None:
     before = marks.get(vertex.index)
     if before is not None and before.booked and vertex.divisible:
         units += before.units  # several slots can have parts of one pool
-    exclusive = choice.booked and not vertex.divisible
-    marks[vertex.index] = Mark(vertex, units, choice.booked, exclusive, choice.label, choice.above)
+    exclusive = choice.booked and (choice.whole or not vertex.divisible)
+    marks[vertex.index] = Mark(
+        vertex, units, choice.booked, exclusive, choice.label, choice.above, choice.whole
+    )
 
 
 def _add_shadow(marks: Marks, top: Vertex) -> None:
@@ -81,7 +96,8 @@ def _add_shadow(marks: Marks, top: Vertex) -> None:
         before = marks.get(vertex.index)
         held = vertex.state.held[1] if vertex.state is not None else 0
         label = before.label if before is not None else ""
-        marks[vertex.index] = Mark(vertex, max(vertex.size - held, 0), True, True, label, above)
+        whole = vertex is top or (before is not None and before.whole)
+        marks[vertex.index] = Mark(vertex, max(vertex.size - held, 0), True, True, label, above, whole)
         pending.extend((child, vertex) for child in reversed(vertex.below()))
 
 
@@ -100,10 +116,10 @@ def _ancestors(marks: Marks, vertex: Vertex) -> Iterator[Vertex]:
         above = _above(marks, above)
 
 
-def _with_ancestors(marks: Marks) -> list[Vertex]:
-    """Every marked vertex and all above them, once each."""
+def _with_ancestors(chosen: Marks, marks: Marks) -> list[Vertex]:
+    """The vertices of some marks and all above them, once each."""
     seen: dict[int, Vertex] = {}
-    for mark in marks.values():
+    for mark in chosen.values():
         vertex: Vertex | None = mark.vertex
         while vertex is not None and vertex.index not in seen:
             seen[vertex.index] = vertex
@@ -113,13 +129,8 @@ def _with_ancestors(marks: Marks) -> list[Vertex]:
 
 def picks_of(marks: Marks, root: Vertex) -> tuple[Pick, ...]:
     """Marks and the way down to them, children before parents, in edge order."""
-    held = {index for index, mark in marks.items() if mark.booked}
-    needed: dict[int, Vertex] = {}
-    for index in held:
-        vertex: Vertex | None = marks[index].vertex
-        while vertex is not None and vertex.index not in needed:
-            needed[vertex.index] = vertex
-            vertex = _above(marks, vertex)
+    held = {index: mark for index, mark in marks.items() if mark.booked}
+    needed = {vertex.index: vertex for vertex in _with_ancestors(held, marks)}
     if not needed:
         return ()
     children: dict[int, list[Vertex]] = {}
@@ -145,7 +156,7 @@ def _pick(marks: Marks, vertex: Vertex, depth: int) -> Pick:
     above = _above(marks, vertex)
     if mark is None:
         return Pick(vertex, vertex.size, False, depth, above)
-    return Pick(vertex, mark.units, mark.exclusive, depth, above, mark.label)
+    return Pick(vertex, mark.units, mark.booked, depth, above, mark.label)
 
 
 def slots_of(selections: Iterable[Selection]) -> tuple[Slot, ...]:
@@ -182,8 +193,9 @@ class Ledger:
 
     def check_free(self, marks: Marks, span: Span, now: int) -> None:
         """Raises `Conflict`, naming the first vertex that somebody else has."""
-        sight = Sight.NOW if span.live else Sight.LATER
-        window = Window(span.start, span.end, now, sight)
+        # What is live holds on at least until the next instant, whatever was planned.
+        end = max(span.end, now + 1) if span.live else span.end
+        window = Window(span.start, end, now, Sight.NOW if span.live else Sight.LATER)
         for mark in marks.values():
             if not mark.booked:
                 continue
@@ -191,6 +203,9 @@ class Ledger:
                 raise Conflict(f"{mark.vertex.path() or mark.vertex.name} is not free from {span.start}")
             if mark.exclusive and not is_untouched(mark.vertex, window):
                 raise Conflict(f"{mark.vertex.path() or mark.vertex.name} is in use from {span.start}")
+            for above in _ancestors(marks, mark.vertex):
+                if free_units(above, window) <= 0:
+                    raise Conflict(f"{above.path() or above.name} is held by somebody else from {span.start}")
 
     def book(self, key: BookingKey, marks: Marks, span: Span) -> None:
         below = self._units_below(marks)
@@ -201,32 +216,52 @@ class Ledger:
             if vertex.state is None:
                 vertex.state = VertexState()
             vertex.state.book(key, Booking(span.start, span.end, span.live, own, exclusive, units))
+        for vertex, _ in below.values():
+            refresh_excess(vertex)
 
     def unbook(self, key: BookingKey, marks: Marks) -> None:
-        for vertex in _with_ancestors(marks):
-            state = vertex.state
-            if state is not None and key in state.bookings:
-                state.unbook(key)
-                if state.is_empty():
-                    vertex.state = None
+        touched = _with_ancestors(marks, marks)
+        for vertex in touched:
+            if vertex.state is not None and key in vertex.state.bookings:
+                vertex.state.unbook(key)
+                refresh_excess(vertex)
+        for vertex in touched:
+            if vertex.state is not None and vertex.state.is_empty():
+                vertex.state = None
 
     def _units_below(self, marks: Marks) -> dict[int, tuple[Vertex, dict[str, int]]]:
         """Every vertex that is held or passed, with the units of filter types used below it."""
         below: dict[int, tuple[Vertex, dict[str, int]]] = {}
-        for mark in marks.values():
-            if not mark.booked:
+        order = self._upward(marks)
+        for vertex in order:
+            below[vertex.index] = (vertex, {})
+        for vertex in order:  # children stand before parents, so what is below is complete
+            above = _above(marks, vertex)
+            if above is None:
                 continue
-            vertex = mark.vertex
-            below.setdefault(vertex.index, (vertex, {}))
-            # A vertex that is taken alone is used up as a whole, whatever part of it was left.
-            units = vertex.size if mark.exclusive else mark.units
-            for above in _ancestors(marks, vertex):
-                _, used = below.setdefault(above.index, (above, {}))
-                if vertex.type in self.tracked:
-                    used[vertex.type] = used.get(vertex.type, 0) + units
-        # A vertex that is only passed uses nothing, but it is seen to be part of the job.
-        for vertex, _ in list(below.values()):
+            used = below[above.index][1]
+            mark = marks.get(vertex.index)
             if vertex.type in self.tracked:
-                for above in _ancestors(marks, vertex):
-                    below[above.index][1].setdefault(vertex.type, 0)
+                # A vertex that is only passed uses nothing, but it is seen to be part of the job.
+                own = mark.units if mark is not None and mark.booked else 0
+                used[vertex.type] = used.get(vertex.type, 0) + own
+            for kind, units in below[vertex.index][1].items():
+                used[kind] = used.get(kind, 0) + units
         return below
+
+    def _upward(self, marks: Marks) -> list[Vertex]:
+        """Every vertex that is held or passed, children before parents."""
+        waiting: dict[int, int] = {}
+        vertices = _with_ancestors({index: mark for index, mark in marks.items() if mark.booked}, marks)
+        for vertex in vertices:
+            above = _above(marks, vertex)
+            if above is not None:
+                waiting[above.index] = waiting.get(above.index, 0) + 1
+        order = [vertex for vertex in vertices if vertex.index not in waiting]
+        for vertex in order:  # grows while it is walked
+            above = _above(marks, vertex)
+            if above is not None:
+                waiting[above.index] -= 1
+                if waiting[above.index] == 0:
+                    order.append(above)
+        return order

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from penstock.engine.engine import Engine
 from penstock.engine.graph import BadGraph, Vertex
 from penstock.engine.readers.jgf import attach_jgf
+from penstock.engine.state import refresh_excess
 
 __all__ = ["Removal", "attach", "remove", "resize", "set_property", "set_status"]
 
@@ -38,6 +39,7 @@ def resize(engine: Engine, vertex: Vertex, size: int) -> None:
             "a pool cannot have a negative size", where=vertex.path(), found=str(size), expected=">= 0"
         )
     vertex.size = size
+    refresh_excess(vertex)
     engine.reprime()
 
 
@@ -55,7 +57,10 @@ def remove(engine: Engine, top: Vertex) -> Removal:
     inside = list(engine.graph.walk(top))
     jobs = sorted({job for vertex in inside if vertex.state is not None for job, _ in vertex.state.bookings})
     emptied = tuple(job for job in jobs if engine.release_vertices(job, inside))
-    engine.holds.forget_below(frozenset(vertex.index for vertex in inside))
-    engine.graph.remove_subtree(top)
+    lifted = engine.holds.lift(inside)
+    gone = {vertex.index for vertex in engine.graph.remove_subtree(top)}
+    for hold in lifted:
+        if hold.at.index not in gone:
+            engine.holds.set(hold.name, hold.at, hold.amounts, standing=hold.standing)
     engine.reprime()
     return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)

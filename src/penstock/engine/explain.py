@@ -13,7 +13,6 @@ from typing import Final
 from penstock.engine.allocation import Blocker, Reason, Step
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
-from penstock.engine.policies import Policy
 from penstock.engine.relaxation import IDEAL, Bounds
 from penstock.engine.request import SLOT, Request, Want
 from penstock.engine.state import Window
@@ -27,12 +26,16 @@ _BLOCKERS_MAX: Final = 8
 
 class Explainer:
     def __init__(
-        self, graph: Graph, policy: Policy, request: Request, wants: tuple[tuple[Want, ...], ...]
+        self,
+        graph: Graph,
+        request: Request,
+        wants: tuple[tuple[Want, ...], ...],
+        avoid: frozenset[int] = frozenset(),
     ) -> None:
         self._graph = graph
-        self._policy = policy
         self._request = request
         self._wants = wants
+        self._avoid = avoid  # nodes that a distinct placement has used already
 
     def never(self, proof: str) -> Reason:
         steps, _ = self._steps(0, IDEAL)
@@ -65,9 +68,9 @@ class Explainer:
         wants = self._wants[group]
         constraint = self._request.groups[group].constraint
         placement = self._request.placement
-        ideal = Bounds(wants, constraint, placement, IDEAL)
+        ideal = Bounds(wants, constraint, placement, IDEAL, self._avoid)
         ideal.below(self._graph.root)
-        real = Bounds(wants, constraint, placement, window)
+        real = Bounds(wants, constraint, placement, window, self._avoid)
         sums = real.below(self._graph.root)
         nodes = self._graph.of_type(NODE)
         up = [node for node in nodes if node.up and all(above.up for above in self._graph.ancestors(node))]

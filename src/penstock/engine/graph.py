@@ -202,7 +202,12 @@ class Graph:
                 found=f"an edge from {parent.name}",
                 expected="no edge that leads to a root",
             )
-        if child.parents.setdefault(subsystem, parent) is not parent and subsystem == CONTAINMENT:
+        first = child.parents.get(subsystem)
+        if first is parent or (first is not None and any(kid is child for kid in parent.below(subsystem))):
+            return  # The edge is there already.
+        if first is None:
+            child.parents[subsystem] = parent
+        elif subsystem == CONTAINMENT:
             self.has_shared = True
         kids = parent.children.get(subsystem)
         if kids is None:

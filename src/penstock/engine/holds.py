@@ -8,13 +8,22 @@ negative until the hold is gone. Setting a hold again replaces it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from penstock.engine.graph import Graph, Vertex
-from penstock.engine.state import Holding, VertexState
+from penstock.engine.state import Holding, VertexState, refresh_excess
 from penstock.errors import BadRequest
 
-__all__ = ["Holds"]
+__all__ = ["Hold", "Holds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    name: str
+    at: Vertex
+    amounts: Mapping[str, int]
+    standing: bool
 
 
 class Holds:
@@ -23,6 +32,7 @@ class Holds:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._where: dict[str, list[Vertex]] = {}
+        self._told: dict[str, Hold] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -52,22 +62,32 @@ class Holds:
                 vertex.state = VertexState()
             holding = Holding(units_of.get(vertex.index, 0), below.get(vertex.index, {}), standing)
             vertex.state.hold(name, holding)
+        for vertex in touched.values():
+            refresh_excess(vertex)
         self._where[name] = list(touched.values())
+        self._told[name] = Hold(name, at, dict(amounts), standing)
 
     def remove(self, name: str) -> None:
         """Forgets a hold; one that is not there is forgotten already."""
-        for vertex in self._where.pop(name, ()):
+        self._told.pop(name, None)
+        touched = self._where.pop(name, [])
+        for vertex in touched:
             state = vertex.state
             if state is not None and name in state.holds:
                 state.unhold(name)
-                if state.is_empty():
-                    vertex.state = None
+                refresh_excess(vertex)
+        for vertex in touched:
+            if vertex.state is not None and vertex.state.is_empty():
+                vertex.state = None
 
-    def forget_below(self, gone: frozenset[int]) -> None:
-        """Holds on vertices that have left the graph are gone with them."""
-        for name, vertices in list(self._where.items()):
-            if any(vertex.index in gone for vertex in vertices):
-                self.remove(name)
+    def lift(self, vertices: Iterable[Vertex]) -> list[Hold]:
+        """Takes up every hold that touches one of these vertices, so that it can be set again."""
+        inside = {vertex.index for vertex in vertices}
+        names = [name for name, touched in self._where.items() if any(v.index in inside for v in touched)]
+        lifted = [self._told[name] for name in names]
+        for hold in lifted:
+            self.remove(hold.name)
+        return lifted
 
     def _spread(self, at: Vertex, amounts: Mapping[str, int]) -> list[tuple[Vertex, int]]:
         own: list[tuple[Vertex, int]] = []

@@ -26,12 +26,18 @@ class Bounds:
     """The most that one group can find in a window; also node by node."""
 
     def __init__(
-        self, wants: tuple[Want, ...], constraint: Constraint | None, placement: Placement, window: Window
+        self,
+        wants: tuple[Want, ...],
+        constraint: Constraint | None,
+        placement: Placement,
+        window: Window,
+        avoid: frozenset[int] = frozenset(),
     ) -> None:
         self._wants = wants
         self._constraint = constraint
         self._placement = placement
         self._window = window
+        self.avoid = avoid  # nodes that a distinct placement has used already
         self.per_node: dict[int, int] = {}  # slots, or 1 for a node that qualifies as such
         self.most: dict[int, int] = {}  # the most that was found in one place, by the id of a want
 
@@ -97,19 +103,31 @@ class Bounds:
         window = self._window
         if (not u.up and window.sight is not Sight.IDEAL) or free_units(u, window) <= 0:
             return True
-        if u.type in CONSTRAINED_TYPES and self._constraint is not None and not matches(self._constraint, u):
-            return True
-        return matched is not None and excl and not u.divisible and not is_untouched(u, window)
+        if u.type in CONSTRAINED_TYPES:
+            if u.index in self.avoid:
+                return True
+            if self._constraint is not None and not matches(self._constraint, u):
+                return True
+        alone = matched is not None and excl and (not u.divisible or matched.exclusive is True)
+        return alone and not is_untouched(u, window)
 
 
-def cannot_ever_fit(graph: Graph, request: Request, wants: tuple[tuple[Want, ...], ...]) -> str | None:
+def cannot_ever_fit(
+    graph: Graph,
+    request: Request,
+    wants: tuple[tuple[Want, ...], ...],
+    tops: list[Vertex] | None = None,
+    avoid: frozenset[int] = frozenset(),
+) -> str | None:
     """The clause that no state of these resources could meet; nothing if that is not proven."""
     within = request.placement.within
-    tops = graph.of_type(within) if within else [graph.root]
+    if tops is None:
+        tops = graph.of_type(within) if within else [graph.root]
     for group, outer in zip(request.groups, wants, strict=True):
         clause: str | None = None
         for top in tops:
-            clause = _shortage(graph, top, outer, group.constraint, request.placement)
+            bounds = Bounds(outer, group.constraint, request.placement, IDEAL, avoid)
+            clause = _shortage(graph, bounds, top, outer, group.constraint)
             if clause is None:
                 break
         if clause is not None:
@@ -118,9 +136,8 @@ def cannot_ever_fit(graph: Graph, request: Request, wants: tuple[tuple[Want, ...
 
 
 def _shortage(
-    graph: Graph, top: Vertex, wants: tuple[Want, ...], constraint: Constraint | None, placement: Placement
+    graph: Graph, bounds: Bounds, top: Vertex, wants: tuple[Want, ...], constraint: Constraint | None
 ) -> str | None:
-    bounds = Bounds(wants, constraint, placement, IDEAL)
     sums = bounds.below(top)
     for want in wants:
         if sums.get(want.type, 0) < want.count.min:
@@ -138,6 +155,8 @@ def _clause(graph: Graph, bounds: Bounds, want: Want, found: int, constraint: Co
     ):
         nodes = sum(len(graph.of_type(kind)) for kind in CONSTRAINED_TYPES)
         return f"asks for nodes with a constraint that none of {nodes} meets"
+    if bounds.avoid:
+        return f"asks for {want.count.min} {want.type} on nodes that this job is not on, {found} fit there"
     for level in reversed(_levels(want)):
         most = bounds.most.get(id(level))
         if level is not want and most is not None and most < level.count.min:

@@ -24,6 +24,7 @@ __all__ = [
     "Placement",
     "Request",
     "Want",
+    "check_distinct",
     "compile_wants",
     "request_of",
     "slot_request",
@@ -135,6 +136,10 @@ def _compile(
         if SLOT in seen or (resource.type == SLOT and seen):
             raise BadShape("a slot has siblings", where=here, expected="a slot alone at its level")
         seen.add(resource.type)
+        if resource.count.min < 1:
+            raise BadShape(
+                "nothing of it is asked for", where=f"{here}.count", found="0", expected="1 or more"
+            )
         if resource.type == SLOT and not resource.with_:
             raise BadShape("a slot holds nothing", where=here, expected="`with` and at least one resource")
         if under_exclusive and resource.exclusive is False:
@@ -148,6 +153,27 @@ def _compile(
         inner = _compile(resource.with_, tracked, f"{here}.with", inside) if resource.with_ else ()
         wants.append(Want(resource, inner, _needs(inner, tracked)))
     return tuple(wants)
+
+
+def check_distinct(wants: tuple[Want, ...]) -> None:
+    """No two slots of a request on one node: slots are outermost, or one in each named node."""
+    for want in wants:
+        if want.type != SLOT:
+            _check_one_slot(want, inside_node=False)
+
+
+def _check_one_slot(want: Want, inside_node: bool) -> None:
+    one = (want.count.min, want.count.max) == (1, 1)
+    is_loose = want.type == SLOT and not inside_node
+    if is_loose or (inside_node and want.with_ and not one):
+        raise BadShape(
+            "distinct nodes, and maybe several slots in one node",
+            where="placement",
+            found=f"{want.count.min} {want.type} {'outside any' if is_loose else 'below a'} node",
+            expected="one slot in each named node, or slots without anything around them",
+        )
+    for inner in want.with_ if want.type != SLOT else ():
+        _check_one_slot(inner, inside_node or want.type == "node")
 
 
 def _needs(inner: tuple[Want, ...], tracked: frozenset[str]) -> dict[str, int]:

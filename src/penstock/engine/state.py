@@ -31,6 +31,7 @@ __all__ = [
     "free_below",
     "free_units",
     "is_untouched",
+    "refresh_excess",
 ]
 
 
@@ -78,6 +79,8 @@ class VertexState:
     __slots__ = (
         "below",
         "bookings",
+        "excess",
+        "excess_below",
         "held",
         "held_below",
         "holds",
@@ -97,6 +100,8 @@ class VertexState:
         self.held_below: dict[str, list[int]] = {}
         self.passing = 0  # passing holds here or below
         self.live_end_min = FOREVER  # the earliest planned end of what is live
+        self.excess = 0  # own units that are promised more than once, at the worst instant
+        self.excess_below: dict[str, int] = {}
 
     def is_empty(self) -> bool:
         return not self.bookings and not self.holds
@@ -169,7 +174,11 @@ def free_units(vertex: Vertex, window: Window) -> int:
 
 
 def free_below(vertex: Vertex, kind: str, window: Window) -> int:
-    """Units of a filter type below the vertex that are free all through the window."""
+    """Units of a filter type below the vertex that are free all through the window, at most.
+
+    Never less than what the vertices below have: what is late is left out, and what is promised
+    twice at one vertex is not taken from the others.
+    """
     totals = vertex.totals
     total = totals.get(kind, 0) if totals is not None else 0
     state = vertex.state
@@ -180,10 +189,8 @@ def free_below(vertex: Vertex, kind: str, window: Window) -> int:
         return total - (held[1] if held is not None else 0)
     planner = state.below.get(kind)
     booked = planner.booked_most(window.start, window.end) if planner is not None else 0
-    if planner is not None and window.start <= window.now and state.live_end_min <= window.now:
-        late = sum(b.below.get(kind, 0) for b in state.late(window.now))
-        booked = max(booked, planner.booked_at(window.now) + late)
-    return total - booked - (held[0] + held[1] if held is not None else 0)
+    excess = state.excess_below.get(kind, 0)
+    return total - booked - (held[0] + held[1] if held is not None else 0) + excess
 
 
 def is_untouched(vertex: Vertex, window: Window) -> bool:
@@ -193,5 +200,32 @@ def is_untouched(vertex: Vertex, window: Window) -> bool:
         return True
     if state.passing > 0 or state.visits.booked_most(window.start, window.end) > 0:
         return False
-    # An allocation that should have ended is still there.
-    return window.start > window.now or state.live_end_min > window.now
+    if window.start > window.now:
+        return True
+    # An allocation is there until it is released, whatever its times.
+    return state.live_end_min > window.now and not any(b.live and b.units for b in state.bookings.values())
+
+
+def refresh_excess(vertex: Vertex) -> None:
+    """Tells the vertices above by how much this one is promised more than it has.
+
+    Others can use more than there is, a pool can shrink below what is booked, a set can be booked by
+    force. To be called after any such change, while the vertex still has its state.
+    """
+    state = vertex.state
+    if state is None:
+        return
+    held = state.held[0] + state.held[1]
+    excess = max(0, state.plan.booked_most(0, FOREVER) + held - vertex.size)
+    delta = excess - state.excess
+    if delta == 0:
+        return
+    state.excess = excess
+    above = vertex.parent()
+    while above is not None:
+        if above.state is not None:
+            known = above.state.excess_below
+            known[vertex.type] = known.get(vertex.type, 0) + delta
+            if known[vertex.type] == 0:
+                del known[vertex.type]
+        above = above.parent()

@@ -35,14 +35,15 @@ CONSTRAINED_TYPES: Final = frozenset({"node", "storage_node"})  # constraints sp
 SLOTS_PER_VERTEX_MAX: Final = 1 << 16
 
 _MET: Final = 1  # the score of a vertex before its id
-_USAGE_SHIFT: Final = 64  # how full a node is outweighs every id
+_USAGE_SHIFT: Final = 104  # how full a node is outweighs its place, and that every id
+_PLACE_SHIFT: Final = 64
 _PPM: Final = 1_000_000
 
 
 class Choice:
     """A vertex that was picked, how much of it, and what was picked below it."""
 
-    __slots__ = ("above", "booked", "inner", "label", "slot", "units", "vertex")
+    __slots__ = ("above", "booked", "inner", "label", "slot", "units", "vertex", "whole")
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Choice:
         booked: bool,
         inner: list[Choice],
         label: str,
+        whole: bool,
         slot: int = -1,
     ) -> None:
         self.vertex = vertex
@@ -60,18 +62,20 @@ class Choice:
         self.booked = booked  # lies in a slot or was asked for exclusively; otherwise only passed
         self.inner = inner
         self.label = label
+        self.whole = whole  # asked for as exclusive: all that is below goes with it
         self.slot = slot  # the number of the slot that this is an outer vertex of; -1: none
 
 
 class Candidate:
     """Something that could be picked: one vertex, or the bundle of vertices of one slot."""
 
-    __slots__ = ("choices", "count", "score")
+    __slots__ = ("choices", "count", "divisible", "score")
 
-    def __init__(self, score: int, count: int, choices: list[Choice]) -> None:
+    def __init__(self, score: int, count: int, choices: list[Choice], divisible: bool = False) -> None:
         self.score = score
         self.count = count
         self.choices = choices
+        self.divisible = divisible  # any part of its units can be given
 
 
 Found = dict[str, list[Candidate]]
@@ -127,7 +131,13 @@ class Walk:
     def select(self, top: Vertex) -> Selection | None:
         """The best match below `top`, or nothing."""
         found: Found = {}
-        whole = self._visit(top, None, self._wants, True, False, 0, found)
+        node_part = 0
+        for above in self._graph.ancestors(top):
+            if self._is_pruned(above, (), None, False) or free_units(above, self._window) <= 0:
+                return None
+            if above.type == NODE:
+                node_part = self._node_part(above, self._wants)
+        whole = self._visit(top, None, self._wants, True, False, node_part, found)
         if whole is None:
             return None
         found.setdefault(top.type, []).append(whole)
@@ -197,7 +207,9 @@ class Walk:
         score = _MET + u.id + 1
         if u.type != NODE or self._policy.usage is not Usage.IGNORED:
             score += node_part
-        return Candidate(score, free, [Choice(u, above, free, excl, inner, label)])
+        whole = matched is not None and matched.exclusive is True
+        choice = Choice(u, above, free, excl, inner, label, whole)
+        return Candidate(score, free, [choice], u.divisible and not whole)
 
     def _is_pruned(self, u: Vertex, wants: tuple[Want, ...], matched: Want | None, excl: bool) -> bool:
         window = self._window
@@ -210,7 +222,9 @@ class Walk:
                 return True
             if u.type == NODE and self._policy.node_exclusive and not is_untouched(u, window):
                 return True
-        if matched is not None and excl and not u.divisible and not is_untouched(u, window):
+        # Of a divisible vertex others may have parts, unless it is asked for as a whole.
+        alone = matched is not None and excl and (not u.divisible or matched.exclusive is True)
+        if alone and not is_untouched(u, window):
             return True
         totals = u.totals
         if totals is None:
@@ -240,13 +254,18 @@ class Walk:
         if self._policy.stop_on_first:
             children = self._order.ordered(children, self._window.now)
             tallies = {want.type: _Tally(want.count.pick(UINT_MAX), shares) for want in wants}
+        named = {want.type for want in wants}
+        is_slot_wanted = SLOT in named
         for child in children:
+            if not pristine and not is_slot_wanted and child.type not in named:
+                self.preorder += 1
+                continue  # After the first match, a level that is not named ends the branch.
             if tallies is not None and child.type in tallies and tallies[child.type].is_enough():
                 continue
             candidate = self._visit(child, u, wants, pristine, excl, node_part, found)
             if candidate is None:
                 continue
-            if any(want.type == child.type for want in wants):
+            if child.type in named:
                 found.setdefault(child.type, []).append(candidate)
             if tallies is not None:
                 for kind, tally in tallies.items():
@@ -258,24 +277,38 @@ class Walk:
         """Makes as many slots as whole children (or parts of divisible ones) allow, best first."""
         members: Found = {}
         self._explore(u, slot.with_, False, True, node_part, members, slot.count.pick(UINT_MAX))
+        most = SLOTS_PER_VERTEX_MAX
         piles: list[Iterator[list[tuple[Candidate, int]]]] = []
         for want in slot.with_:
             candidates = self._sorted(members.get(want.type, []))
             per_slot = want.count.pick(sum(candidate.count for candidate in candidates))
             if per_slot == 0:
                 return
+            if any(candidate.divisible for candidate in candidates):
+                most = min(most, slot.count.pick(UINT_MAX))  # A large pool would give no end of slots.
             piles.append(_bundles(candidates, per_slot))
         step = self._slot_step(u, slot)
+        # How full the node is counts once for a slot, however many vertices the slot has.
+        shared = node_part if self._policy.usage is not Usage.IGNORED else 0
         slots = found.setdefault(SLOT, [])
-        for place, parts in zip(range(SLOTS_PER_VERTEX_MAX), zip(*piles, strict=False), strict=False):
-            score = _MET + place * step
+        for place, parts in zip(range(most), zip(*piles, strict=False), strict=False):
+            score = _MET + shared + place * step
             choices: list[Choice] = []
             for bundle in parts:
                 for candidate, units in bundle:
-                    score += candidate.score
+                    score += candidate.score - shared
                     picked = candidate.choices[0]
                     choices.append(
-                        Choice(picked.vertex, u, units, True, picked.inner, picked.label, self._slots_made)
+                        Choice(
+                            picked.vertex,
+                            u,
+                            units,
+                            True,
+                            picked.inner,
+                            picked.label,
+                            picked.whole,
+                            self._slots_made,
+                        )
                     )
             slots.append(Candidate(score, 1, choices))
             self._slots_made += 1
@@ -308,7 +341,8 @@ class Walk:
         if self._policy.usage is Usage.IGNORED:
             return self._policy.node_part(node)
         used = self._usage_ppm(node, wants)
-        return (used if self._policy.usage is Usage.SPREAD else _PPM - used) << _USAGE_SHIFT
+        rank = used if self._policy.usage is Usage.SPREAD else _PPM - used
+        return (rank << _USAGE_SHIFT) + (node.order << _PLACE_SHIFT)
 
     def _usage_ppm(self, node: Vertex, wants: tuple[Want, ...]) -> int:
         """How full a node is, over the filter types that the request needs (all, if it names none)."""
@@ -351,7 +385,7 @@ class _Tally:
         self._seen = len(candidates)
         self._open += sum(candidate.count for candidate in fresh)
         if self._open >= self._per_share:
-            split = fresh[-1].choices[0].vertex.divisible and self._per_share > 0
+            split = fresh[-1].divisible and self._per_share > 0
             self._missing -= self._open // self._per_share if split else 1
             self._open = self._open % self._per_share if split else 0
 
@@ -369,10 +403,9 @@ def _bundles(candidates: list[Candidate], per_slot: int) -> Iterator[list[tuple[
     pile: list[tuple[Candidate, int]] = []
     missing = per_slot
     for candidate in candidates:
-        divisible = candidate.choices[0].vertex.divisible
         left = candidate.count
         while left > 0:
-            units = min(left, missing) if divisible else left
+            units = min(left, missing) if candidate.divisible else left
             pile.append((candidate, units))
             left -= units
             missing -= units
@@ -385,7 +418,9 @@ def _bundles(candidates: list[Candidate], per_slot: int) -> Iterator[list[tuple[
 def _part(candidate: Candidate, units: int) -> Candidate:
     """Of a divisible vertex only what is needed."""
     picked = candidate.choices[0]
-    if len(candidate.choices) != 1 or not picked.vertex.divisible or candidate.count <= units:
+    if not candidate.divisible or candidate.count <= units:
         return candidate
-    part = Choice(picked.vertex, picked.above, units, picked.booked, picked.inner, picked.label, picked.slot)
-    return Candidate(candidate.score, units, [part])
+    part = Choice(
+        picked.vertex, picked.above, units, picked.booked, picked.inner, picked.label, False, picked.slot
+    )
+    return Candidate(candidate.score, units, [part], True)

@@ -6,6 +6,6 @@ messages) lives here and nowhere else, so that scripts that compare bytes run un
 
 from __future__ import annotations
 
-from penstock.cli.resource_query.command import main
+from penstock.cli.resource_query.command import Streams, main
 
-__all__ = ["main"]
+__all__ = ["Streams", "main"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Final, TextIO
 
 from penstock.cli.resource_query.options import USAGE, NotYet, Options, UsageError, parse_options
@@ -17,38 +18,48 @@ from penstock.engine.readers.jgf import read_jgf
 from penstock.engine.readers.rv1exec import read_rv1exec
 from penstock.errors import BadRequest
 
-__all__ = ["main"]
+__all__ = ["Streams", "main"]
 
 _PROMPT: Final = "resource-query> "
 _READERS: Final = {"grug": read_grug, "jgf": read_jgf, "rv1exec": read_rv1exec, "rv1exec_force": read_rv1exec}
 
 
-def main(argv: list[str]) -> int:
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Where commands come from and where answers go."""
+
+    stdin: Iterable[bytes]
+    stdout: TextIO
+    stderr: TextIO
+
+
+def main(argv: list[str], streams: Streams | None = None) -> int:
+    streams = streams or Streams(sys.stdin.buffer, sys.stdout, sys.stderr)
     try:
         options = parse_options(argv)
     except NotYet as error:
-        print(f"penstock resource-query: {error}", file=sys.stderr)
+        print(f"penstock resource-query: {error}", file=streams.stderr)
         return 1
     except UsageError as error:
-        print(f"penstock resource-query: {error}\n\n{USAGE}", file=sys.stderr)
+        print(f"penstock resource-query: {error}\n\n{USAGE}", file=streams.stderr)
         return 1
     if options.help:
-        print(USAGE, file=sys.stderr)
+        print(USAGE, file=streams.stderr)
         return 0
-    return _run(options)
+    return _run(options, streams)
 
 
-def _run(options: Options) -> int:
+def _run(options: Options, streams: Streams) -> int:
     began = time.perf_counter()
     gc.disable()  # A graph is one large structure without garbage; looking for it costs more than making it.
     try:
         with open(options.load_file, "rb") as stream:
             graph = _READERS[options.load_format](stream.read())
     except (BadRequest, OSError) as error:
-        print(": Runtime error: resource_query_t: ERROR: ", file=sys.stderr)
-        print("ERROR: error generating resources\n", file=sys.stderr)
-        if sys.stderr.isatty():  # Scripts compare what they know; people want the cause.
-            print(f"penstock resource-query: {options.load_file}: {error}", file=sys.stderr)
+        print(": Runtime error: resource_query_t: ERROR: ", file=streams.stderr)
+        print("ERROR: error generating resources\n", file=streams.stderr)
+        if streams.stderr.isatty():  # Scripts compare what they know; people want the cause.
+            print(f"penstock resource-query: {options.load_file}: {error}", file=streams.stderr)
         return 1
     gc.freeze()
     gc.enable()
@@ -56,29 +67,29 @@ def _run(options: Options) -> int:
         for vertex in graph.vertices.values():
             vertex.unit = ""  # Fluxion reads no units from JGF, so it writes none.
     with ExitStack() as stack:
-        out: TextIO = sys.stdout
+        out: TextIO = streams.stdout
         if options.test_output:
             try:
                 out = stack.enter_context(open(options.test_output, "w", encoding="utf-8", newline="\n"))
             except OSError as error:
-                print(f"penstock resource-query: -t: {error}", file=sys.stderr)
+                print(f"penstock resource-query: -t: {error}", file=streams.stderr)
                 return 1
-        session = Session(graph, options, out, sys.stdout, sys.stderr)
+        session = Session(graph, options, out, streams.stdout, streams.stderr)
         if options.elapse_time:
-            _tell_load(graph, time.perf_counter() - began)
+            _tell_load(graph, time.perf_counter() - began, streams.stdout)
         try:
-            for line in _lines(options):
+            for line in _lines(options, streams):
                 if not session.execute(line):
                     break
         except BrokenPipeError:
             return 0
-        sys.stdout.flush()
+        streams.stdout.flush()
     return 0
 
 
-def _lines(options: Options) -> Iterator[str]:
-    if not sys.stdin.isatty():
-        for raw in sys.stdin.buffer:
+def _lines(options: Options, streams: Streams) -> Iterator[str]:
+    if streams.stdin is not sys.stdin.buffer or not sys.stdin.isatty():
+        for raw in streams.stdin:
             yield raw.decode("utf-8", "replace")
         return
     with suppress(ImportError):
@@ -93,17 +104,17 @@ def _lines(options: Options) -> Iterator[str]:
             print()
 
 
-def _tell_load(graph: Graph, elapsed: float) -> None:
+def _tell_load(graph: Graph, elapsed: float, out: TextIO) -> None:
     names = {vertex.name for vertex in graph.vertices.values()}
     paths = {path for vertex in graph.vertices.values() for path in vertex.paths.values()}
-    print(f"INFO: Graph Load Time: {elapsed:g}")
-    print(f"INFO: Vertex Count: {len(graph)}")
-    print(f"INFO: Edge Count: {graph.edges()}")
-    print(f"INFO: by_type Key-Value Pairs: {len(graph.types())}")
-    print(f"INFO: by_name Key-Value Pairs: {len(names)}")
-    print(f"INFO: by_path Key-Value Pairs: {len(paths)}")
+    print(f"INFO: Graph Load Time: {elapsed:g}", file=out)
+    print(f"INFO: Vertex Count: {len(graph)}", file=out)
+    print(f"INFO: Edge Count: {graph.edges()}", file=out)
+    print(f"INFO: by_type Key-Value Pairs: {len(graph.types())}", file=out)
+    print(f"INFO: by_name Key-Value Pairs: {len(names)}", file=out)
+    print(f"INFO: by_path Key-Value Pairs: {len(paths)}", file=out)
     ranks: dict[int, int] = {}
     for vertex in graph.vertices.values():
         ranks[vertex.rank] = ranks.get(vertex.rank, 0) + 1
     for rank in sorted(ranks):
-        print(f"INFO: number of vertices with rank {rank}: {ranks[rank]}")
+        print(f"INFO: number of vertices with rank {rank}: {ranks[rank]}", file=out)

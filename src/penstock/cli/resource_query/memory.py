@@ -68,6 +68,12 @@ class RememberedOrder:
             if time not in self._tried:
                 self._unseen[time] = self._unseen.get(time, 0) + units
 
+    def note_update(self, allocation: Allocation) -> None:
+        """A set that was re-applied leaves no weight at all behind: Fluxion asks at no valid time."""
+        for pick in allocation.picks:
+            if pick.vertex.totals:
+                self._weights[pick.vertex.index] = 0
+
     def note(self, allocation: Allocation, now: int) -> None:
         """Renews the weights of every edge that an allocation goes through."""
         window = Window(now, now + 1, now, Sight.LATER)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, TextIO
 
 from penstock.cli.resource_query.memory import RememberedOrder
@@ -39,7 +40,7 @@ _FILE_MAX: Final = 512 << 20
 
 _OPS: Final = {op.value: op for op in MatchOp}
 _TELLS_UNSATISFIABLE: Final = frozenset(
-    {MatchOp.ALLOCATE_WITH_SATISFIABILITY, MatchOp.ALLOCATE_ORELSE_RESERVE}
+    {MatchOp.ALLOCATE_WITH_SATISFIABILITY, MatchOp.ALLOCATE_ORELSE_RESERVE, MatchOp.WITHOUT_ALLOCATING_FUTURE}
 )
 _LOOKS_ONLY: Final = frozenset({MatchOp.WITHOUT_ALLOCATING, MatchOp.WITHOUT_ALLOCATING_FUTURE})
 
@@ -146,7 +147,12 @@ class Session:
         return True
 
     def _could_ever(self, request: Request) -> bool:
-        return _has_slot_below_unnamed(self._engine.graph, request) or self._engine.could_ever(request)
+        graph = self._engine.graph
+        if _has_slot_below_unnamed(graph, request):
+            asked: dict[str, int] = {}
+            _count_asked(request.groups[0].resources, 1, asked)
+            return all(units <= sum(v.size for v in graph.of_type(kind)) for kind, units in asked.items())
+        return self._engine.could_ever(request)
 
     def _request(self, text: bytes) -> Request:
         jobspec = parse_jobspec(text)
@@ -172,20 +178,22 @@ class Session:
         if "node" not in self._engine.filters.tracked:
             return True
         group = request.groups[0]
-        needed = _nodes_asked(group.resources)
+        asked: dict[str, int] = {}
+        _count_asked(group.resources, 1, asked)
+        needed = asked.get("node", 0)
+        if needed == 0 and group.constraint is None:
+            return True
         graph = self._engine.graph
         nodes = graph.of_type("node")
-        up = [node for node in nodes if node.up and all(above.up for above in graph.ancestors(node))]
-        if needed > len(up):
-            return False
+        up = (node for node in nodes if node.up and all(above.up for above in graph.ancestors(node)))
         if group.constraint is None:
-            return True
+            return sum(1 for _ in islice(up, needed)) == needed
         ideal = op is MatchOp.ALLOCATE_WITH_SATISFIABILITY
         start = _NOW if op is MatchOp.ALLOCATE else HORIZON_S - 1
         window = Window(start, start + (request.duration_s or HORIZON_S), _NOW, Sight.LATER)
         constraint = group.constraint
-        fit = [n for n in (nodes if ideal else up) if matches(constraint, n) and free_units(n, window) == 1]
-        return needed <= len(fit)
+        fit = (n for n in (nodes if ideal else up) if matches(constraint, n) and free_units(n, window) == 1)
+        return sum(1 for _ in islice(fit, needed)) == needed
 
     def _sheet(self, answer: Allocation) -> Sheet:
         # Fluxion's writer never forgets a queue that it was told.
@@ -253,8 +261,9 @@ class Session:
     def _tell_effort(self, elapse_to: TextIO, elapsed: float) -> None:
         if self._options.elapse_time:
             elapse_to.write(f"INFO: ELAPSE={elapsed:f}\n")
-            self._stdout.write(f"INFO: PREORDER VISIT COUNT={self._engine.preorder}\n")
-            self._stdout.write(f"INFO: POSTORDER VISIT COUNT={self._engine.postorder}\n")
+            preorder, postorder = self._engine.visits()
+            self._stdout.write(f"INFO: PREORDER VISIT COUNT={preorder}\n")
+            self._stdout.write(f"INFO: POSTORDER VISIT COUNT={postorder}\n")
 
     # Re-applying and releasing
 
@@ -279,21 +288,35 @@ class Session:
         began = time.perf_counter()
         self._next_job = job
         try:
-            graph = self._engine.graph
-            marks = marks_in_jgf(graph, text) if reader == "jgf" else marks_in_rset(graph, text)
-            answer = self._engine.update(job, marks, at, at + duration, Kind.ALLOCATED, _NOW)
+            answer = self._reapply(job, reader, text, at, at + duration)
         except (BadRequest, Conflict) as error:
             self._error("ERROR: traverser run () returned error ")
             self._error(f"ERROR: {error}")
             self._tell_failure(MatchOp.ALLOCATE, satisfiable=True, began=began)
         else:
-            self._order.note(answer, _NOW)
+            self._order.note_update(answer)
             self._order.note_span(at, at + duration)
             self._out.write(self._write(Sheet(answer.picks, at, at + duration, self._queue)) or "")
             self._tell_success(answer, file, began, consumes=True)
         self._update_times_s.append(time.perf_counter() - began)
         self._next_job = job + 1
         return True
+
+    def _reapply(self, job: int, reader: str, text: bytes, start: int, end: int) -> Allocation:
+        graph = self._engine.graph
+        if reader == "jgf":
+            return self._engine.update(job, marks_in_jgf(graph, text), start, end, Kind.ALLOCATED, _NOW)
+        marks = marks_in_rset(graph, text)
+        answer = self._engine.update(job, marks, start, end, Kind.ALLOCATED, _NOW)
+        # A node on which the set leaves nothing free goes with it, as Fluxion has it.
+        window = Window(start, end, _NOW, Sight.LATER)
+        touched = {pick.vertex.index: pick.vertex for pick in answer.picks if pick.vertex.type == "node"}
+        full = [node for node in touched.values() if all(free_units(c, window) <= 0 for c in node.below())]
+        whole = [Mark(node, node.size, True, True) for node in full if free_units(node, window) >= node.size]
+        if not whole:
+            return answer
+        self._engine.release(job)
+        return self._engine.update(job, [*marks, *whole], start, end, Kind.ALLOCATED, _NOW, force=True)
 
     def _cancel(self, words: list[str]) -> bool:
         if len(words) not in (2, 3):
@@ -640,12 +663,13 @@ def _leading_int(text: str) -> int:
     return sign * int(digits) if digits else 0
 
 
-def _nodes_asked(resources: tuple[Resource, ...]) -> int:
-    total = 0
+def _count_asked(resources: tuple[Resource, ...], times: int, asked: dict[str, int]) -> None:
+    """Adds up what a request asks for at least, by type."""
     for resource in resources:
-        inner = _nodes_asked(resource.with_)
-        total += resource.count.min * ((1 if resource.type == "node" else 0) + inner)
-    return total
+        least = times * resource.count.min
+        if resource.type != SLOT:
+            asked[resource.type] = asked.get(resource.type, 0) + least
+        _count_asked(resource.with_, least, asked)
 
 
 def _has_slot_below_unnamed(graph: Graph, request: Request) -> bool:

@@ -235,6 +235,10 @@ class _Generator:
                     parent.path(within), up_source
                 ):
                     continue
+                if len(made) >= VERTICES_MAX // 8:
+                    raise BadGraph(
+                        "too many edges", where=where, expected=f"at most {VERTICES_MAX // 8} by one rule"
+                    )
                 self._graph.link(parent, vertex, subsystem)
                 self._graph.set_path(vertex, subsystem, f"{parent.path(subsystem)}/{vertex.name}")
                 made.append(vertex)
@@ -251,7 +255,7 @@ class _Generator:
         wrap = 1
         for level in self._scales[-scope:]:
             wrap *= level
-        return start + (place % wrap) * scale * stride + i * stride
+        return start + (place % (wrap or 1)) * scale * stride + i * stride
 
     def _spec(self, kind: _Kind, number: int, where: str) -> VertexSpec:
         name = kind.get("type")

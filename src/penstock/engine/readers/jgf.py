@@ -105,14 +105,17 @@ def _marks(graph: Graph, entries: list[_Entry]) -> list[Mark]:
                 expected="a vertex of the graph with the same rank",
             )
         spec = entry.spec
-        if (vertex.type, vertex.size, vertex.id) != (spec.type, spec.size, spec.id):
+        held = vertex.state.held[1] if vertex.state is not None else 0
+        sizes = range(1, vertex.size + 1) if vertex.divisible else (vertex.size, vertex.size - held)
+        if (vertex.type, vertex.id) != (spec.type, spec.id) or (entry.exclusive and spec.size not in sizes):
             raise BadGraph(
                 "inconsistent input vertex",
                 where=f"node {entry.key}",
                 found=f"{spec.type} id {spec.id} size {spec.size}",
                 expected=f"{vertex.type} id {vertex.id} size {vertex.size}",
             )
-        marks.append(Mark(vertex, vertex.size, entry.exclusive, entry.exclusive))
+        alone = entry.exclusive and not vertex.divisible
+        marks.append(Mark(vertex, spec.size, entry.exclusive, alone))
     return marks
 
 
@@ -136,6 +139,8 @@ def _find(graph: Graph, entry: _Entry) -> Vertex | None:
 def _check_tree(graph: Graph, entries: list[_Entry], edges: list[_Edge]) -> None:
     """Refuses second roots, loose ends, cycles and too many levels."""
     known = {entry.key: _find(graph, entry) for entry in entries}
+    _check_places(entries)
+    _check_roots(graph, known, {entry.key: entry for entry in entries}, edges)
     roots = {subsystem: root.path(subsystem) for subsystem, root in graph.roots.items()}
     for entry in entries:
         for subsystem, path in entry.paths if known[entry.key] is None else ():
@@ -181,6 +186,37 @@ def _check_tree(graph: Graph, entries: list[_Entry], edges: list[_Edge]) -> None
             )
         if depth.get(entry.key, 0) > LEVELS_MAX:
             raise BadGraph("too many levels", where=f"node {entry.key}", expected=f"at most {LEVELS_MAX}")
+
+
+def _check_places(entries: list[_Entry]) -> None:
+    places: dict[tuple[str, int], str] = {}
+    for entry in entries:
+        for _, path in entry.paths:
+            other = places.setdefault((path, entry.spec.rank), entry.key)
+            if other != entry.key:
+                raise BadGraph(
+                    "two vertices in one place",
+                    where=f"node {entry.key}",
+                    found=f"{path} with rank {entry.spec.rank}, as node {other}",
+                    expected="different paths or ranks",
+                )
+
+
+def _check_roots(
+    graph: Graph, known: dict[str, Vertex | None], by_key: dict[str, _Entry], edges: list[_Edge]
+) -> None:
+    """No edge may lead to a root, in whatever subsystem."""
+    for edge in edges:
+        vertex = known[edge.target]
+        if vertex is not None:
+            is_root = known[edge.source] is None and graph.roots.get(edge.subsystem) is vertex
+        else:
+            paths = by_key[edge.target].paths
+            is_root = any(path.count("/") == 1 for subsystem, path in paths if subsystem == edge.subsystem)
+        if is_root:
+            raise BadGraph(
+                f"an edge to the root of {edge.subsystem}", where=f"edge {edge.source}->{edge.target}"
+            )
 
 
 def _parse(text: str | bytes) -> tuple[list[_Entry], list[_Edge]]:

@@ -1,0 +1,93 @@
+# Everything starts here: `make help`. A fresh machine needs Python 3.11 or newer and make; what else
+# is needed goes into .uv (the pinned installer) and .venv (what requirements.lock names), both made
+# on first use and again only when the lock file or pyproject.toml has changed.
+
+UV_VERSION := 0.13.7
+
+IS_RIGHT := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	if "$$p" -c '$(IS_RIGHT)' 2>/dev/null; then echo "$$p"; exit; fi; done; echo python3)
+
+UV := .uv/bin/uv
+UV_READY := .uv/.ready-$(UV_VERSION)
+READY := .venv/.ready
+BIN := .venv/bin
+
+ARGS ?=
+UPGRADE ?=
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test lint format types contracts conformance bench lock clean
+
+help: ## list the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## make .venv with everything that is needed
+	@printf 'ready: %s\n' .venv
+
+demo: $(READY) ## fill a small cluster with jobs and draw the plan (ARGS="--nodes 4 --policy low")
+	@$(BIN)/penstock demo $(ARGS)
+
+test: lint types contracts ## lint, types, import contracts, then all tests
+	@printf '==> tests\n'
+	@$(BIN)/pytest -n 2 $(ARGS)
+
+lint: $(READY) ## check rules and formatting
+	@printf '==> rules\n'
+	@$(BIN)/ruff check .
+	@printf '==> formatting\n'
+	@$(BIN)/ruff format --check .
+
+format: $(READY) ## format all files, and fix what can be fixed
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+types: $(READY) ## check types, strictly
+	@printf '==> types\n'
+	@$(BIN)/mypy
+
+contracts: $(READY) ## check who imports whom
+	@printf '==> import contracts\n'
+	@$(BIN)/lint-imports
+
+conformance: $(READY) ## run only the tests that compare answers with Fluxion's
+	@$(BIN)/pytest -n 2 tests/conformance $(ARGS)
+
+bench: $(READY) ## measure, and print the table
+	@$(BIN)/python -m bench $(ARGS)
+
+lock: $(UV_READY) ## compile requirements.lock from pyproject.toml (UPGRADE=--upgrade: newest versions)
+	@printf '==> compiling requirements.lock\n'
+	@$(UV) pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url \
+		--no-header --quiet $(UPGRADE) -o requirements.lock
+
+clean: ## remove everything that make and its tools have made
+	@rm -rf .venv .uv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .cache dist
+	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# A uv of the right version may be there already; otherwise pip brings it into an environment of its own.
+$(UV_READY):
+	@$(PYTHON) -c '$(IS_RIGHT)' || { \
+		echo "Penstock needs Python 3.11 or newer, and '$(PYTHON)' is not: $$($(PYTHON) --version 2>&1)." >&2; \
+		echo "Name another one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@if [ "$$($(UV) --version 2>/dev/null | cut -d ' ' -f 2)" = '$(UV_VERSION)' ]; then :; \
+	elif [ "$$(uv --version 2>/dev/null | cut -d ' ' -f 2)" = '$(UV_VERSION)' ]; then \
+		rm -rf .uv && mkdir -p .uv/bin && ln -s "$$(command -v uv)" $(UV); \
+	else \
+		printf '==> installing uv %s\n' '$(UV_VERSION)'; \
+		rm -rf .uv && $(PYTHON) -m venv .uv && \
+		.uv/bin/python -m pip install --quiet --disable-pip-version-check 'uv==$(UV_VERSION)'; \
+	fi
+	@touch $@
+
+$(READY): requirements.lock pyproject.toml $(UV_READY)
+	@if ! $(BIN)/python -c '$(IS_RIGHT)' 2>/dev/null; then \
+		printf '==> making .venv\n'; \
+		$(UV) venv --quiet --clear --no-python-downloads --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" .venv; \
+	fi
+	@printf '==> installing what requirements.lock names\n'
+	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@printf '==> installing penstock itself\n'
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@

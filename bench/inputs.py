@@ -1,0 +1,256 @@
+"""The inputs of the benchmark: a cluster, jobspecs, and commands for `resource-query`.
+
+The cluster is flat: nodes of two sockets, each with 16 cores, 2 gpus and 32 chunks of memory, every
+one a vertex of its own. The cases fill it (`a` whole nodes, `b` single cores, `c` gangs of 8 nodes),
+reserve on a full cluster (`d`), cancel (`e`), ask what could ever fit (`f`), or only load it (`g`).
+
+Everything that looks random is drawn from one generator with fixed seeds, so the same case is the
+same sequence on every machine, and its answers can be compared with recorded ones. The order of the
+draws is part of the recipe: do not reorder them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["CASES", "Case", "Draws", "Inputs", "Phase", "durations_s", "graph", "vertices"]
+
+CASES: Final[dict[str, str]] = {
+    "a": "1-node exclusive jobs, fill",
+    "b": "1-core jobs, fill",
+    "c": "gangs of 8 nodes x 32 cores, fill",
+    "d": "full cluster, then reservations of mixed size",
+    "e": "cancel",
+    "f": "could it ever fit, on an idle cluster",
+    "g": "load the graph",
+}
+
+_SOCKETS: Final = 2
+_PER_SOCKET: Final = {"core": 16, "gpu": 2, "memory": 32}
+_CORES_PER_NODE: Final = _SOCKETS * _PER_SOCKET["core"]
+
+_GANG: Final = 8
+_LIMIT_S: Final = 3600  # of every job whose limit does not matter
+_LIMITS: Final = 128  # different limits in case d
+_RESERVED_NODES: Final = (1, 2, 4, 8, 16, 32, 64)
+_RESERVATIONS: Final = 1_000
+_CORE_JOBS_MAX: Final = 40_000
+_QUESTIONS: Final = 200
+
+_SEED_LIMITS: Final = 777
+_SEED_JOBS: Final = 4242
+
+
+class Draws:
+    """Knuth's 64-bit linear congruential generator (MMIX); the low bits are poor and not used."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed
+
+    def below(self, bound: int) -> int:
+        self._state = (self._state * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) % (1 << 64)
+        return (self._state >> 33) % bound
+
+
+def durations_s() -> tuple[int, ...]:
+    """The limits of case d: from ten minutes to four hours, in whole minutes."""
+    draws = Draws(_SEED_LIMITS)
+    return tuple(60 * (10 + draws.below(240)) for _ in range(_LIMITS))
+
+
+# The cluster
+
+
+def vertices(nodes: int) -> int:
+    return 1 + nodes * (1 + _SOCKETS * (1 + sum(_PER_SOCKET.values())))
+
+
+# What a recipe must declare; "" is no default.
+_NODE_DEFAULTS: Final[dict[str, str | int]] = {
+    "root": 0,
+    "type": "",
+    "basename": "",
+    "size": 1,
+    "unit": "",
+    "subsystem": "containment",
+}
+_EDGE_DEFAULTS: Final[dict[str, str | int]] = {
+    "e_subsystem": "containment",
+    "relation": "contains",
+    "rrelation": "in",
+    "id_scope": 0,
+    "id_start": 0,
+    "id_stride": 1,
+    "gen_method": "MULTIPLY",
+    "multi_scale": 1,
+    "as_tgt_subsystem": "containment",
+    "as_tgt_uplvl": 1,
+    "as_src_uplvl": 1,
+}
+
+
+def graph(nodes: int) -> str:
+    """The recipe of the cluster in GRUG."""
+    kinds = ["cluster", "node", "socket", *_PER_SOCKET]
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">',
+        *_keys("node", _NODE_DEFAULTS),
+        *_keys("edge", _EDGE_DEFAULTS),
+        f'<graph id="flat{nodes}" edgedefault="directed">',
+        *(_kind(kind) for kind in kinds),
+        _rule("cluster", "node", nodes, id_scope=0),
+        _rule("node", "socket", _SOCKETS, id_scope=0),
+        # Scope 1 numbers cores, gpus and chunks through the whole node, not anew in each socket.
+        *(_rule("socket", kind, count, id_scope=1) for kind, count in _PER_SOCKET.items()),
+        "</graph>",
+        "</graphml>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _keys(what: str, defaults: dict[str, str | int]) -> Iterator[str]:
+    for name, default in defaults.items():
+        kind = "int" if isinstance(default, int) else "string"
+        start = f'<key id="{name}" for="{what}" attr.name="{name}" attr.type="{kind}"'
+        yield f"{start}/>" if default == "" else f"{start}><default>{default}</default></key>"
+
+
+def _kind(kind: str) -> str:
+    data = {"type": kind, "basename": kind}
+    if kind == "cluster":
+        data["root"] = "1"
+    if kind == "memory":
+        data["unit"] = "chunk"
+    return f'<node id="{kind}">{_data(data)}</node>'
+
+
+def _rule(above: str, below: str, count: int, *, id_scope: int) -> str:
+    data = {"id_scope": str(id_scope), "multi_scale": str(count)}
+    return f'<edge id="{above}-{below}" source="{above}" target="{below}">{_data(data)}</edge>'
+
+
+def _data(values: dict[str, str]) -> str:
+    return "".join(f'<data key="{name}">{value}</data>' for name, value in values.items())
+
+
+# The jobs
+
+
+def _jobspec(levels: list[tuple[str, int]], duration_s: int) -> str:
+    """A chain of resources, each below the one before."""
+    lines = ["version: 9999", "resources:"]
+    for depth, (kind, count) in enumerate(levels):
+        pad = "  " * (2 * depth + 1)
+        lines += [f"{pad}- type: {kind}", f"{pad}  count: {count}"]
+        if kind == "slot":
+            lines.append(f"{pad}  label: default")
+        if depth + 1 < len(levels):
+            lines.append(f"{pad}  with:")
+    lines += ["attributes:", "  system:", f"    duration: {duration_s}"]
+    lines += ["tasks:", "  - command: [app]", "    slot: default", "    count:", "      per_slot: 1"]
+    return "\n".join(lines) + "\n"
+
+
+def _whole_nodes(nodes: int, cores_per_socket: int = _PER_SOCKET["core"]) -> list[tuple[str, int]]:
+    """So many slots of one node, with all its cores named."""
+    return [("slot", nodes), ("node", 1), ("socket", _SOCKETS), ("core", cores_per_socket)]
+
+
+_NODE: Final = _jobspec([("slot", 1), ("node", 1)], _LIMIT_S)
+_CORE: Final = _jobspec([("slot", 1), ("core", 1)], _LIMIT_S)
+_GANG_OF_8: Final = _jobspec(_whole_nodes(_GANG), _LIMIT_S)
+_TOO_MANY_CORES: Final = _jobspec(_whole_nodes(1, _PER_SOCKET["core"] + 1), _LIMIT_S)
+
+
+# The cases
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Commands that are timed together."""
+
+    name: str
+    commands: tuple[str, ...]
+    prepares: bool = False  # the phases after it mean nothing unless it was done in full
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    graph_file: Path
+    phases: tuple[Phase, ...]
+
+    def commands(self) -> tuple[str, ...]:
+        return tuple(command for phase in self.phases for command in phase.commands)
+
+
+class Inputs:
+    """Writes the files of one cluster size into a folder, and tells the commands that use them."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self._folder = folder
+        self._nodes = nodes
+        self._written: dict[str, Path] = {}
+
+    def case(self, letter: str) -> Case:
+        graph_file = self._folder / f"flat{self._nodes}.graphml"
+        graph_file.write_text(graph(self._nodes), encoding="utf-8")
+        phases: dict[str, Callable[[], tuple[Phase, ...]]] = {
+            "a": self._fill_with_nodes,
+            "b": self._fill_with_cores,
+            "c": self._fill_with_gangs,
+            "d": self._reserve,
+            "e": self._cancel,
+            "f": self._ask,
+            "g": lambda: (),
+        }
+        return Case(graph_file, phases[letter]())
+
+    def _fill_with_nodes(self) -> tuple[Phase, ...]:
+        # Every fill asks for one more than fits: refusing is part of the work.
+        return (Phase("allocate", self._match("allocate", _NODE) * (self._nodes + 1)),)
+
+    def _fill_with_cores(self) -> tuple[Phase, ...]:
+        jobs = min(_CORES_PER_NODE * self._nodes + 1, _CORE_JOBS_MAX)
+        return (Phase("allocate", self._match("allocate", _CORE) * jobs),)
+
+    def _fill_with_gangs(self) -> tuple[Phase, ...]:
+        return (Phase("allocate", self._match("allocate", _GANG_OF_8) * (self._nodes // _GANG + 1)),)
+
+    def _reserve(self) -> tuple[Phase, ...]:
+        limits_s = durations_s()
+        draws = Draws(_SEED_JOBS)
+        fill: list[str] = []
+        for _ in range(self._nodes // _GANG):
+            fill += self._match("allocate", _jobspec(_whole_nodes(_GANG), limits_s[draws.below(_LIMITS)]))
+        fill += self._match("allocate", _NODE) * (self._nodes % _GANG)
+        reserve: list[str] = []
+        for _ in range(_RESERVATIONS):
+            nodes = _RESERVED_NODES[draws.below(len(_RESERVED_NODES))]
+            while nodes > self._nodes:
+                nodes //= 2
+            text = _jobspec(_whole_nodes(nodes), limits_s[draws.below(_LIMITS)])
+            reserve += self._match("allocate_orelse_reserve", text)
+        return Phase("fill", tuple(fill), prepares=True), Phase("reserve", tuple(reserve))
+
+    def _cancel(self) -> tuple[Phase, ...]:
+        allocate = self._match("allocate", _NODE) * self._nodes
+        cancel = tuple(f"cancel {job}" for job in range(1, self._nodes + 1))
+        return Phase("allocate", allocate, prepares=True), Phase("cancel", cancel)
+
+    def _ask(self) -> tuple[Phase, ...]:
+        questions = {"node1": _NODE, "gang8": _GANG_OF_8, "core1": _CORE, "unsat": _TOO_MANY_CORES}
+        return tuple(
+            Phase(name, self._match("satisfiability", text) * _QUESTIONS) for name, text in questions.items()
+        )
+
+    def _match(self, op: str, jobspec: str) -> tuple[str, ...]:
+        """One command; equal jobspecs share a file."""
+        file = self._written.get(jobspec)
+        if file is None:
+            file = self._written[jobspec] = self._folder / f"job{len(self._written):04}.yaml"
+            file.write_text(jobspec, encoding="utf-8")
+        return (f"match {op} {file}",)

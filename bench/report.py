@@ -1,0 +1,159 @@
+"""Measurements beside the peer's figures, as markdown or as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench import peer
+from bench.inputs import CASES, vertices
+from bench.run import Measurement, PhaseResult
+
+__all__ = ["Report"]
+
+_NOTES = """\
+Rates are commands per CPU second of one process, through the whole of `resource-query`. "scaled" is
+what the rate would be at the peer's calibration; the ratio is scaled / Fluxion, and between 0.67 and
+1.5 it is noise. `[n of m]`: cut after its budget of CPU time. Penstock parses equal jobspec texts
+once, Fluxion parses each. Fluxion's figures: 0.54, published in its own units by our measurements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    measurements: Sequence[Measurement]
+    left_out: Sequence[str]  # what there was no time for, or what failed
+    wall_s: float
+    budget_s: float
+
+    @property
+    def calibration(self) -> float:
+        """Of all processes: that of a single one tells of its neighbours as much as of the machine."""
+        return median(one.calibration for one in self.measurements) if self.measurements else peer.CALIBRATION
+
+    def markdown(self) -> str:
+        all_ours = [one.calibration for one in self.measurements] or [self.calibration]
+        low, high = peer.CALIBRATION_RANGE
+        head = (
+            f"Python {platform.python_version()}, {platform.machine()}. Calibration {self.calibration:,.0f} "
+            f"steps per CPU second, the median of {min(all_ours):,.0f} to {max(all_ours):,.0f} "
+            f"(Fluxion's machine: {peer.CALIBRATION:,.0f}, the middle of {low:,} to {high:,}). "
+            f"{self.wall_s:.0f} s of wall time, {self.budget_s:g} CPU s per phase."
+        )
+        parts = [head, _table(_RATE_COLUMNS, self._rate_rows()), _table(_LOAD_COLUMNS, self._load_rows())]
+        if self.left_out:
+            parts.append("Left out:\n\n" + "\n".join(f"* {text}" for text in self.left_out))
+        return "\n\n".join([*parts, _NOTES])
+
+    def json(self) -> str:
+        whole = {
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "calibration": round(self.calibration),
+            "peer_calibration": round(peer.CALIBRATION),
+            "wall_s": round(self.wall_s, 1),
+            "budget_s": self.budget_s,
+            "left_out": list(self.left_out),
+            "rates": [self._rate(one, phase) for one in self.measurements for phase in one.phases],
+            "loads": [self._load(one) for one in self.measurements],
+        }
+        return json.dumps(whole, indent=2)
+
+    def _rate_rows(self) -> Iterable[Sequence[str]]:
+        for one in self.measurements:
+            for phase in one.phases:
+                theirs = peer.rate(one.case, phase.name, one.nodes, one.policy)
+                scaled = phase.rate / self._speed
+                yield (
+                    f"{one.case} {phase.name}",
+                    f"{one.nodes:,}",
+                    one.policy,
+                    _number(scaled),
+                    _number(phase.rate) + _cut(phase),
+                    _number(theirs),
+                    _number(scaled / theirs if theirs else None),
+                )
+
+    def _load_rows(self) -> Iterable[Sequence[str]]:
+        """One row per size: the fastest load, and the memory, of all processes that loaded it."""
+        for nodes in sorted({one.nodes for one in self.measurements}):
+            same = [one for one in self.measurements if one.nodes == nodes]
+            load_cpu_s = min(one.load_cpu_s for one in same)
+            most = max(same, key=lambda one: one.peak_mb)
+            yield (
+                f"{nodes:,}",
+                f"{vertices(nodes):,}",
+                f"{load_cpu_s * self._speed:.2f}",
+                f"{load_cpu_s:.2f}",
+                _number(peer.LOAD_CPU_S.get(nodes)),
+                _number(median(one.loaded_rss_mb for one in same)),
+                _number(peer.LOAD_RSS_MB.get(nodes)),
+                _number(median(one.loaded_peak_mb for one in same)),
+                f"{_number(most.peak_mb)} ({most.case} {most.policy})",
+            )
+
+    def _rate(self, one: Measurement, phase: PhaseResult) -> dict[str, object]:
+        return {
+            "case": one.case,
+            "what": CASES[one.case],
+            "phase": phase.name,
+            "nodes": one.nodes,
+            "policy": one.policy,
+            "done": phase.done,
+            "asked": phase.asked,
+            "cpu_s": round(phase.cpu_s, 4),
+            "per_cpu_s": round(phase.rate, 2),
+            "per_cpu_s_scaled": round(phase.rate / self._speed, 2),
+            "peer_per_cpu_s": peer.rate(one.case, phase.name, one.nodes, one.policy),
+            "calibration": round(one.calibration),
+        }
+
+    def _load(self, one: Measurement) -> dict[str, object]:
+        return {
+            "case": one.case,
+            "nodes": one.nodes,
+            "policy": one.policy,
+            "cpu_s": round(one.load_cpu_s, 4),
+            "cpu_s_scaled": round(one.load_cpu_s * self._speed, 4),
+            "peer_cpu_s": peer.LOAD_CPU_S.get(one.nodes),
+            "loaded_rss_mb": round(one.loaded_rss_mb, 1),
+            "peer_loaded_rss_mb": peer.LOAD_RSS_MB.get(one.nodes),
+            "loaded_peak_mb": round(one.loaded_peak_mb, 1),
+            "peak_mb": round(one.peak_mb, 1),
+        }
+
+    @property
+    def _speed(self) -> float:
+        """How many times faster this machine is than the peer's."""
+        return self.calibration / peer.CALIBRATION
+
+
+_RATE_COLUMNS = ("case", "nodes", "policy", "Penstock/s, scaled", "unscaled", "Fluxion/s", "ratio")
+_LOAD_COLUMNS = (
+    "g: load, nodes",
+    "vertices",
+    "CPU s, scaled",
+    "unscaled",
+    "Fluxion",
+    "MB after load",
+    "Fluxion",
+    "peak of the load",
+    "highest peak of a case",
+)
+
+
+def _cut(phase: PhaseResult) -> str:
+    return f" [{phase.done:,} of {phase.asked:,}]" if phase.done < phase.asked else ""
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 30 else f"{value:.1f}" if value >= 3 else f"{value:.2f}"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,169 @@
+"""Plays one case through `resource-query` in this process, and measures it.
+
+The face is started as a user starts it, with options, and reads its commands from standard input.
+That input is ours: whenever the face asks for the next line, the clock is read, so that everything
+between two lines counts (splitting the command, reading and parsing the jobspec, the match, the
+booking, and writing the answer to the file given with `-t`). A phase ends when its commands are used
+up, or after its budget of CPU time; the rate is then that of its beginning.
+
+The answers are counted afterwards: a command that fails fast must not look like a fast command.
+
+`python -m bench.run CASE NODES POLICY BUDGET_S` prints one measurement as JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.calibrate import steps_per_cpu_s
+from bench.inputs import Case, Inputs, Phase
+from penstock.cli.resource_query import main as resource_query
+
+__all__ = ["Failed", "Measurement", "PhaseResult", "measure"]
+
+_PREPARATION_MAX_S: Final = 20.0  # a phase that prepares another gets this much, whatever the budget
+_RULES_PER_ANSWER: Final = 2
+_RULE: Final = b"INFO: =============================\n"
+
+
+class Failed(Exception):
+    """The face did something else than answering every command."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    name: str
+    done: int
+    asked: int
+    cpu_s: float
+
+    @property
+    def rate(self) -> float:
+        return self.done / self.cpu_s if self.cpu_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    case: str
+    nodes: int
+    policy: str
+    calibration: float  # steps per CPU second, around this measurement
+    load_cpu_s: float
+    loaded_rss_mb: float  # 0: the system does not tell
+    loaded_peak_mb: float
+    peak_mb: float
+    phases: tuple[PhaseResult, ...]
+
+
+def measure(case: str, nodes: int, policy: str, budget_s: float) -> Measurement:
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        played = Inputs(folder, nodes).case(case)
+        before = steps_per_cpu_s()
+        feed, began = _play(played, policy, budget_s, folder / "answers")
+        peak_mb = _memory_mb("VmHWM")
+        gc.collect()
+        calibration = (before + steps_per_cpu_s()) / 2
+    return Measurement(
+        case=case,
+        nodes=nodes,
+        policy=policy,
+        calibration=calibration,
+        load_cpu_s=feed.loaded_at_s - began,
+        loaded_rss_mb=feed.loaded_rss_mb,
+        loaded_peak_mb=feed.loaded_peak_mb,
+        peak_mb=peak_mb,
+        phases=tuple(feed.results),
+    )
+
+
+def _play(case: Case, policy: str, budget_s: float, answers: Path) -> tuple[_Feed, float]:
+    """Runs the face on a case; returns what was measured and the CPU time at which it began."""
+    feed = _Feed(case.phases, budget_s)
+    errors = io.StringIO()
+    options = ["-L", str(case.graph_file), "-P", policy, "-F", "simple", "-d", "-t", str(answers)]
+    stdin = sys.stdin
+    sys.stdin = io.TextIOWrapper(feed)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(errors):
+            began = time.process_time()
+            code = resource_query(options)
+    finally:
+        sys.stdin = stdin
+    if code != 0 or errors.getvalue():
+        raise Failed(f"exit {code}: {errors.getvalue()[:500]}")
+    rules = answers.read_bytes().count(_RULE)
+    if rules != _RULES_PER_ANSWER * feed.matches:
+        raise Failed(f"{feed.matches} matches, but {rules} rules around answers")
+    return feed, began
+
+
+class _Feed(io.RawIOBase):
+    """Standard input that hands out a command when asked for one, and reads the clock then."""
+
+    def __init__(self, phases: tuple[Phase, ...], budget_s: float) -> None:
+        self._lines = self._commands(phases, budget_s)
+        self.loaded_at_s = 0.0
+        self.loaded_rss_mb = 0.0
+        self.loaded_peak_mb = 0.0
+        self.matches = 0
+        self.results: list[PhaseResult] = []
+
+    def readable(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002 (a line is always given whole)
+        return next(self._lines, b"")
+
+    def _commands(self, phases: tuple[Phase, ...], budget_s: float) -> Iterator[bytes]:
+        self.loaded_at_s = time.process_time()  # The first line is asked for when the graph is there.
+        self.loaded_rss_mb = _memory_mb("VmRSS")
+        self.loaded_peak_mb = _memory_mb("VmHWM")
+        for phase in phases:
+            lines = [f"{command}\n".encode() for command in phase.commands]
+            limit_s = max(budget_s, _PREPARATION_MAX_S) if phase.prepares else budget_s
+            done = 0
+            cpu_s = 0.0
+            began = time.process_time()
+            for line in lines:
+                yield line
+                done += 1
+                cpu_s = time.process_time() - began
+                if cpu_s > limit_s:
+                    break
+            self.matches += sum(line.startswith(b"match") for line in lines[:done])
+            self.results.append(PhaseResult(phase.name, done, len(lines), cpu_s))
+            if phase.prepares and done < len(lines):
+                return
+
+
+def _memory_mb(field: str) -> float:
+    """A line of /proc/self/status in MiB. `getrusage` would not do: its peak survives an exec."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return 0.0
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) / 1024
+    return 0.0
+
+
+def main() -> None:
+    case, nodes, policy, budget_s = sys.argv[1:]
+    print(json.dumps(asdict(measure(case, int(nodes), policy, float(budget_s)))))
+
+
+if __name__ == "__main__":
+    main()

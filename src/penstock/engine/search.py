@@ -1,0 +1,199 @@
+"""The search for a place and a time: walks over the graph, instant by instant.
+
+A `Plan` is a request made ready. `Search.select` tries one instant: it walks once per group, each
+walk seeing what the groups before it took, and answers with all selections or none. Where all must
+lie below one vertex of a level, the vertices of that level are tried in the order of the policy.
+
+A start may be at the end of any booking (and never between), so the instants worth trying are the
+starts and ends of what is booked; `Events` keeps them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.engine.booking import Ledger, Marks, Span, marks_of, slots_of
+from penstock.engine.graph import Graph, Vertex
+from penstock.engine.planner import FOREVER
+from penstock.engine.policies import Policy, SearchOrder, Usage
+from penstock.engine.request import Request, Want
+from penstock.engine.state import Sight, Window, free_below
+from penstock.engine.walker import Selection, Walk
+
+__all__ = ["Events", "Plan", "Search"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request made ready, and where it may go: below which vertex, on which nodes not."""
+
+    request: Request
+    wants: tuple[tuple[Want, ...], ...]
+    top: Vertex | None = None  # None: below the root, or below a vertex of the level it names
+    avoid: frozenset[int] = frozenset()
+
+
+class Events:
+    """The instants at which something begins or ends, each with how often."""
+
+    def __init__(self) -> None:
+        self._times: list[int] = []
+        self._counts: dict[int, int] = {}
+
+    def add(self, span: Span) -> None:
+        for time in (span.start, span.end):
+            if time < FOREVER:
+                if time not in self._counts:
+                    insort(self._times, time)
+                self._counts[time] = self._counts.get(time, 0) + 1
+
+    def remove(self, span: Span) -> None:
+        for time in (span.start, span.end):
+            if time < FOREVER:
+                self._counts[time] -= 1
+                if self._counts[time] == 0:
+                    del self._counts[time]
+                    del self._times[bisect_left(self._times, time)]
+
+    def after(self, now: int) -> list[int]:
+        """Instants later than `now`, in order."""
+        return self._times[bisect_right(self._times, now) :]
+
+
+class Search:
+    def __init__(
+        self, graph: Graph, policy: Policy, order: SearchOrder, ledger: Ledger, events: Events, horizon_s: int
+    ) -> None:
+        self._graph = graph
+        self._policy = policy
+        self._order = order
+        self._ledger = ledger
+        self._events = events
+        self._horizon_s = horizon_s
+        # What the last question took: vertices entered, and left with a result.
+        self.preorder = 0
+        self.postorder = 0
+
+    def window(self, plan: Plan, start: int, now: int) -> Window:
+        """The time that a start would take. What would end beyond the horizon ends there."""
+        duration_s = plan.request.duration_s
+        end = self._horizon_s if duration_s is None else min(start + duration_s, self._horizon_s)
+        return Window(start, end, now, Sight.NOW if start <= now else Sight.LATER)
+
+    def select(self, plan: Plan, start: int, now: int) -> tuple[Selection, ...] | None:
+        """What a start at this instant would get; nothing if it cannot be."""
+        return self._select(plan, self.window(plan, start, now)) if start < self._horizon_s else None
+
+    def could_ever(self, plan: Plan) -> bool:
+        """Whether the walker finds a place when everything is up and free."""
+        return self._select(plan, Window(0, 1, 0, Sight.IDEAL)) is not None
+
+    def instants(self, plan: Plan, now: int) -> Iterator[int]:
+        """Instants after now at which the totals at the root would suffice."""
+        root = self._graph.root
+        totals = root.totals or {}
+        needs: dict[str, int] = {}
+        for group in plan.wants:
+            for want in group:
+                for kind, units in (*want.needs.items(), (want.type, 1)):
+                    if kind in totals:
+                        needs[kind] = needs.get(kind, 0) + units * want.count.min
+        times = self._events.after(now)
+        if root.state is not None and root.state.live_end_min <= now and (not times or times[0] > now + 1):
+            times.insert(0, now + 1)  # What should have ended by now may end at the next instant.
+        for start in self._order.instants(times, root, needs):
+            if start >= self._horizon_s:
+                return
+            window = self.window(plan, start, now)
+            if all(free_below(root, kind, window) >= units for kind, units in needs.items()):
+                yield start
+
+    def _select(self, plan: Plan, window: Window) -> tuple[Selection, ...] | None:
+        within = plan.request.placement.within
+        if plan.top is not None or not within:
+            return self._select_below(plan, window, plan.top or self._graph.root)
+        for top in self._domains(within, window):
+            found = self._select_below(plan, window, top)
+            if found is not None:
+                return found
+        return None
+
+    def _domains(self, within: str, window: Window) -> list[Vertex]:
+        """The vertices of a level in the order in which the policy would have them."""
+        tops = self._graph.of_type(within)
+        if self._policy.stop_on_first:
+            return self._order.ordered(tops, window.now)
+        if self._policy.usage is not Usage.IGNORED:
+            sign = 1 if self._policy.usage is Usage.PACK else -1
+            return sorted(
+                tops, key=lambda top: sign * sum(free_below(top, k, window) for k in top.totals or ())
+            )
+        return sorted(tops, key=lambda top: -top.id if self._policy.high_first else top.id)
+
+    def _select_below(self, plan: Plan, window: Window, top: Vertex) -> tuple[Selection, ...] | None:
+        if len(plan.wants) == 1:
+            found = self._walk(plan, 0, window, top, plan.avoid)
+            return (found,) if found is not None else None
+        natural = list(range(len(plan.wants)))
+        if window.sight is Sight.IDEAL:
+            # Bookings do not count in the ideal, so the groups are looked at one by one.
+            alone = [self._walk(plan, group, window, top, plan.avoid) for group in natural]
+            return tuple(s for s in alone if s is not None) if None not in alone else None
+        hardest = sorted(
+            natural, key=lambda group: -sum(sum(want.needs.values()) for want in plan.wants[group])
+        )
+        for order in (natural, hardest) if hardest != natural else (natural,):
+            selections = self._select_in_order(plan, order, window, top)
+            if selections is not None:
+                return selections
+        return None
+
+    def _select_in_order(
+        self, plan: Plan, order: list[int], window: Window, top: Vertex
+    ) -> tuple[Selection, ...] | None:
+        """Every group in turn, each seeing what the ones before it took; whole or nothing."""
+        selections: dict[int, Selection] = {}
+        tried: list[tuple[int, Marks]] = []
+        avoid = plan.avoid
+        span = Span(window.start, window.end, live=window.sight is Sight.NOW)
+        try:
+            for group in order:
+                selection = self._walk(plan, group, window, top, avoid)
+                if selection is None:
+                    return None
+                selections[group] = selection
+                if plan.request.placement.distinct_nodes:
+                    avoid |= {slot.node.index for slot in slots_of([selection]) if slot.node is not None}
+                marks = marks_of([selection], self._policy.node_exclusive)
+                self._ledger.book((-1, group), marks, span)
+                tried.append((group, marks))
+        finally:
+            for group, marks in reversed(tried):
+                self._ledger.unbook((-1, group), marks)
+        return tuple(selections[group] for group in sorted(selections))
+
+    def _walk(
+        self, plan: Plan, group: int, window: Window, top: Vertex, avoid: frozenset[int]
+    ) -> Selection | None:
+        request = plan.request
+        constraint = request.groups[group].constraint
+        walk = Walk(
+            self._graph,
+            self._policy,
+            self._order,
+            window,
+            plan.wants[group],
+            constraint,
+            request.placement,
+            avoid,
+        )
+        found = walk.select(top)
+        self.preorder += walk.preorder
+        self.postorder += walk.postorder
+        if found is None or not self._policy.node_exclusive:
+            return found
+        # Where nodes are taken whole a request need not ask for more, but then it must touch one.
+        held = any(mark.booked for mark in marks_of([found], True).values())
+        return found if held else None

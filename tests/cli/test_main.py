@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PENSTOCK = Path(sys.executable).parent / "penstock"
+TIMEOUT_S = 30
+COMMANDS = ("demo", "resource-query", "jobspec-validate")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PENSTOCK, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_names_every_command_and_succeeds(flag: str) -> None:
+    done = run(flag)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout.startswith("usage: penstock COMMAND")
+    assert [name for name in COMMANDS if name not in done.stdout] == []
+
+
+def test_no_command_shows_the_usage_as_an_error() -> None:
+    done = run()
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("usage: penstock COMMAND")
+
+
+def test_an_unknown_command_is_named_in_the_error() -> None:
+    done = run("schedule")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "no command 'schedule'" in done.stderr
+    assert "usage: penstock COMMAND" in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_tells_its_usage(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert f"usage: penstock {command}" in done.stdout + done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    # The JSON of a large plan is more than a pipe holds, so the command is cut off while it writes.
+    with subprocess.Popen(
+        [PENSTOCK, "demo", "--nodes", "32", "-o", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == "{\n"
+        running.stdout.close()
+        assert running.stderr.read() == ""
+        assert running.wait(TIMEOUT_S) == 0

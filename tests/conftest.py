@@ -1,0 +1,19 @@
+"""How long hypothesis looks: the same examples on every run, ten times as many if asked.
+
+`HYPOTHESIS_PROFILE=thorough pytest tests/property` also draws new examples each time.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+
+_SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
+_PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
+
+_ALWAYS = settings(deadline=None, suppress_health_check=_SLOW_IS_FINE, phases=_PHASES)
+
+settings.register_profile("default", _ALWAYS, derandomize=True, max_examples=100)
+settings.register_profile("thorough", _ALWAYS, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -1,0 +1,150 @@
+"""Every refusal says which clause failed, how many passed each step, and who stands in the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import asks, asks_groups, at, on, pools_of, sockets_of, want
+from penstock.engine import Answer, Engine, Never, NotNow, Reason, Request, cluster_of, slot_request
+from penstock.engine.allocation import Blocker, Step
+from penstock.engine.elastic import set_status
+from penstock.model.constraint import Properties
+
+
+def reason_of(answer: Answer) -> Reason:
+    assert isinstance(answer, NotNow | Never), answer
+    return answer.reason
+
+
+def steps(reason: Reason) -> list[tuple[str, int, int]]:
+    return [(step.name, step.passed, step.needed) for step in reason.steps]
+
+
+@pytest.mark.parametrize(
+    ("request_", "clause"),
+    [
+        (slot_request({"gpu": 1}), "asks for gpu, and there is no gpu here"),
+        (slot_request({"core": 5}), "asks for 5 core together, the largest place has 4"),
+        (slot_request({"core": 4}, slots=3), "asks for 3 slot, at most 2 fit when everything is free"),
+        (
+            slot_request({"core": 1}, constraint=Properties(("fast",))),
+            "asks for nodes with a constraint that none of 2 meets",
+        ),
+        (asks(want("node", 3, exclusive=True)), "asks for 3 node, at most 2 fit when everything is free"),
+        (
+            asks(want("slot", 2, want("core", 4)), within="node"),
+            "asks for 2 slot, at most 1 fit when everything is free inside one node",
+        ),
+    ],
+)
+def test_never_names_the_clause_that_cannot_be_met(request_: Request, clause: str) -> None:
+    answer = Engine(cluster_of(nodes=2, cores=4)).match(1, request_, 0)
+    assert isinstance(answer, Never)
+    assert str(answer.reason) == clause
+    assert answer.reason.steps
+
+
+def test_never_is_said_although_everything_is_busy_and_down() -> None:
+    engine = Engine(cluster_of(nodes=2, cores=4))
+    engine.match(1, slot_request({"core": 4}, slots=2), 0)
+    set_status(engine.graph.root, up=False)
+    assert isinstance(engine.match(2, slot_request({"core": 5}), 0), Never)
+
+
+def test_a_packing_that_the_walk_misses_is_not_never() -> None:
+    """Pools of 3, 2, 2 and 1 hold two slots of 4, but not in the order of their ids."""
+    answer = Engine(pools_of(3, 2, 2, 1), "low").match(1, slot_request({"memory": 4}, slots=2), 0)
+    assert isinstance(answer, NotNow)
+
+
+def test_the_steps_lead_from_all_nodes_to_those_with_room() -> None:
+    engine = Engine(cluster_of(nodes=4, cores=2), "lonode")
+    set_status(at(engine, "node3"), up=False)
+    engine.match(1, slot_request({"core": 2}, duration_s=10), 0)
+    reason = reason_of(
+        engine.match(2, slot_request({"core": 2}, slots=3, constraint=on("node0", "node1", "node3")), 0)
+    )
+    assert steps(reason) == [
+        ("nodes", 4, 3),
+        ("up", 3, 3),
+        ("match the constraint", 2, 3),
+        ("large enough", 2, 3),
+        ("with room", 1, 3),
+        ("slots that fit", 1, 3),
+    ]
+    assert str(reason) == "asks for 3 slot; 2 nodes match the constraint, it takes 3"
+    assert reason.steps[0] == Step("nodes", 4, 3)
+
+
+def test_who_is_in_the_way_is_told_with_the_time_it_ends() -> None:
+    engine = Engine(cluster_of(nodes=3, cores=1), "lonode")
+    engine.match(1, slot_request({"core": 1}, duration_s=90), 0)
+    engine.match(2, slot_request({"core": 1}, duration_s=30), 0)
+    engine.holds.set("pod/x", at(engine, "node2"), {"core": 1})
+    reason = reason_of(engine.match(3, slot_request({"core": 1}), 0))
+    assert reason.blockers == (Blocker("job 2", 30), Blocker("job 1", 90), Blocker("pod/x", None))
+    assert str(reason) == "asks for 1 slot; 0 nodes with room, it takes 1"
+
+
+def test_what_overruns_is_told_to_end_at_the_next_instant_and_what_never_ends_last() -> None:
+    engine = Engine(cluster_of(nodes=2, cores=1), "lonode")
+    engine.match(1, slot_request({"core": 1}), 0)
+    engine.match(2, slot_request({"core": 1}, duration_s=30), 0)
+    reason = reason_of(engine.match(3, slot_request({"core": 1}), 50))
+    assert reason.blockers == (Blocker("job 2", 51), Blocker("job 1", None))
+
+
+def test_only_those_who_hold_what_would_do_are_in_the_way() -> None:
+    engine = Engine(cluster_of(nodes=2, cores=1), "lonode")
+    engine.match(1, slot_request({"core": 1}, duration_s=5, constraint=on("node0")), 0)
+    engine.match(2, slot_request({"core": 1}, duration_s=5, constraint=on("node1")), 0)
+    reason = reason_of(engine.match(3, slot_request({"core": 1}, constraint=on("node1")), 0))
+    assert reason.blockers == (Blocker("job 2", 5),)
+
+
+def test_few_blockers_are_told() -> None:
+    engine = Engine(cluster_of(nodes=20, cores=1))
+    for job in range(20):
+        engine.match(job, slot_request({"core": 1}, duration_s=10 + job), 0)
+    blockers = reason_of(engine.match(99, slot_request({"core": 1}), 0)).blockers
+    assert [blocker.until_s for blocker in blockers] == list(range(10, 10 + len(blockers)))
+    assert 3 <= len(blockers) < 20
+
+
+def test_nodes_that_are_down_are_the_reason() -> None:
+    engine = Engine(cluster_of(nodes=2, cores=1))
+    set_status(engine.graph.root, up=False)
+    assert (
+        str(reason_of(engine.match(1, slot_request({"core": 1}), 0)))
+        == "asks for 1 slot; 0 nodes are up, it takes 1"
+    )
+
+
+def test_groups_in_each_others_way_are_told_so() -> None:
+    engine = Engine(cluster_of(nodes=1, cores=2))
+    two = want("slot", 1, want("core", 2))
+    reason = reason_of(engine.match(1, asks_groups(two, two), 0))
+    assert str(reason) == "asks for 2 groups together; each fits alone, not all at once"
+
+
+def test_a_domain_that_is_too_crowded_is_told_so() -> None:
+    engine = Engine(cluster_of(nodes=4, cores=1, racks=2), "low")
+    for node in ("node0", "node2"):
+        engine.match(int(node[-1]), slot_request({"core": 1}, constraint=on(node)), 0)
+    reason = reason_of(engine.match(9, asks(want("slot", 2, want("core")), within="rack"), 0))
+    assert str(reason) == "asks for 2 slot inside one rack; none has room for all"
+
+
+def test_explain_answers_nothing_for_what_can_start() -> None:
+    engine = Engine(cluster_of(nodes=1, cores=1))
+    assert engine.explain(slot_request({"core": 1}), 0) is None
+    engine.match(1, slot_request({"core": 1}), 0)
+    reason = engine.explain(slot_request({"core": 1}), 0)
+    assert reason is not None
+    assert reason.blockers == (Blocker("job 1", None),)
+
+
+def test_levels_that_do_not_exist_in_this_order_are_told_so() -> None:
+    request = asks(want("cluster", 1, want("socket", 1, want("slot", 1, want("core")))))
+    reason = reason_of(Engine(sockets_of()).match(1, request, 0))
+    assert "socket" in str(reason)

@@ -1,0 +1,213 @@
+"""Giving back all or a part, and booking again what is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import asks, asks_groups, at, held, placed, pools_of, sockets_of, want
+from penstock.engine import Allocation, Engine, Kind, MatchOp, NotNow, Placement, cluster_of, slot_request
+from penstock.engine.booking import Mark
+from penstock.engine.engine import BadTime, UnknownJob
+from penstock.errors import BadRequest, Conflict
+from penstock.model.jobspec import Resource
+
+CORES = slot_request({"core": 1}, slots=3, duration_s=100)
+
+
+def idle(engine: Engine) -> bool:
+    return all(vertex.state is None for vertex in engine.graph.vertices.values())
+
+
+def marks(engine: Engine, *paths: str) -> list[Mark]:
+    return [Mark(at(engine, path), at(engine, path).size, True, True) for path in paths]
+
+
+def test_a_release_gives_everything_back() -> None:
+    engine = Engine(cluster_of(nodes=2, cores=2))
+    engine.match(1, CORES, 0)
+    engine.release(1)
+    assert idle(engine)
+    assert engine.instants(0) == []
+    with pytest.raises(UnknownJob) as caught:
+        engine.release(1)
+    assert caught.value.job == 1
+
+
+def test_a_reservation_is_released_like_an_allocation() -> None:
+    engine = Engine(cluster_of(nodes=1, cores=1))
+    engine.match(1, slot_request({"core": 1}, duration_s=9), 0)
+    engine.match(2, slot_request({"core": 1}, duration_s=9), 0, MatchOp.ALLOCATE_ORELSE_RESERVE)
+    engine.release(2)
+    assert engine.instants(0) == [9]
+    engine.release(1)
+    assert idle(engine)
+
+
+def test_slots_are_given_back_by_number() -> None:
+    engine = Engine(cluster_of(nodes=1, cores=3), "low")
+    engine.match(1, CORES, 0)
+    assert engine.release_slots(1, [1]) is False
+    assert held(engine.allocation(1)) == ["node0/core0", "node0/core2"]
+    assert held(engine.match(2, slot_request({"core": 1}), 0)) == ["node0/core1"]
+    assert engine.release_slots(1, [0]) is False
+    assert held(engine.allocation(1)) == ["node0/core2"], "numbers are those of what is left"
+    assert engine.release_slots(1, [0]) is True
+    with pytest.raises(UnknownJob):
+        engine.allocation(1)
+
+
+def test_parts_of_a_pool_are_given_back_slot_by_slot() -> None:
+    engine = Engine(pools_of(10, divisible=True), "low")
+    engine.match(1, slot_request({"memory": 3}, slots=3), 0)
+    engine.release_slots(1, [0, 2])
+    assert held(engine.allocation(1)) == ["node0/memory0:3"]
+    assert engine.release_slots(1, [0]) is True
+    assert idle(engine)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        want("socket", 2, want("slot", 1, want("core")), exclusive=True),
+        want("slot", 2, want("socket", 1, exclusive=True)),
+        want("slot", 2, want("socket", 1, want("core"))),
+        want("slot", 1, want("node", 1, exclusive=True)),
+        want("slot", 1, want("node")),
+        want("node", 1, want("socket", 2, want("slot", 1, want("core"))), exclusive=True),
+    ],
+    ids=[
+        "whole sockets",
+        "slots of whole sockets",
+        "trees",
+        "slot of a whole node",
+        "slot of a node",
+        "whole node",
+    ],
+)
+@pytest.mark.parametrize("policy", ["low", "hinodex"])
+def test_the_last_slot_takes_everything_with_it(tree: Resource, policy: str) -> None:
+    engine = Engine(sockets_of(nodes=2), policy)
+    slots = len(placed(engine.match(1, asks(tree), 0)).slots)
+    for left in range(slots, 0, -1):
+        assert engine.release_slots(1, [0]) is (left == 1)
+    assert idle(engine)
+
+
+def test_a_whole_vertex_stays_while_a_slot_in_it_does() -> None:
+    engine = Engine(sockets_of(nodes=1), "low")
+    tree = want("socket", 2, want("slot", 2, want("core")), exclusive=True)
+    assert len(placed(engine.match(1, asks(tree), 0)).slots) == 4
+    engine.release_slots(1, [0])
+    assert len(held(engine.allocation(1))) == 6
+    engine.release_slots(1, [0])
+    assert held(engine.allocation(1)) == ["node0/socket1/core0", "node0/socket1/core1", "node0/socket1"]
+    assert isinstance(engine.match(2, slot_request({"socket": 1}), 0), Allocation)
+
+
+def test_a_group_without_slots_keeps_its_nodes_when_others_slots_go() -> None:
+    engine = Engine(cluster_of(nodes=2, cores=1), "low")
+    engine.match(1, asks_groups(want("node", 1, exclusive=True), want("slot", 1, want("core"))), 0)
+    assert engine.release_slots(1, [0]) is False
+    assert held(engine.allocation(1)) == ["node0/core0", "node0"]
+
+
+def test_vertices_are_given_back_by_themselves() -> None:
+    engine = Engine(cluster_of(nodes=2, cores=2), "lonode")
+    engine.match(1, slot_request({"core": 1}, slots=4), 0)
+    node = at(engine, "node0")
+    assert engine.release_vertices(1, [node, *node.below()]) is False
+    assert held(engine.allocation(1)) == ["node1/core0", "node1/core1"]
+    assert len(engine.allocation(1).slots) == 2
+    assert node.state is None
+    assert engine.release_vertices(1, list(engine.graph.vertices.values())) is True
+
+
+def test_a_set_is_booked_again_as_it_was() -> None:
+    first = Engine(cluster_of(nodes=2, cores=2, pools={"memory": 8}), "low")
+    request = slot_request({"core": 1, "memory": 3}, slots=2, duration_s=50)
+    given = placed(first.match(1, request, 5))
+    first.release(1)
+    again = [
+        Mark(pick.vertex, pick.units, True, not pick.vertex.divisible)
+        for pick in given.picks
+        if pick.exclusive
+    ]
+    assert first.update(1, again, 5, 55, Kind.ALLOCATED, 9, slots=given.slots) == given
+    assert first.release_slots(1, [0]) is False
+    assert first.release_slots(1, [0]) is True
+    assert idle(first)
+
+
+def test_an_extension_after_an_update_knows_how_the_job_was_placed() -> None:
+    engine = Engine(cluster_of(nodes=2, cores=2), "low")
+    placement = Placement(distinct_nodes=True)
+    given = placed(engine.match(1, slot_request({"core": 1}, placement=placement), 0))
+    engine.release(1)
+    engine.update(
+        1, marks(engine, "node0/core0"), 0, None, Kind.ALLOCATED, 0, slots=given.slots, placement=placement
+    )
+    assert held(engine.extend(1, slot_request({"core": 1}), 0)) == ["node1/core0"]
+
+
+@pytest.mark.parametrize(
+    ("taken", "wanted"),
+    [
+        ({"core": 2}, "node0/core0"),
+        ({"core": 2}, "node0"),
+        ({"node": 1}, "node0/core0"),
+        ({"node": 1}, "node0"),
+    ],
+    ids=["the same vertex", "a vertex above", "a vertex below", "the same node"],
+)
+def test_a_set_that_somebody_else_has_is_a_conflict(taken: dict[str, int], wanted: str) -> None:
+    engine = Engine(cluster_of(nodes=1, cores=2), "low")
+    engine.match(1, slot_request(taken, duration_s=10), 0)
+    with pytest.raises(Conflict):
+        engine.update(2, marks(engine, wanted), 5, 20, Kind.ALLOCATED, 5)
+    assert 2 not in engine.jobs
+    assert held(engine.update(2, marks(engine, wanted), 10, 20, Kind.RESERVED, 5)) == [wanted]
+
+
+def test_a_live_set_whose_end_has_passed_needs_the_present_instant() -> None:
+    engine = Engine(cluster_of(nodes=1, cores=1))
+    engine.match(1, slot_request({"core": 1}, duration_s=15), 15)
+    with pytest.raises(Conflict):
+        engine.update(2, marks(engine, "node0/core0"), 0, 10, Kind.ALLOCATED, 20)
+    engine.release(1)
+    assert engine.update(2, marks(engine, "node0/core0"), 0, 10, Kind.ALLOCATED, 20).end_s == 10
+
+
+def test_force_books_what_is_in_use_whatever_the_plan_says() -> None:
+    engine = Engine(cluster_of(nodes=2, cores=1), "low")
+    engine.match(1, slot_request({"core": 1}), 0)
+    engine.update(2, marks(engine, "node0/core0"), 0, 10, Kind.ALLOCATED, 0, force=True)
+    assert held(engine.match(3, slot_request({"core": 1}), 0)) == ["node1/core0"], "others lose nothing by it"
+    engine.release(1)
+    assert isinstance(engine.match(4, slot_request({"core": 1}), 0), NotNow)
+    engine.release(2)
+    engine.release(3)
+    assert idle(engine)
+
+
+def test_an_update_must_name_a_free_number_a_time_and_something() -> None:
+    engine = Engine(cluster_of(nodes=1, cores=1))
+    core = marks(engine, "node0/core0")
+    with pytest.raises(BadTime):
+        engine.update(1, core, 5, 5, Kind.ALLOCATED, 0)
+    with pytest.raises(BadTime):
+        engine.update(1, core, -1, 5, Kind.ALLOCATED, 0)
+    with pytest.raises(BadRequest):
+        engine.update(1, [Mark(core[0].vertex, 1, False, False)], 0, 5, Kind.ALLOCATED, 0)
+    engine.update(1, core, 0, None, Kind.ALLOCATED, 0)
+    with pytest.raises(Conflict):
+        engine.update(1, core, 0, 5, Kind.ALLOCATED, 0, force=True)
+    assert isinstance(engine.match(2, slot_request({"core": 1}), 9), NotNow)
+
+
+def test_a_reservation_has_nothing_to_extend() -> None:
+    engine = Engine(cluster_of(nodes=1, cores=1))
+    engine.update(1, marks(engine, "node0/core0"), 10, 20, Kind.RESERVED, 0)
+    with pytest.raises(Conflict):
+        engine.extend(1, slot_request({"core": 1}), 0)
+    with pytest.raises(UnknownJob):
+        engine.extend(7, slot_request({"core": 1}), 0)

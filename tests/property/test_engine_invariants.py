@@ -1,0 +1,369 @@
+"""Whatever is asked of the engine in whatever order, its books stay right.
+
+A history is drawn as plain values, and played on an engine and on a ledger that is kept beside it
+(see `ledger`). After every step the ledger says whether the decision was allowed and whether the
+engine remembers what it should. The clock only moves forward; allocations overrun their planned
+ends, because nobody releases them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from histories import SHAPES, SOCKET_SHAPES, Shape, Step, histories, requests, socket_requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger import HeldPart, Hold, Ledger, dump, is_below, part_of
+
+from builders import asks, jgf, want
+from penstock.engine import (
+    Allocation,
+    Answer,
+    Engine,
+    Group,
+    Kind,
+    MatchOp,
+    NotNow,
+    Placement,
+    Request,
+    Satisfiable,
+    Vertex,
+)
+from penstock.engine.booking import Mark
+from penstock.engine.elastic import attach, remove, resize, set_status
+from penstock.engine.request import BadShape
+from penstock.errors import Conflict
+from penstock.model.constraint import matches
+
+POLICIES = ["first", "low", "high", "lonode", "hinodex", "lonodex", "firstnodex", "pack", "spread"]
+
+
+def marks_of(said: Allocation, part: HeldPart) -> list[Mark]:
+    """The set as a store would keep it: also which vertices were taken whole."""
+    granted = {path for slot in part.slots for path in slot}
+    marks: list[Mark] = []
+    for pick in said.picks:
+        path = pick.vertex.path()
+        above, _, _ = path.rpartition("/")
+        below = {child.path() for child in pick.vertex.below()} & set(part.units)
+        whole = path in part.alone and (bool(below - granted) if path in granted else above not in part.alone)
+        if pick.exclusive:
+            marks.append(
+                Mark(pick.vertex, pick.units, True, path in part.alone, pick.label, pick.above, whole)
+            )
+    return marks
+
+
+@dataclass(slots=True)
+class World:
+    """An engine, the ledger beside it, and what was said so far."""
+
+    engine: Engine
+    ledger: Ledger
+    now: int = 0
+    jobs_made: int = 0
+    attached: int = 0
+    requests: dict[int, Request] = field(default_factory=dict)
+    past: list[tuple[HeldPart, Allocation, Request]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def play(self, step: Step) -> None:
+        getattr(self, f"do_{step.name}")(step)
+        assert self.ledger.differences(self.engine) == []
+
+    def do_tick(self, step: Step) -> None:
+        self.now += step.amount
+
+    def do_match(self, step: Step) -> None:
+        if step.request.placement.within not in ("", *self.engine.graph.types()):
+            return
+        self.jobs_made += 1
+        job = self.jobs_made
+        before = dump(self.engine)
+        try:
+            answer = self.engine.match(job, step.request, self.now, step.op)
+        except BadShape:  # Several slots in one node, and all on distinct ones.
+            assert step.request.placement.distinct_nodes
+            assert dump(self.engine) == before
+            return
+        self.say(answer)
+        if isinstance(answer, Allocation) and answer.kind is not Kind.MATCHED:
+            self.requests[job] = step.request
+            self.book(job, answer, step.request)
+            self.engine.release(job)
+            assert dump(self.engine) == before, "releasing what was just given is the identity"
+            assert self.engine.match(job, step.request, self.now, step.op) == answer
+            return
+        assert dump(self.engine) == before, f"{step.op} that books nothing leaves no trace"
+        if isinstance(answer, Allocation):
+            self.check(job, answer, step.request)
+        elif not isinstance(answer, Satisfiable):
+            later = self.engine.match(job, step.request, self.now, MatchOp.WITHOUT_ALLOCATING_FUTURE)
+            if isinstance(answer, NotNow) and answer.earliest_s is not None:
+                assert answer.earliest_s > self.now
+                assert isinstance(later, Allocation)
+                assert later.start_s == answer.earliest_s
+            elif step.op is not MatchOp.SATISFIABILITY:
+                assert not isinstance(later, Allocation)
+
+    def do_extend(self, step: Step) -> None:
+        live = [job for job, parts in self.ledger.jobs.items() if parts[0].live]
+        if not live:
+            return
+        job = live[step.which % len(live)]
+        before = dump(self.engine)
+        try:
+            answer = self.engine.extend(job, replace(step.request, placement=Placement()), self.now)
+        except BadShape:
+            assert self.requests[job].placement.distinct_nodes
+            assert dump(self.engine) == before
+            return
+        self.say(answer)
+        if isinstance(answer, Allocation):
+            placement = self.requests[job].placement
+            self.book(job, answer, replace(step.request, placement=placement))
+        else:
+            assert dump(self.engine) == before
+
+    def do_update(self, step: Step) -> None:
+        gone = [
+            (part, said, request) for part, said, request in self.past if said.job not in self.ledger.jobs
+        ]
+        if not gone:
+            return
+        part, said, request = gone[step.which % len(gone)]
+        if any(pick.vertex.index not in self.engine.graph.vertices for pick in said.picks):
+            return
+        if not part.live and part.end <= self.now:
+            return  # Nobody applies a reservation that is over.
+        marks = marks_of(said, part)
+        conflict = self.ledger.conflict(part, self.now)
+        before = dump(self.engine)
+        force = step.flag and step.amount == 0
+        if conflict is not None and not force:
+            with pytest.raises(Conflict):
+                self.engine.update(said.job, marks, said.start_s, said.end_s, said.kind, self.now)
+            assert dump(self.engine) == before
+            return
+        again = self.engine.update(
+            said.job,
+            marks,
+            said.start_s,
+            said.end_s,
+            said.kind,
+            self.now,
+            slots=said.slots,
+            placement=request.placement,
+            top=self.top_of(said, request),
+            force=force,
+        )
+        self.say(again)
+        assert again == said
+        self.requests[said.job] = request
+        self.ledger.jobs[said.job] = [part_of(again, request)]
+
+    def top_of(self, said: Allocation, request: Request) -> Vertex | None:
+        """The vertex that all had to lie within, found again."""
+        for grant in said.slots[0].grants if said.slots else ():
+            for above in (grant.vertex, *self.engine.graph.ancestors(grant.vertex)):
+                if above.type == request.placement.within:
+                    return above
+        return None
+
+    def do_release(self, step: Step) -> None:
+        if self.ledger.jobs:
+            job = sorted(self.ledger.jobs)[step.which % len(self.ledger.jobs)]
+            self.engine.release(job)
+            del self.ledger.jobs[job]
+
+    def do_release_slots(self, step: Step) -> None:
+        if not self.ledger.jobs:
+            return
+        job = sorted(self.ledger.jobs)[step.which % len(self.ledger.jobs)]
+        count = sum(len(part.slots) for part in self.ledger.jobs[job])
+        gone = {number for number in range(count) if step.flag or number % 2 == step.amount % 2}
+        self.ledger.drop_slots(job, gone)
+        assert self.engine.release_slots(job, gone) == (job not in self.ledger.jobs)
+
+    def do_release_vertices(self, step: Step) -> None:
+        if not self.ledger.jobs:
+            return
+        job = sorted(self.ledger.jobs)[step.which % len(self.ledger.jobs)]
+        nodes = self.engine.graph.of_type("node")
+        if not nodes:
+            return
+        below = list(self.engine.graph.walk(nodes[step.amount % len(nodes)]))
+        self.ledger.drop_paths(job, {vertex.path() for vertex in below})
+        assert self.engine.release_vertices(job, below) == (job not in self.ledger.jobs)
+
+    def do_hold(self, step: Step) -> None:
+        nodes = self.engine.graph.of_type("node")
+        if not nodes:
+            return
+        node = nodes[step.which % len(nodes)]
+        kind = ("core", "cpu", "memory", "gpu")[step.amount % 4]
+        name = f"hold {step.which % 3}"
+        amounts = {kind: step.amount, "core": step.amount % 3}
+        self.ledger.holds.pop(name, None)
+        self.ledger.holds[name] = Hold(node.path(), self.ledger.spread(node, amounts), step.flag)
+        self.engine.holds.set(name, node, amounts, standing=step.flag)
+
+    def do_unhold(self, step: Step) -> None:
+        name = f"hold {step.which % 3}"
+        self.ledger.holds.pop(name, None)
+        self.engine.holds.remove(name)
+        assert name not in self.engine.holds
+
+    def do_status(self, step: Step) -> None:
+        vertices = list(self.engine.graph.vertices.values())
+        set_status(vertices[step.which % len(vertices)], step.flag)
+
+    def do_resize(self, step: Step) -> None:
+        pools = [v for v in self.engine.graph.vertices.values() if v.type in ("memory", "cpu")]
+        if pools:
+            resize(self.engine, pools[step.which % len(pools)], step.amount)
+
+    def do_attach(self, step: Step) -> None:
+        """A node with a core, and maybe something of a type that was not there before."""
+        root = self.engine.graph.root
+        self.attached += 1
+        number = 100 + self.attached
+        node, path = f"{number}0", f"{root.path()}/node{number}"
+        kinds = ["core", "disk"] if step.flag else ["core"]
+        children = [
+            (f"{number}{place}", {"type": kind, "id": 0, "rank": number, "path": f"{path}/{kind}0"})
+            for place, kind in enumerate(kinds, start=1)
+        ]
+        nodes = [
+            ("0", {"type": "cluster", "id": 0, "path": root.path()}),
+            (node, {"type": "node", "id": number, "rank": number, "path": path}),
+            *children,
+        ]
+        fresh = attach(self.engine, jgf(nodes, [("0", node), *((node, key) for key, _ in children)]))
+        assert [vertex.type for vertex in fresh] == ["node", *kinds]
+
+    def do_remove(self, step: Step) -> None:
+        tops = [*self.engine.graph.of_type("rack"), *self.engine.graph.of_type("node")]
+        if len(tops) < 2:
+            return
+        top = tops[step.which % len(tops)]
+        inside = {vertex.path() for vertex in self.engine.graph.walk(top)}
+        hit = [j for j, parts in self.ledger.jobs.items() if any(inside & set(part.units) for part in parts)]
+        told = remove(self.engine, top)
+        for job in hit:
+            self.ledger.drop_paths(job, inside)
+        assert set(told.emptied) == {job for job in hit if job not in self.ledger.jobs}
+        assert set(told.shrunk) == {job for job in hit if job in self.ledger.jobs}
+        self.ledger.holds = {name: h for name, h in self.ledger.holds.items() if h.at not in inside}
+
+    def say(self, answer: Answer) -> None:
+        self.said.append(str(answer))
+
+    def book(self, job: int, answer: Allocation, request: Request) -> None:
+        self.check(job, answer, request)
+        self.ledger.jobs.setdefault(job, []).append(part_of(answer, request))
+        self.past.append((part_of(answer, request), answer, request))
+
+    def check(self, job: int, answer: Allocation, request: Request) -> None:
+        """The decision was allowed, is whole, and lies where the request wants it."""
+        part = part_of(answer, request)
+        assert self.ledger.conflict(part, self.now) is None
+        vertices = self.ledger.vertices()
+        chosen = {path for slot in part.slots for path in slot}
+        chosen |= {path for path in part.units if not any(is_below(path, top) for top in part.alone - {path})}
+        for path in chosen:  # What comes along below a vertex that is taken whole may be down.
+            assert all(vertex.up for above, vertex in vertices.items() if is_below(path, above))
+        for number, group in enumerate(request.groups):
+            self.check_group(number, group, answer)
+        mine = [*self.ledger.jobs.get(job, []), part]
+        if request.placement.distinct_nodes:
+            used = [node for theirs in mine for node in theirs.nodes if node is not None]
+            assert len(used) == len(set(used)), "distinct nodes"
+        if request.placement.within:
+            tops = [path for path, vertex in vertices.items() if vertex.type == request.placement.within]
+            # What the slots have; a node that comes along because nodes are taken whole may reach beyond.
+            paths = [path for theirs in mine for held in theirs.slots or [theirs.units] for path in held]
+            assert any(all(is_below(path, top) for path in paths) for top in tops), "all below one vertex"
+
+    def check_group(self, number: int, group: Group, answer: Allocation) -> None:
+        outer = group.resources[0]
+        given = [slot for slot in answer.slots if slot.group == number]
+        needed, slot_want = 1, outer
+        while slot_want.type != "slot" and slot_want.with_:
+            needed *= slot_want.count.min
+            slot_want = slot_want.with_[0]
+        if slot_want.type == "slot":
+            assert len(given) == needed * slot_want.count.min, "a group is whole"
+        for slot in given:
+            for inner in slot_want.with_:
+                grants = [grant for grant in slot.grants if grant.vertex.type == inner.type]
+                units = sum(grant.units for grant in grants)
+                assert units >= inner.count.min
+                if inner.exclusive is not True and all(grant.vertex.divisible for grant in grants):
+                    assert units == inner.count.min
+            nodes = [slot.node] if slot.node is not None else []
+            assert all(matches(group.constraint, node) for node in nodes if group.constraint is not None)
+
+    def empty(self) -> None:
+        """All that is released leaves nothing behind."""
+        for job in list(self.engine.jobs):
+            self.engine.release(job)
+        for name in list(self.ledger.holds):
+            self.engine.holds.remove(name)
+        assert all(vertex.state is None for vertex in self.engine.graph.vertices.values())
+
+
+def world_of(shape: Shape, policy: str) -> World:
+    engine = Engine(shape.graph(), policy)
+    return World(engine, Ledger(engine.graph))
+
+
+@settings(max_examples=settings().max_examples * 2)
+@given(shape=SHAPES, policy=st.sampled_from(POLICIES), history=histories(requests()))
+def test_no_history_breaks_the_books(shape: Shape, policy: str, history: list[Step]) -> None:
+    world = world_of(shape, policy)
+    for step in history:
+        world.play(step)
+    world.empty()
+
+
+@given(shape=SOCKET_SHAPES, policy=st.sampled_from(POLICIES), history=histories(socket_requests()))
+def test_levels_inside_a_node_keep_the_books(shape: Shape, policy: str, history: list[Step]) -> None:
+    world = world_of(shape, policy)
+    for step in history:
+        world.play(step)
+    world.empty()
+
+
+@given(shape=SHAPES, policy=st.sampled_from(POLICIES), history=histories(requests()))
+def test_the_same_history_gives_the_same_answers(shape: Shape, policy: str, history: list[Step]) -> None:
+    first, second = world_of(shape, policy), world_of(shape, policy)
+    for step in history:
+        first.play(step)
+    for step in history:
+        second.play(step)
+    assert first.said == second.said
+    assert dump(first.engine) == dump(second.engine)
+
+
+@given(shape=SHAPES, policy=st.sampled_from(POLICIES), queue=st.lists(requests(), min_size=1, max_size=6))
+def test_a_restart_that_applies_what_is_known_decides_alike(
+    shape: Shape, policy: str, queue: list[Request]
+) -> None:
+    """Bookings are all there is: an engine that is told of them is the engine that made them."""
+    before, after = Engine(shape.graph(), policy), Engine(shape.graph(), policy)
+    for job, request in enumerate(queue):
+        request = replace(request, placement=Placement())
+        answer = before.match(job, request, 0, MatchOp.ALLOCATE_ORELSE_RESERVE)
+        if isinstance(answer, Allocation):
+            marks = [
+                replace(mark, vertex=after.graph.vertices[mark.vertex.index], above=None)
+                for part in before.jobs[job].parts.values()
+                for mark in part.marks.values()
+            ]
+            after.update(job, marks, answer.start_s, answer.end_s, answer.kind, 0)
+    assert dump(before) == dump(after)
+    probe = asks(want("slot", 1, want("core")), duration_s=5)
+    told = [engine.match(-1, probe, 0, MatchOp.WITHOUT_ALLOCATING_FUTURE) for engine in (before, after)]
+    assert str(told[0]) == str(told[1])
