@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from penstock.errors import BadRequest
-from penstock.model import document
+from penstock.model import yaml_tree
 from penstock.model.document import (
     BadDocument,
     Mapping,
@@ -47,7 +47,7 @@ def refusal(text: str | bytes, **limits: int) -> BadDocument:
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both YAML parsers face the same tests."""
     if request.param == "pure":
-        monkeypatch.setattr(document, "_LOADER", yaml.SafeLoader)
+        monkeypatch.setattr(yaml_tree, "_LOADER", yaml.SafeLoader)
     elif not yaml.__with_libyaml__:
         pytest.skip("PyYAML is built without its compiled parser")
     return str(request.param)

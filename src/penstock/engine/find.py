@@ -15,11 +15,11 @@ from typing import Final
 
 from penstock.engine.allocation import Pick
 from penstock.engine.graph import Vertex
-from penstock.engine.state import Booking
+from penstock.engine.state import Booking, Sight, Window, free_below
 from penstock.errors import BadRequest
 from penstock.model.hostlist import parse_hostlist
 
-__all__ = ["BadExpression", "Expression", "find", "parse_expression"]
+__all__ = ["BadExpression", "Expression", "find", "parse_expression", "usage_below"]
 
 _LENGTH_MAX: Final = 4096
 _DEPTH_MAX: Final = 32
@@ -97,6 +97,23 @@ def _visit(vertex: Vertex, above: _Facts, depth: int, expression: Expression, pi
         return False
     picks.append(Pick(vertex, vertex.size, True, depth, vertex.parent()))
     return True
+
+
+def usage_below(picks: tuple[Pick, ...], job: int | None, now: int) -> dict[int, dict[str, str]]:
+    """What is used below every vertex that keeps filters, by its index: by all, or by one job."""
+    window = Window(now, now + 1, now, Sight.LATER)
+    usage: dict[int, dict[str, str]] = {}
+    for pick in picks:
+        vertex = pick.vertex
+        used: dict[str, str] = {}
+        for kind, total in (vertex.totals or {}).items():
+            if job is None:
+                units = total - free_below(vertex, kind, window)
+            else:
+                units = sum(booking.below.get(kind, 0) for booking in _bookings(vertex, job))
+            used[kind] = f"used:{units}, total:{total}"
+        usage[vertex.index] = used
+    return usage
 
 
 class _Parser:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from penstock.engine.graph import Vertex
-from penstock.engine.state import Sight, Window, free_below
+from penstock.engine.state import Sight, Window, room_below
 from penstock.errors import BadRequest
 
 __all__ = ["NAMED_POLICIES", "BadPolicy", "DerivedOrder", "Policy", "SearchOrder", "Usage", "parse_policy"]
@@ -136,4 +136,4 @@ class DerivedOrder:
         if child.state is None or not child.state.bookings or not child.totals:
             return _UNTOUCHED
         last = next(reversed(child.totals))
-        return free_below(child, last, window)
+        return room_below(child, last, window)

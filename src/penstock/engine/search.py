@@ -19,7 +19,7 @@ from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import Policy, SearchOrder, Usage
 from penstock.engine.request import Request, Want
-from penstock.engine.state import Sight, Window, free_below
+from penstock.engine.state import Sight, Window, free_below, room_below
 from penstock.engine.walker import Selection, Walk
 
 __all__ = ["Events", "Plan", "Search"]
@@ -128,7 +128,7 @@ class Search:
         if self._policy.usage is not Usage.IGNORED:
             sign = 1 if self._policy.usage is Usage.PACK else -1
             return sorted(
-                tops, key=lambda top: sign * sum(free_below(top, k, window) for k in top.totals or ())
+                tops, key=lambda top: sign * sum(room_below(top, k, window) for k in top.totals or ())
             )
         return sorted(tops, key=lambda top: -top.id if self._policy.high_first else top.id)
 

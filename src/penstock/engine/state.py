@@ -32,6 +32,7 @@ __all__ = [
     "free_units",
     "is_untouched",
     "refresh_excess",
+    "room_below",
 ]
 
 
@@ -191,6 +192,19 @@ def free_below(vertex: Vertex, kind: str, window: Window) -> int:
     booked = planner.booked_most(window.start, window.end) if planner is not None else 0
     excess = state.excess_below.get(kind, 0)
     return total - booked - (held[0] + held[1] if held is not None else 0) + excess
+
+
+def room_below(vertex: Vertex, kind: str, window: Window) -> int:
+    """As `free_below`, less what is late: how much room there really seems to be, to order by."""
+    room = free_below(vertex, kind, window)
+    state = vertex.state
+    if state is None or window.start > window.now or state.live_end_min > window.now:
+        return room
+    planner = state.below.get(kind)
+    late = sum(booking.below.get(kind, 0) for booking in state.late(window.now))
+    booked = planner.booked_most(window.start, window.end) if planner is not None else 0
+    at_once = planner.booked_at(window.now) if planner is not None else 0
+    return room + booked - max(booked, at_once + late)
 
 
 def is_untouched(vertex: Vertex, window: Window) -> bool:

@@ -23,7 +23,7 @@ from typing import Final
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.policies import Policy, SearchOrder, Usage
 from penstock.engine.request import SLOT, Placement, Want
-from penstock.engine.state import Sight, Window, free_below, free_units, is_untouched
+from penstock.engine.state import Sight, Window, free_below, free_units, is_untouched, room_below
 from penstock.model.constraint import Constraint, matches
 from penstock.model.jobspec import UINT_MAX
 
@@ -352,7 +352,7 @@ class Walk:
         if not kinds:
             return 0 if is_untouched(node, self._window) else _PPM
         used = sum(
-            (totals[kind] - free_below(node, kind, self._window)) * _PPM // totals[kind] for kind in kinds
+            (totals[kind] - room_below(node, kind, self._window)) * _PPM // totals[kind] for kind in kinds
         )
         return used // len(kinds)
 

@@ -16,21 +16,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
-
-import yaml
 
 from penstock.errors import BadRequest
 
 __all__ = [
     "BadDocument",
+    "Bounds",
     "Mapping",
     "Node",
     "Scalar",
     "Sequence",
     "child",
+    "fail_duplicate",
     "located",
     "parse_document",
     "parse_json",
@@ -41,14 +40,9 @@ _SIZE_MAX = 1 << 20
 _DEPTH_MAX = 64
 _NODES_MAX = 100_000
 
-_LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-_NULLS = frozenset(["", "~", "null", "Null", "NULL"])
 # The closing quote is optional: a search that failed at every quote would take quadratic time.
 _JSON_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _SHOWN_MAX = 80
-
-# The YAML parser compares each directive with all those before it.
-_DIRECTIVES_MAX = 64
 
 
 class BadDocument(BadRequest):
@@ -141,13 +135,16 @@ def parse_document(
 ) -> Node:
     """The one document in `text`, YAML or JSON. Empty text is the null scalar, as in YAML."""
     source = _decoded(text, size_max)
-    bounds = _Bounds(depth_max=depth_max, nodes_max=nodes_max)
+    bounds = Bounds(depth_max=depth_max, nodes_max=nodes_max)
     if source.lstrip(" \t\r\n")[:1] in ("{", "["):
         try:
             return _json_tree(source, bounds)
         except json.JSONDecodeError:
-            bounds = _Bounds(depth_max=depth_max, nodes_max=nodes_max)
-    return _yaml_tree(source, bounds)
+            bounds = Bounds(depth_max=depth_max, nodes_max=nodes_max)
+    # Only who reads YAML pays for its parser: importing it takes a good part of a short command.
+    from penstock.model.yaml_tree import yaml_tree
+
+    return yaml_tree(source, bounds)
 
 
 def parse_json(
@@ -160,7 +157,7 @@ def parse_json(
     """The JSON value in `text`, for formats that are JSON only. Positions are unknown."""
     source = _decoded(text, size_max)
     try:
-        return _json_tree(source, _Bounds(depth_max=depth_max, nodes_max=nodes_max))
+        return _json_tree(source, Bounds(depth_max=depth_max, nodes_max=nodes_max))
     except json.JSONDecodeError as error:
         raise BadDocument(
             "not valid JSON",
@@ -171,7 +168,7 @@ def parse_json(
 
 
 @dataclass(slots=True)
-class _Bounds:
+class Bounds:
     """Counts nodes while a tree is built, so that the build stops at the bound and not after it."""
 
     depth_max: int
@@ -230,7 +227,7 @@ class _Pairs:
     items: list[tuple[str, object]]
 
 
-def _json_tree(source: str, bounds: _Bounds) -> Node:
+def _json_tree(source: str, bounds: Bounds) -> Node:
     """Raises `json.JSONDecodeError` if it is no JSON, and `BadDocument` if it is JSON to refuse."""
     _check_json_nodes(source, bounds)
     try:
@@ -246,7 +243,7 @@ def _json_tree(source: str, bounds: _Bounds) -> Node:
         bounds.fail_depth()
 
 
-def _check_json_nodes(source: str, bounds: _Bounds) -> None:
+def _check_json_nodes(source: str, bounds: Bounds) -> None:
     """A node is the first one, or follows a comma or an opening bracket: count before building."""
     if _openings(source) > bounds.nodes_max:
         bare = _JSON_STRING.sub("0", source)
@@ -273,12 +270,12 @@ def _json_pairs(pairs: list[tuple[str, object]]) -> _Pairs:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                _fail_duplicate(key, "document")
+                fail_duplicate(key, "document")
             seen.add(key)
     return _Pairs(pairs)
 
 
-def _json_node(value: object, depth: int, bounds: _Bounds) -> Node:
+def _json_node(value: object, depth: int, bounds: Bounds) -> Node:
     bounds.count(1, depth)
     match value:
         case str():
@@ -313,171 +310,7 @@ def _check_unicode(text: str) -> None:
         ) from error
 
 
-def _fail_duplicate(key: str, where: str) -> NoReturn:
+def fail_duplicate(key: str, where: str) -> NoReturn:
     raise BadDocument(
         "duplicate key in a mapping", where=where, found=repr(key), expected="every key at most once"
     )
-
-
-# YAML
-
-
-@dataclass(slots=True)
-class _Frame:
-    """A sequence or mapping that is still open."""
-
-    is_mapping: bool
-    anchor: str | None
-    nodes_before: int
-    line: int
-    column: int
-    height: int = 1  # The deepest level of this subtree, itself counted.
-    key: str | None = None
-    seen: set[str] = field(default_factory=set)
-    entries: list[Node] = field(default_factory=list)
-    pairs: list[tuple[str, Node]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Anchored:
-    node: Node
-    nodes: int
-    height: int
-
-
-def _yaml_tree(source: str, bounds: _Bounds) -> Node:
-    directives = source.count("\n%") + source.count("\r%")
-    if directives > _DIRECTIVES_MAX:
-        raise BadDocument(
-            "too many directives",
-            where="document",
-            found=f"{directives} lines that begin with %",
-            expected=f"at most {_DIRECTIVES_MAX} directives",
-        )
-    builder = _YamlBuilder(bounds)
-    for event in _events(source):
-        builder.take(event)
-    return builder.root if builder.root is not None else Scalar("", False, True, 1, 1)
-
-
-def _events(source: str) -> Iterator[yaml.Event]:
-    try:
-        yield from yaml.parse(source, Loader=_LOADER)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise BadDocument(
-            "not valid YAML",
-            where=f"line {mark.line + 1}, column {mark.column + 1}" if mark is not None else "document",
-            found=error.problem or error.context or "a syntax error",
-            expected="one YAML or JSON document",
-        ) from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise BadDocument(
-            "not valid YAML", where="document", found=str(error), expected="one YAML or JSON document"
-        ) from error
-
-
-class _YamlBuilder:
-    """Builds the tree from events with a stack of its own: depth costs no interpreter frames."""
-
-    def __init__(self, bounds: _Bounds) -> None:
-        self.root: Node | None = None
-        self._bounds = bounds
-        self._open: list[_Frame] = []
-        self._anchored: dict[str, _Anchored | None] = {}  # None: its node is still open.
-        self._documents = 0
-
-    def take(self, event: yaml.Event) -> None:
-        mark = event.start_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark is not None else (0, 0)
-        match event:
-            case yaml.ScalarEvent():
-                self._scalar(event, line, column)
-            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
-                self._start(isinstance(event, yaml.MappingStartEvent), event.anchor, line, column)
-            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                self._end()
-            case yaml.AliasEvent():
-                self._alias(event.anchor or "", line, column)
-            case yaml.DocumentStartEvent():
-                self._documents += 1
-                if self._documents > 1:
-                    raise BadDocument(
-                        "more than one document",
-                        where=f"line {line}, column {column}",
-                        found="a second document",
-                        expected="one document",
-                    )
-            case _:
-                pass  # Stream start and end, document end.
-
-    def _scalar(self, event: yaml.ScalarEvent, line: int, column: int) -> None:
-        quoted = bool(event.style)
-        node = Scalar(event.value, quoted, not quoted and event.value in _NULLS, line, column)
-        self._bounds.count(1, len(self._open) + 1, line)
-        if event.anchor is not None:
-            self._anchored[event.anchor] = _Anchored(node, 1, 1)
-        self._add(node, 1)
-
-    def _start(self, is_mapping: bool, anchor: str | None, line: int, column: int) -> None:
-        if self._wants_key():
-            self._fail_key("a mapping" if is_mapping else "a sequence", line, column)
-        frame = _Frame(is_mapping, anchor, self._bounds.nodes, line, column)
-        self._open.append(frame)
-        self._bounds.count(1, len(self._open), line)
-        if anchor is not None:
-            self._anchored[anchor] = None
-
-    def _end(self) -> None:
-        frame = self._open.pop()
-        node: Node
-        if frame.is_mapping:
-            node = Mapping(tuple(frame.pairs), frame.line, frame.column)
-        else:
-            node = Sequence(tuple(frame.entries), frame.line, frame.column)
-        if frame.anchor is not None:
-            nodes = self._bounds.nodes - frame.nodes_before
-            self._anchored[frame.anchor] = _Anchored(node, nodes, frame.height)
-        self._add(node, frame.height)
-
-    def _alias(self, anchor: str, line: int, column: int) -> None:
-        target = self._anchored.get(anchor)
-        if target is None:
-            raise BadDocument(
-                "alias within its own node" if anchor in self._anchored else "alias without an anchor",
-                where=f"line {line}, column {column}",
-                found=f"*{anchor}",
-                expected="an alias of a node that is complete",
-            )
-        self._bounds.count(target.nodes, len(self._open) + target.height, line)
-        if self._wants_key() and not isinstance(target.node, Scalar):
-            self._fail_key(f"*{anchor}", line, column)
-        self._add(target.node, target.height)
-
-    def _add(self, node: Node, height: int) -> None:
-        if not self._open:
-            self.root = node
-            return
-        frame = self._open[-1]
-        frame.height = max(frame.height, height + 1)
-        if not frame.is_mapping:
-            frame.entries.append(node)
-        elif frame.key is not None:
-            frame.pairs.append((frame.key, node))
-            frame.key = None
-        elif isinstance(node, Scalar):
-            if node.text in frame.seen:
-                _fail_duplicate(node.text, f"line {node.line}, column {node.column}")
-            frame.seen.add(node.text)
-            frame.key = node.text
-
-    def _wants_key(self) -> bool:
-        return bool(self._open) and self._open[-1].is_mapping and self._open[-1].key is None
-
-    def _fail_key(self, found: str, line: int, column: int) -> NoReturn:
-        raise BadDocument(
-            "a mapping key is not a scalar",
-            where=f"line {line}, column {column}",
-            found=found,
-            expected="a scalar as key",
-        )

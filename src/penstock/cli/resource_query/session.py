@@ -1,4 +1,4 @@
-"""The commands of a session, one method each."""
+"""The commands of a session, one method each: a long list rather than a deep module."""
 
 from __future__ import annotations
 
@@ -7,35 +7,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Final, TextIO
 
+from penstock.cli.resource_query.judgement import HORIZON_S, NOW, check_types, could_ever, has_enough_nodes
 from penstock.cli.resource_query.memory import RememberedOrder
 from penstock.cli.resource_query.options import Options
+from penstock.cli.resource_query.sets import reapply, release_part, vertices_named
 from penstock.engine.allocation import Allocation, Kind, Pick
-from penstock.engine.booking import Mark
 from penstock.engine.elastic import attach, remove, set_property, set_status
 from penstock.engine.engine import Engine, MatchOp
-from penstock.engine.find import find, parse_expression
+from penstock.engine.find import find, parse_expression, usage_below
 from penstock.engine.graph import Graph, Vertex
-from penstock.engine.readers.jgf import marks_in_jgf, vertices_in_jgf
-from penstock.engine.readers.rv1exec import marks_in_rset, ranks_in_rset
-from penstock.engine.request import SLOT, BadShape, HoldsNothing, Request, request_of
-from penstock.engine.state import Sight, Window, free_below, free_units
+from penstock.engine.request import BadShape, HoldsNothing, Request, request_of
 from penstock.engine.writers.formats import FORMATS, Sheet
 from penstock.errors import BadRequest, Conflict
-from penstock.model.constraint import matches
 from penstock.model.idset import parse_idset
-from penstock.model.jobspec import Resource, parse_jobspec
+from penstock.model.jobspec import parse_jobspec
 
-__all__ = ["HORIZON_S", "Session"]
+__all__ = ["Session"]
 
-HORIZON_S: Final = 3_153_600_000  # a hundred years: nothing is planned beyond
-_NOW: Final = 0  # the clock of a session stands still
 _RULE: Final = "INFO: =============================\n"
-_BUILT_IN_TYPES: Final = frozenset(
-    {"cluster", "core", "socket", "gpu", "node", "rack", "slot", "storage_node", "ssd"}
-)
 _FILE_MAX: Final = 512 << 20
 
 _OPS: Final = {op.value: op for op in MatchOp}
@@ -124,19 +115,19 @@ class Session:
             return self._tell_failure(op, satisfiable=True, began=began)
         try:
             if op is MatchOp.SATISFIABILITY:
-                return self._tell_satisfiability(self._could_ever(request), began)
-            if not self._has_enough_nodes(request, op):
+                return self._tell_satisfiability(could_ever(self._engine, request), began)
+            if not has_enough_nodes(self._engine, request, op):
                 return self._refused(op, began, unsatisfiable=op is MatchOp.ALLOCATE_WITH_SATISFIABILITY)
-            answer = self._engine.match(self._next_job, request, _NOW, op, explain=False)
+            answer = self._engine.match(self._next_job, request, NOW, op, explain=False)
         except HoldsNothing:
             return self._refused(op, began, unsatisfiable=False)
         except BadShape as error:
             self._error(f"match_allocate: ERROR: {error.summary}")
             return self._refused(op, began, unsatisfiable=op in _TELLS_UNSATISFIABLE)
         if not isinstance(answer, Allocation):
-            unsatisfiable = op in _TELLS_UNSATISFIABLE and not self._could_ever(request)
+            unsatisfiable = op in _TELLS_UNSATISFIABLE and not could_ever(self._engine, request)
             return self._refused(op, began, unsatisfiable)
-        self._order.note(answer, _NOW)
+        self._order.note(answer, NOW)
         if op not in _LOOKS_ONLY:
             self._order.note_span(answer.start_s, answer.end_s or HORIZON_S)
         written = self._write(self._sheet(answer))
@@ -146,54 +137,13 @@ class Session:
         self._tell_success(answer, file, began, consumes=op not in _LOOKS_ONLY)
         return True
 
-    def _could_ever(self, request: Request) -> bool:
-        graph = self._engine.graph
-        if _has_slot_below_unnamed(graph, request):
-            asked: dict[str, int] = {}
-            _count_asked(request.groups[0].resources, 1, asked)
-            return all(units <= sum(v.size for v in graph.of_type(kind)) for kind, units in asked.items())
-        return self._engine.could_ever(request)
-
     def _request(self, text: bytes) -> Request:
         jobspec = parse_jobspec(text)
-        self._check_types(jobspec.resources)
+        check_types(self._engine.graph, jobspec.resources)
         if jobspec.duration_s > HORIZON_S:
             raise BadRequest("the duration ends beyond the horizon", found=f"{jobspec.duration_s} s")
         self._asked_queue = jobspec.queue
         return request_of(jobspec)
-
-    def _check_types(self, resources: tuple[Resource, ...]) -> None:
-        known = self._engine.graph.types() | _BUILT_IN_TYPES
-        for resource in resources:
-            if resource.type not in known:
-                raise BadRequest(
-                    'Value of "type" must be a resource type known to fluxion',
-                    found=resource.type,
-                    expected=", ".join(sorted(known)),
-                )
-            self._check_types(resource.with_)
-
-    def _has_enough_nodes(self, request: Request, op: MatchOp) -> bool:
-        """Fluxion's check before the walk: are there nodes enough that are up and fit at all?"""
-        if "node" not in self._engine.filters.tracked:
-            return True
-        group = request.groups[0]
-        asked: dict[str, int] = {}
-        _count_asked(group.resources, 1, asked)
-        needed = asked.get("node", 0)
-        if needed == 0 and group.constraint is None:
-            return True
-        graph = self._engine.graph
-        nodes = graph.of_type("node")
-        up = (node for node in nodes if node.up and all(above.up for above in graph.ancestors(node)))
-        if group.constraint is None:
-            return sum(1 for _ in islice(up, needed)) == needed
-        ideal = op is MatchOp.ALLOCATE_WITH_SATISFIABILITY
-        start = _NOW if op is MatchOp.ALLOCATE else HORIZON_S - 1
-        window = Window(start, start + (request.duration_s or HORIZON_S), _NOW, Sight.LATER)
-        constraint = group.constraint
-        fit = (n for n in (nodes if ideal else up) if matches(constraint, n) and free_units(n, window) == 1)
-        return sum(1 for _ in islice(fit, needed)) == needed
 
     def _sheet(self, answer: Allocation) -> Sheet:
         # Fluxion's writer never forgets a queue that it was told.
@@ -224,7 +174,7 @@ class Session:
             marks = self._engine.jobs[answer.job].marks()
             self._engine.release(answer.job)
             self._engine.update(
-                self._hidden_job, marks.values(), answer.start_s, answer.end_s, answer.kind, _NOW, force=True
+                self._hidden_job, marks.values(), answer.start_s, answer.end_s, answer.kind, NOW, force=True
             )
             self._hidden_job -= 1
         self._error("match_allocate: ERROR: match writer emit: Invalid argument")
@@ -232,10 +182,10 @@ class Session:
 
     def _tell_success(self, answer: Allocation, file: str, began: float, consumes: bool) -> None:
         at = answer.start_s
-        state = "MATCHED" if not consumes else "ALLOCATED" if at == _NOW else "RESERVED"
+        state = "MATCHED" if not consumes else "ALLOCATED" if at == NOW else "RESERVED"
         elapsed = time.perf_counter() - began
         self._out.write(f"{_RULE}INFO: JOBID={answer.job}\nINFO: RESOURCES={state}\n")
-        self._out.write(f"INFO: SCHEDULED AT={'Now' if at == _NOW else at}\n")
+        self._out.write(f"INFO: SCHEDULED AT={'Now' if at == NOW else at}\n")
         self._tell_effort(self._stdout, elapsed)
         self._out.write(_RULE)
         if consumes:
@@ -288,7 +238,7 @@ class Session:
         began = time.perf_counter()
         self._next_job = job
         try:
-            answer = self._reapply(job, reader, text, at, at + duration)
+            answer = reapply(self._engine, job, reader, text, at, at + duration)
         except (BadRequest, Conflict) as error:
             self._error("ERROR: traverser run () returned error ")
             self._error(f"ERROR: {error}")
@@ -301,22 +251,6 @@ class Session:
         self._update_times_s.append(time.perf_counter() - began)
         self._next_job = job + 1
         return True
-
-    def _reapply(self, job: int, reader: str, text: bytes, start: int, end: int) -> Allocation:
-        graph = self._engine.graph
-        if reader == "jgf":
-            return self._engine.update(job, marks_in_jgf(graph, text), start, end, Kind.ALLOCATED, _NOW)
-        marks = marks_in_rset(graph, text)
-        answer = self._engine.update(job, marks, start, end, Kind.ALLOCATED, _NOW)
-        # A node on which the set leaves nothing free goes with it, as Fluxion has it.
-        window = Window(start, end, _NOW, Sight.LATER)
-        touched = {pick.vertex.index: pick.vertex for pick in answer.picks if pick.vertex.type == "node"}
-        full = [node for node in touched.values() if all(free_units(c, window) <= 0 for c in node.below())]
-        whole = [Mark(node, node.size, True, True) for node in full if free_units(node, window) >= node.size]
-        if not whole:
-            return answer
-        self._engine.release(job)
-        return self._engine.update(job, [*marks, *whole], start, end, Kind.ALLOCATED, _NOW, force=True)
 
     def _cancel(self, words: list[str]) -> bool:
         if len(words) not in (2, 3):
@@ -349,46 +283,13 @@ class Session:
         if self._jobs[job].state == "RESERVED":
             return self._error("ERROR: reservations not currently supported by partial cancel")
         try:
-            if self._release_part(job, self._released_by(reader, text)):
+            if release_part(self._engine, job, vertices_named(self._engine.graph, reader, text)):
                 self._jobs[job].state = "CANCELED"
         except (BadRequest, Conflict):
             self._error(f"ERROR: error encountered while removing job {job}")
         if words[4:] == ["stats"]:
             self._tell_visits("PARTIAL CANCEL", 0)
         return True
-
-    def _release_part(self, job: int, vertices: list[Vertex]) -> bool:
-        """True if the job is over. Fluxion sees that only by the totals at the root.
-
-        A job none of whose types is counted there is never over by parts: it stays, as a guest on
-        the vertices above, until it is cancelled.
-        """
-        root = self._engine.graph.root
-        before = self._engine.allocation(job)
-        bookings = root.state.bookings.items() if root.state is not None else ()
-        is_counted = any(booking.below for (number, _), booking in bookings if number == job)
-        if not self._engine.release_vertices(job, vertices):
-            return False
-        if is_counted:
-            return True
-        gone = {vertex.index for vertex in vertices}
-        passed = [pick.vertex for pick in before.picks if pick.vertex.index not in gone]
-        guests = [Mark(vertex, 0, True, False) for vertex in passed]
-        self._engine.update(job, guests, before.start_s, before.end_s, Kind.ALLOCATED, _NOW, force=True)
-        return False
-
-    def _released_by(self, reader: str, text: bytes) -> list[Vertex]:
-        """The vertices that a partial cancel names: whole ranks by R, single ones by JGF."""
-        graph = self._engine.graph
-        if reader == "jgf":
-            return vertices_in_jgf(graph, text)
-        vertices: list[Vertex] = []
-        for rank in ranks_in_rset(text):
-            members = graph.of_rank(rank)
-            if not members:
-                raise BadRequest("no such rank", found=str(rank))
-            vertices.extend(members)
-        return vertices
 
     def _tell_visits(self, what: str, visited: int) -> None:
         self._out.write(f'{_RULE}INFO: {what} PREORDER COUNT="{visited}"\n')
@@ -447,7 +348,7 @@ class Session:
         before = dict(root.totals or {})
         yield
         for kind, total in list((root.totals or {}).items())[:1]:
-            self._order.note_growth(total - before.get(kind, 0), self._engine.instants(_NOW))
+            self._order.note_growth(total - before.get(kind, 0), self._engine.instants(NOW))
 
     def _find(self, words: list[str]) -> bool:
         if len(words) < 2:
@@ -458,29 +359,12 @@ class Session:
         except BadRequest:
             return self._error(f"findfind: invalid criteria: {text}.")
         picks = find(self._engine.graph.root, expression)
-        usage = self._usage(picks, expression.job) if expression.with_usage else {}
+        usage = usage_below(picks, expression.job, NOW) if expression.with_usage else {}
         written = self._write(Sheet(picks, usage=usage, queue=self._queue))
         if written is None:
             return self._error("find: ERROR: find writer emit: Invalid argument")
         self._out.write(f'{written}{_RULE}INFO: EXPRESSION="{text}"\n{_RULE}')
         return True
-
-    def _usage(self, picks: tuple[Pick, ...], job: int | None) -> dict[int, dict[str, str]]:
-        """What is used below every vertex that keeps filters: by all, or by one job."""
-        window = Window(_NOW, _NOW + 1, _NOW, Sight.LATER)
-        usage: dict[int, dict[str, str]] = {}
-        for pick in picks:
-            vertex = pick.vertex
-            used: dict[str, str] = {}
-            for kind, total in (vertex.totals or {}).items():
-                if job is None:
-                    units = total - free_below(vertex, kind, window)
-                else:
-                    bookings = vertex.state.bookings.items() if vertex.state is not None else ()
-                    units = sum(b.below.get(kind, 0) for (number, _), b in bookings if number == job)
-                used[kind] = f"used:{units}, total:{total}"
-            usage[vertex.index] = used
-        return usage
 
     def _set_property(self, words: list[str]) -> bool:
         if len(words) != 3:
@@ -661,34 +545,3 @@ def _leading_int(text: str) -> int:
             break
         digits += character
     return sign * int(digits) if digits else 0
-
-
-def _count_asked(resources: tuple[Resource, ...], times: int, asked: dict[str, int]) -> None:
-    """Adds up what a request asks for at least, by type."""
-    for resource in resources:
-        least = times * resource.count.min
-        if resource.type != SLOT:
-            asked[resource.type] = asked.get(resource.type, 0) + least
-        _count_asked(resource.with_, least, asked)
-
-
-def _has_slot_below_unnamed(graph: Graph, request: Request) -> bool:
-    """A slot whose parts lie one level below the vertex that it is asked for in.
-
-    Fluxion finds such a shape (node->slot->core on node->socket->core) and then books nothing: every
-    match fails, and none is called unsatisfiable.
-    """
-    pending = [resource for group in request.groups for resource in group.resources]
-    while pending:
-        resource = pending.pop()
-        pending.extend(resource.with_)
-        slot = next((inner for inner in resource.with_ if inner.type == SLOT), None)
-        if slot is None or resource.type == SLOT:
-            continue
-        kinds = {inner.type for inner in slot.with_}
-        tops = graph.of_type(resource.type)
-        direct = any(kinds <= {child.type for child in top.below()} for top in tops)
-        below = any(kinds <= {c.type for c in child.below()} for top in tops for child in top.below())
-        if below and not direct:
-            return True
-    return False
