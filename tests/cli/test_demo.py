@@ -91,7 +91,7 @@ def test_the_json_has_one_shape(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_never_fits_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     giant = facts_of(capsys)["jobs"][-1]
     assert giant["outcome"] == "never"
-    assert giant["reason"]["clause"] == "asks for 16 core together, the largest place has 8"
+    assert giant["reason"]["clause"] == "asks for 16 cores together, the largest place has 8"
     assert giant["reason"]["blockers"] == []
     text = text_of(capsys)
     told = text[text.index("What can never start") :]

@@ -24,16 +24,16 @@ def steps(reason: Reason) -> list[tuple[str, int, int]]:
     ("request_", "clause"),
     [
         (slot_request({"gpu": 1}), "asks for gpu, and there is no gpu here"),
-        (slot_request({"core": 5}), "asks for 5 core together, the largest place has 4"),
-        (slot_request({"core": 4}, slots=3), "asks for 3 slot, at most 2 fit when everything is free"),
+        (slot_request({"core": 5}), "asks for 5 cores together, the largest place has 4"),
+        (slot_request({"core": 4}, slots=3), "asks for 3 slots, at most 2 fit when everything is free"),
         (
             slot_request({"core": 1}, constraint=Properties(("fast",))),
             "asks for nodes with a constraint that none of 2 meets",
         ),
-        (asks(want("node", 3, exclusive=True)), "asks for 3 node, at most 2 fit when everything is free"),
+        (asks(want("node", 3, exclusive=True)), "asks for 3 nodes, at most 2 fit when everything is free"),
         (
             asks(want("slot", 2, want("core", 4)), within="node"),
-            "asks for 2 slot, at most 1 fit when everything is free inside one node",
+            "asks for 2 slots, at most 1 fit when everything is free inside one node",
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_the_steps_lead_from_all_nodes_to_those_with_room() -> None:
         ("with room", 1, 3),
         ("slots that fit", 1, 3),
     ]
-    assert str(reason) == "asks for 3 slot; 2 nodes match the constraint, it takes 3"
+    assert str(reason) == "asks for 3 slots; 2 nodes match the constraint, it takes 3"
     assert reason.steps[0] == Step("nodes", 4, 3)
 
 
@@ -132,7 +132,7 @@ def test_a_domain_that_is_too_crowded_is_told_so() -> None:
     for node in ("node0", "node2"):
         engine.match(int(node[-1]), slot_request({"core": 1}, constraint=on(node)), 0)
     reason = reason_of(engine.match(9, asks(want("slot", 2, want("core")), within="rack"), 0))
-    assert str(reason) == "asks for 2 slot inside one rack; none has room for all"
+    assert str(reason) == "asks for 2 slots inside one rack; none has room for all"
 
 
 def test_explain_answers_nothing_for_what_can_start() -> None:

@@ -104,6 +104,15 @@ def test_a_whole_vertex_stays_while_a_slot_in_it_does() -> None:
     assert isinstance(engine.match(2, slot_request({"socket": 1}), 0), Allocation)
 
 
+def test_what_was_asked_for_alone_stays_while_the_node_around_it_does() -> None:
+    engine = Engine(pools_of(2, 2), "lonodex")
+    engine.match(1, asks(want("slot", 2, want("memory", 1, exclusive=True))), 0)
+    assert engine.release_slots(1, [0]) is False
+    assert held(engine.allocation(1)) == ["node0/memory0:2", "node0/memory1:2", "node0"]
+    assert engine.release_slots(1, [0]) is True
+    assert idle(engine)
+
+
 def test_a_group_without_slots_keeps_its_nodes_when_others_slots_go() -> None:
     engine = Engine(cluster_of(nodes=2, cores=1), "low")
     engine.match(1, asks_groups(want("node", 1, exclusive=True), want("slot", 1, want("core"))), 0)

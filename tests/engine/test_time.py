@@ -111,6 +111,15 @@ def test_the_planned_end_of_a_live_job_is_not_its_release() -> None:
     assert isinstance(engine.match(9, slot_request({"node": 1}), 10), Allocation)
 
 
+def test_a_part_of_a_pool_that_overruns_is_still_in_use() -> None:
+    engine = Engine(cluster_of(nodes=1, pools={"memory": 8}), "low")
+    engine.match(1, slot_request({"memory": 5}, duration_s=10), 0)
+    answer = engine.match(2, slot_request({"memory": 4}, duration_s=5), 30)
+    assert isinstance(answer, NotNow)
+    assert answer.earliest_s == 31
+    assert held(engine.match(2, slot_request({"memory": 3}, duration_s=5), 30)) == ["node0/memory0:3"]
+
+
 def test_a_reservation_that_is_over_is_in_nobodys_way() -> None:
     engine = full(10)
     engine.match(8, slot_request({"core": 2}, duration_s=5), 0, RESERVE)

@@ -394,7 +394,7 @@ def _without_slots(part: Part, kept: list[Slot], dropped: list[Slot]) -> Marks:
                 continue
             if not mark.exclusive and mark.units > grant.units:
                 marks[grant.vertex.index] = replace(mark, units=mark.units - grant.units)
-            elif mark.whole or not _lies_in_whole(marks, grant.vertex):
+            elif not _lies_in_whole(marks, grant.vertex):
                 del marks[grant.vertex.index]
     in_use: set[int] = set()
     for slot in kept:
@@ -404,7 +404,10 @@ def _without_slots(part: Part, kept: list[Slot], dropped: list[Slot]) -> Marks:
     for slot in dropped:
         for grant in slot.grants:
             left.update(vertex.index for vertex in (grant.vertex, *_parents(grant.vertex)))
-    for mark in [mark for mark in part.marks.values() if mark.whole and mark.vertex.index in left - in_use]:
+    over = [mark for mark in part.marks.values() if mark.whole and mark.vertex.index in left - in_use]
+    for mark in sorted(over, key=lambda mark: len(list(_parents(mark.vertex)))):
+        if _lies_in_whole(marks, mark.vertex):
+            continue
         pending = [mark.vertex]
         while pending:
             vertex = pending.pop()

@@ -13,7 +13,7 @@ from typing import Final
 from penstock.engine.allocation import Blocker, Reason, Step
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
-from penstock.engine.relaxation import IDEAL, Bounds
+from penstock.engine.relaxation import IDEAL, Bounds, counted
 from penstock.engine.request import SLOT, Request, Want
 from penstock.engine.state import Window
 from penstock.engine.walker import NODE
@@ -61,7 +61,7 @@ class Explainer:
         return Reason(clause, tuple(steps), self._blockers(busy, window))
 
     def _needed(self, group: int) -> str:
-        return ", ".join(f"{want.count.min} {want.type}" for want in self._wants[group])
+        return ", ".join(counted(want.count.min, want.type) for want in self._wants[group])
 
     def _steps(self, group: int, window: Window) -> tuple[list[Step], list[Vertex]]:
         """The funnel over nodes, and the nodes that only lack room."""
@@ -84,7 +84,7 @@ class Explainer:
         steps.append(Step("large enough", len(large), least))
         steps.append(Step("with room", len(free), least))
         for want in wants:
-            unit = "slots that fit" if want.type == SLOT else f"{want.type} that fit"
+            unit = f"{counted(2, want.type).removeprefix('2 ')} that fit"
             steps.append(Step(unit, sums.get(want.type, 0), want.count.min))
         taken = {node.index for node in free}
         crowded = [
@@ -123,11 +123,9 @@ class Explainer:
 
 def _told(step: Step) -> str:
     if step.name == "nodes":
-        return f"there are {step.passed} nodes, it takes {step.needed}"
+        return f"there are {step.passed}, it takes {step.needed}"
     if step.name.endswith("that fit"):
-        return f"{step.passed} {step.name.removesuffix(' that fit')} fit now"
-    return (
-        f"{step.passed} nodes are {step.name}, it takes {step.needed}"
-        if step.name in ("up", "large enough")
-        else (f"{step.passed} nodes {step.name}, it takes {step.needed}")
-    )
+        kind = step.name.removesuffix(" that fit")
+        return f"{step.passed} {kind} fit now"
+    verb = ("is " if step.passed == 1 else "are ") if step.name in ("up", "large enough") else ""
+    return f"{counted(step.passed, NODE)} {verb}{step.name}, it takes {step.needed}"

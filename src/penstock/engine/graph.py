@@ -127,6 +127,7 @@ class Graph:
         self.vertices: dict[int, Vertex] = {}
         self.roots: dict[str, Vertex] = {}
         self.has_shared = False  # some vertex lies below several others in containment
+        self._further_edges: set[tuple[int, int, str]] = set()  # to vertices that have a parent already
         self._by_path: dict[str, list[Vertex]] = {}
         self._by_type: dict[str, dict[int, Vertex]] = {}
         self._by_rank: dict[int, dict[int, Vertex]] = {}
@@ -203,12 +204,14 @@ class Graph:
                 expected="no edge that leads to a root",
             )
         first = child.parents.get(subsystem)
-        if first is parent or (first is not None and any(kid is child for kid in parent.below(subsystem))):
-            return  # The edge is there already.
+        edge = (parent.index, child.index, subsystem)
+        if first is parent or edge in self._further_edges:
+            return  # It is there already.
         if first is None:
             child.parents[subsystem] = parent
-        elif subsystem == CONTAINMENT:
-            self.has_shared = True
+        else:
+            self._further_edges.add(edge)
+            self.has_shared = self.has_shared or subsystem == CONTAINMENT
         kids = parent.children.get(subsystem)
         if kids is None:
             parent.children[subsystem] = [child]
@@ -298,6 +301,8 @@ class Graph:
         return vertex
 
     def _forget(self, vertex: Vertex) -> None:
+        if self._further_edges:
+            self._further_edges = {edge for edge in self._further_edges if vertex.index not in edge[:2]}
         del self.vertices[vertex.index]
         del self._by_type[vertex.type][vertex.index]
         del self._by_rank[vertex.rank][vertex.index]

@@ -15,11 +15,18 @@ from penstock.engine.state import Sight, Window, free_units, is_untouched
 from penstock.engine.walker import CONSTRAINED_TYPES, NODE
 from penstock.model.constraint import Constraint, matches
 
-__all__ = ["IDEAL", "Bounds", "cannot_ever_fit"]
+__all__ = ["IDEAL", "Bounds", "cannot_ever_fit", "counted"]
 
 IDEAL = Window(0, 1, 0, Sight.IDEAL)
 
 _Sums = dict[str, int]
+# Types that are counted in things, not in units.
+_COUNTED = frozenset({"slot", "node", "core", "gpu", "socket", "rack", "cluster"})
+
+
+def counted(number: int, kind: str) -> str:
+    """A number with what it counts: 1 node, 4 cores, 16 memory."""
+    return f"{number} {kind}{'s' if kind in _COUNTED and number != 1 else ''}"
 
 
 class Bounds:
@@ -156,18 +163,19 @@ def _clause(graph: Graph, bounds: Bounds, want: Want, found: int, constraint: Co
         nodes = sum(len(graph.of_type(kind)) for kind in CONSTRAINED_TYPES)
         return f"asks for nodes with a constraint that none of {nodes} meets"
     if bounds.avoid:
-        return f"asks for {want.count.min} {want.type} on nodes that this job is not on, {found} fit there"
+        asked = counted(want.count.min, want.type)
+        return f"asks for {asked} on nodes that this job is not on, {found} fit there"
     for level in reversed(_levels(want)):
         most = bounds.most.get(id(level))
         if level is not want and most is not None and most < level.count.min:
             if most == 0:
                 return f"asks for {level.type} in a place that has none"
-            return f"asks for {level.count.min} {level.type} together, the largest place has {most}"
+            return f"asks for {counted(level.count.min, level.type)} together, the largest place has {most}"
     if any(id(level) not in bounds.most for level in _levels(want)[1:]):
         return "asks for levels in an order that these resources do not have: " + "->".join(
             level.type for level in _levels(want)
         )
-    return f"asks for {want.count.min} {want.type}, at most {found} fit when everything is free"
+    return f"asks for {counted(want.count.min, want.type)}, at most {found} fit when everything is free"
 
 
 def _levels(want: Want) -> list[Want]:

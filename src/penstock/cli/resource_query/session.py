@@ -13,7 +13,7 @@ from penstock.cli.resource_query.judgement import HORIZON_S, NOW, check_types, c
 from penstock.cli.resource_query.memory import RememberedOrder
 from penstock.cli.resource_query.options import Options
 from penstock.cli.resource_query.sets import reapply, release_part, vertices_named
-from penstock.engine.allocation import Allocation, Kind, Pick
+from penstock.engine.allocation import Allocation, Kind
 from penstock.engine.elastic import attach, remove, set_property, set_status
 from penstock.engine.engine import Engine, MatchOp
 from penstock.engine.find import find, parse_expression, usage_below
@@ -67,7 +67,7 @@ class Session:
         self._next_job = 1
         self._asked_queue = ""
         self._queue = ""
-        self._unwritten: tuple[tuple[Pick, ...], ...] = ()
+        self._unwritten: tuple[Sheet, ...] = ()
         self._hidden_job = -1  # bookings that Fluxion makes for jobs that do not exist
         self._update_times_s: list[float] = []
         self._commands = self._all_commands()
@@ -155,7 +155,7 @@ class Session:
         if self._options.match_format != "rv1":
             return self._writer.write(sheet)
         written = self._writer.write(replace(sheet, earlier=self._unwritten))
-        self._unwritten = () if written else (*self._unwritten, sheet.picks)
+        self._unwritten = () if written else (*self._unwritten, sheet)
         return written
 
     def _refused(self, op: MatchOp, began: float, unsatisfiable: bool) -> bool:

@@ -22,6 +22,7 @@ __all__ = ["VERTICES_MAX", "read_grug"]
 SIZE_MAX: Final = 4 << 20
 VERTICES_MAX: Final = 8_000_000
 _RECIPE_MAX: Final = 10_000
+_PAIRS_MAX: Final = 1_000_000  # vertices that all rules of association may compare
 _INT_MAX: Final = 2**31 - 1
 
 
@@ -155,6 +156,7 @@ class _Generator:
         self._scales: list[int] = []  # how many each level above multiplies by, the nearest last
         self._seen: set[str] = set()
         self._ranks = 0
+        self._pairs = 0
 
     def run(self) -> Graph:
         for kind in self._kinds.values():
@@ -229,16 +231,19 @@ class _Generator:
         up_target = _integer(rule.get("as_tgt_uplvl", "0"), where, "as_tgt_uplvl")
         up_source = _integer(rule.get("as_src_uplvl", "0"), where, "as_src_uplvl")
         made: list[Vertex] = []
-        for parent in self._made.get(source.key, []):
-            for vertex in self._graph.of_type(target.get("type")):
+        parents = self._made.get(source.key, [])
+        targets = self._graph.of_type(target.get("type"))
+        self._pairs += len(parents) * len(targets)
+        if self._pairs > _PAIRS_MAX:
+            raise BadGraph(
+                "too many vertices to associate", where=where, expected=f"at most {_PAIRS_MAX} pairs"
+            )
+        for parent in parents:
+            for vertex in targets:
                 if by_path and _prefix(vertex.path(within), up_target) != _prefix(
                     parent.path(within), up_source
                 ):
                     continue
-                if len(made) >= VERTICES_MAX // 8:
-                    raise BadGraph(
-                        "too many edges", where=where, expected=f"at most {VERTICES_MAX // 8} by one rule"
-                    )
                 self._graph.link(parent, vertex, subsystem)
                 self._graph.set_path(vertex, subsystem, f"{parent.path(subsystem)}/{vertex.name}")
                 made.append(vertex)

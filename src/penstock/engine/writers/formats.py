@@ -7,12 +7,11 @@ nodes). JSON is written as jansson does: one line, blanks after commas and colon
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from penstock.engine.allocation import Pick
-from penstock.engine.writers.json_graph import jgf_of
+from penstock.engine.writers.json_graph import Usage, jgf_of
 from penstock.engine.writers.json_text import Json, dumps
 from penstock.engine.writers.rlite import rlite_of
 
@@ -25,9 +24,8 @@ class Sheet:
     start_s: int = 0
     end_s: int = 0
     queue: str = ""
-    earlier: tuple[tuple[Pick, ...], ...] = ()  # sets whose graphs are written before this one's
-    # Use of filter types below a vertex, by its index; shown by `find agfilter=true`.
-    usage: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    earlier: tuple[Sheet, ...] = ()  # sets whose graphs are written before this one's
+    usage: Usage = field(default_factory=dict)  # shown by `find agfilter=true`
 
 
 class Writer(Protocol):
@@ -53,7 +51,7 @@ class PrettySimple:
 
 class Jgf:
     def write(self, sheet: Sheet) -> str | None:
-        return dumps(jgf_of(sheet.picks, sheet.usage)) + "\n" if sheet.picks else ""
+        return dumps(jgf_of((sheet.picks, sheet.usage))) + "\n" if sheet.picks else ""
 
 
 class Rlite:
@@ -79,7 +77,7 @@ class Rv1:
         execution["expiration"] = sheet.end_s
         whole: dict[str, Json] = {"version": 1, "execution": execution}
         if self._scheduling:
-            whole["scheduling"] = jgf_of(sheet.picks, sheet.usage, sheet.earlier)
+            whole["scheduling"] = jgf_of(*((part.picks, part.usage) for part in (*sheet.earlier, sheet)))
             if sheet.queue:
                 whole["attributes"] = {"system": {"scheduler": {"queue": sheet.queue}}}
         return dumps(whole) + "\n"

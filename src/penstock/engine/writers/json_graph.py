@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from penstock.engine.allocation import Pick
 from penstock.engine.writers.json_text import Json
 
-__all__ = ["jgf_of"]
+__all__ = ["Usage", "jgf_of"]
 
 
-def jgf_of(
-    picks: tuple[Pick, ...],
-    usage: Mapping[int, Mapping[str, str]],
-    earlier: tuple[tuple[Pick, ...], ...] = (),
-) -> Json:
+Usage = Mapping[int, Mapping[str, str]]  # use of filter types below a vertex, by its index
+
+
+def jgf_of(*parts: tuple[tuple[Pick, ...], Usage]) -> Json:
+    """One graph of several sets, one after the other."""
     nodes: list[Json] = []
     edges: list[Json] = []
-    for part in (*earlier, picks):
-        shown = {pick.vertex.index for pick in part}
-        for pick in part:
+    for picks, usage in parts:
+        shown = {pick.vertex.index for pick in picks}
+        for pick in picks:
             vertex = pick.vertex
             nodes.append(
                 {"id": str(vertex.uniq_id), "metadata": _metadata(pick, usage.get(vertex.index, {}))}

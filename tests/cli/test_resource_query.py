@@ -1,0 +1,471 @@
+"""The rules of the face: what goes where, how jobs are counted, what is said of mistakes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import resource
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.sessions import RULE, Inputs, cluster_in_jgf, of, slot
+
+PENSTOCK = Path(sys.executable).parent / "penstock"
+TIMEOUT_S = 30
+FAILED = [RULE, "INFO: No matching resources found"]
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Inputs:
+    return Inputs(tmp_path)
+
+
+@pytest.fixture
+def one(inputs: Inputs) -> str:
+    """A jobspec of one core."""
+    return inputs.job("one.json", slot(of("core")))
+
+
+@pytest.fixture
+def node(inputs: Inputs) -> str:
+    """A jobspec of one whole node."""
+    return inputs.job("node.json", slot(of("node")))
+
+
+@pytest.fixture
+def large(inputs: Inputs) -> str:
+    """A jobspec that no small cluster can ever serve."""
+    return inputs.job("large.json", slot(of("core", 99)))
+
+
+# What is read, and where answers go
+
+
+def test_unknown_commands_comments_and_empty_lines_are_ignored(inputs: Inputs) -> None:
+    told = inputs.run(inputs.cluster(), "", "   ", "# match allocate x", "matching a b", "MATCH allocate x")
+    assert (told.code, told.out, told.err) == (0, "", "")
+
+
+def test_nothing_is_read_after_quit(inputs: Inputs) -> None:
+    told = inputs.run(inputs.cluster(), "get-status /cluster0", "q", "get-status /cluster0")
+    assert told.lines() == ["/cluster0 is up"]
+
+
+def test_results_go_to_the_test_output_and_looking_back_to_standard_output(inputs: Inputs, one: str) -> None:
+    file = inputs.folder / "t.out"
+    commands = [f"match allocate {one}", "find status=up", "get-status /cluster0", "cancel 1 stats"]
+    back = ["list", "info 1", "stat", f"cat {one}", "help quit"]
+    told = inputs.run([*inputs.cluster(), "-t", str(file)], *commands, *back)
+    assert told.err == ""
+    assert [line for line in told.lines() if "ALLOCATED" in line or " is up" in line] == []
+    assert len(told.lines()) == 1 + 1 + 4 + 2 + 1
+    assert told.lines()[-1] == "INFO: quit (q) -- End the session: quit"
+    written = file.read_text("utf-8").splitlines()
+    assert written[:4] == [
+        "      ---------core1[1:x]",
+        "      ------node0[1:s]",
+        "      ---cluster0[1:s]",
+        RULE,
+    ]
+    assert "/cluster0 is up" in written
+    assert written[-1] == RULE
+
+
+@pytest.mark.parametrize(
+    ("long", "short"),
+    [
+        ("match allocate JOB", "m allocate JOB"),
+        ("multi-match allocate JOB JOB", "M allocate JOB JOB"),
+        ("update allocate rv1exec R 5 0 60", "u allocate rv1exec R 5 0 60"),
+        ("attach MORE", "j MORE"),
+        ("find status=up", "f status=up"),
+        ("cancel 1 stats", "c 1 stats"),
+        ("partial-cancel 1 rv1exec R stats", "pc 1 rv1exec R stats"),
+        ("set-property /cluster0 a=b", "p /cluster0 a=b"),
+        ("get-property /cluster0", "g /cluster0"),
+        ("set-status /cluster0 down", "t /cluster0 down"),
+        ("get-status /cluster0", "e /cluster0"),
+        ("info 9", "i 9"),
+        ("cat JOB", "a JOB"),
+        ("help", "h"),
+        ("quit", "q"),
+    ],
+)
+def test_every_command_has_an_abbreviation(inputs: Inputs, one: str, long: str, short: str) -> None:
+    files = {
+        "JOB": one,
+        "R": inputs.rset("r.json", "0", "node0", core="0"),
+        "MORE": inputs.write("more.json", cluster_in_jgf(nodes=3)),
+    }
+    answers = []
+    for command in (long, short):
+        words = [files.get(word, word) for word in command.split()]
+        told = inputs.run(
+            inputs.cluster(nodes=2), f"match allocate {one}", " ".join(words), "get-status /cluster0/node2"
+        )
+        answers.append((told.out, told.err))
+    assert answers[0] == answers[1]
+
+
+def test_list_and_stat_have_abbreviations(inputs: Inputs) -> None:
+    assert inputs.run(inputs.cluster(), "stat").out == inputs.run(inputs.cluster(), "s").out
+    assert inputs.run(inputs.cluster(), "list", "l").out == ""
+
+
+# Counting jobs
+
+
+def test_a_failed_match_uses_a_number_and_a_mere_look_does_not(inputs: Inputs, one: str, large: str) -> None:
+    broken = inputs.write("broken.yaml", "a: 1")
+    told = inputs.run(
+        inputs.cluster(nodes=2),
+        f"match without_allocating {one}",
+        f"match allocate {large}",
+        f"match satisfiability {one}",
+        f"match without_allocating_future {one}",
+        f"match allocate {broken}",
+        f"match allocate_orelse_reserve {large}",
+        f"match allocate {one}",
+    )
+    assert told.told("JOBID") == ["1", "1", "2", "2", "2", "3"]
+    assert told.told("RESOURCES") == ["MATCHED", "MATCHED", "ALLOCATED"]
+
+
+def test_only_operations_that_look_ahead_tell_the_unsatisfiable(inputs: Inputs, large: str) -> None:
+    told = inputs.run(
+        inputs.cluster(),
+        f"match allocate {large}",
+        f"match allocate_with_satisfiability {large}",
+        f"match satisfiability {large}",
+    )
+    never = "INFO: Unsatisfiable request"
+    assert told.lines() == [
+        *[*FAILED, "INFO: JOBID=1", RULE],
+        *[*FAILED, never, "INFO: JOBID=2", RULE],
+        *[RULE, never, RULE],
+    ]
+
+
+def test_a_jobspec_that_cannot_be_read_is_called_satisfiable(inputs: Inputs) -> None:
+    broken = inputs.write("broken.yaml", "a: 1")
+    told = inputs.run(inputs.cluster(), f"match satisfiability {broken}")
+    assert told.lines() == [RULE, "INFO: Satisfiable request", RULE]
+    missing = 'Missing key "version" in top level mapping'
+    assert told.err == f"match_allocate: ERROR: Jobspec error for 1: {missing}\n"
+
+
+def test_a_type_that_the_graph_does_not_have_is_an_error_unless_it_is_well_known(inputs: Inputs) -> None:
+    quark = inputs.job("quark.json", slot(of("quark")))
+    gpu = inputs.job("gpu.json", slot(of("gpu")))
+    told = inputs.run(inputs.cluster(), f"match allocate {quark}", f"match allocate {gpu}")
+    assert told.told("JOBID") == ["1", "1"]
+    assert told.err.endswith('Value of "type" must be a resource type known to fluxion\n')
+
+
+def test_multi_match_stops_at_the_first_failure(inputs: Inputs, one: str, large: str) -> None:
+    told = inputs.run(inputs.cluster(nodes=4), f"multi-match allocate {one} {large} {one}", "list")
+    assert told.told("JOBID") == ["1", "2"]
+    assert told.lines()[-1].startswith("INFO: 1, ALLOCATED, 0, ")
+
+
+def test_multi_match_goes_on_after_a_file_that_is_not_there(inputs: Inputs, one: str) -> None:
+    told = inputs.run(inputs.cluster(), f"multi-match allocate {one} nowhere {one}")
+    assert told.told("JOBID") == ["1", "2"]
+    assert told.err == "ERROR: can't open nowhere\n"
+
+
+def test_an_update_sets_the_counter(inputs: Inputs, one: str) -> None:
+    rset = inputs.rset("r.json", "0", "node0", core="0")
+    told = inputs.run(
+        inputs.cluster(), f"update allocate rv1exec {rset} 7 0 60", f"match allocate {one}", "stat"
+    )
+    assert told.told("JOBID") == ["7", "8"]
+    stats = told.lines()[-4:]
+    assert stats[0] == "INFO: Num. of Jobs Matched: 2"
+    assert "1.79769e+308" not in stats[1]
+
+
+def test_matches_do_not_count_in_the_match_times(inputs: Inputs, one: str) -> None:
+    told = inputs.run(inputs.cluster(), f"match allocate {one}", "stat")
+    assert told.lines()[-4:] == [
+        "INFO: Num. of Jobs Matched: 1",
+        "INFO: Min. Match Time: 1.79769e+308",
+        "INFO: Max. Match Time: 0",
+        "INFO: Avg. Match Time: 0",
+    ]
+
+
+def test_the_queue_of_a_job_is_an_attribute_in_rv1_and_is_never_forgotten(inputs: Inputs, one: str) -> None:
+    queued = inputs.job("queued.json", slot(of("core")), queue="batch")
+    commands = [f"match allocate {one}", f"match allocate {queued}", f"match allocate {one}"]
+    told = inputs.run([*inputs.cluster(nodes=3), "-F", "rv1"], *commands)
+    sets = [line for line in told.lines() if line.startswith("{")]
+    ends = [line.endswith('"attributes": {"system": {"scheduler": {"queue": "batch"}}}}') for line in sets]
+    assert ends == [False, True, True]
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "match allocate",
+        "match allocate a b",
+        "multi-match allocate a",
+        "update allocate jgf a 1 0",
+        "attach",
+        "remove /cluster0",
+        "cancel",
+        "partial-cancel 1 jgf",
+        "set-property /cluster0",
+        "get-property",
+        "set-status /cluster0",
+        "get-status",
+        "info",
+        "stat now",
+        "cat",
+    ],
+)
+def test_a_command_with_too_few_or_too_many_words_is_malformed(inputs: Inputs, command: str) -> None:
+    told = inputs.run(inputs.cluster(), command)
+    assert (told.code, told.out, told.err) == (0, "", "ERROR: malformed command\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("match grow x", "ERROR: unknown subcmd grow"),
+        ("match allocate nowhere", "ERROR: can't open nowhere"),
+        ("update grow jgf x 1 0 60", "ERROR: unknown subcmd grow"),
+        ("update allocate hwloc x 1 0 60", "ERROR: unsupported reader hwloc"),
+        ("partial-cancel 1 hwloc x", "ERROR: unsupported reader hwloc"),
+        ("remove /cluster0/node0 maybe", "ERROR: invalid path boolean input "),
+        ("remove /cluster0/node9 true", "ERROR: can't remove subgraph "),
+        ("cancel 99", "cancel: ERROR: nonexistent job 99"),
+        ("info 99", "info: ERROR: nonexistent job 99"),
+        ("set-status /cluster0 sideways", "ERROR: unrecognized status"),
+        ("find status=sideways", "findfind: invalid criteria: status=sideways."),
+    ],
+)
+def test_a_mistake_is_named_and_the_session_goes_on(inputs: Inputs, command: str, says: str) -> None:
+    told = inputs.run(inputs.cluster(), command, "get-status /cluster0")
+    assert (told.code, told.out, told.err) == (0, "/cluster0 is up\n", f"{says}\n")
+
+
+def test_an_update_does_not_take_the_number_of_a_job_that_holds_something(inputs: Inputs, one: str) -> None:
+    rset = inputs.rset("r.json", "0", "node0", core="0")
+    told = inputs.run(inputs.cluster(), f"match allocate {one}", f"update allocate rv1exec {rset} 1 0 60")
+    assert told.told("JOBID") == ["1"]
+    assert told.err == "ERROR: existing Jobid \n"
+
+
+def test_a_partial_cancel_needs_an_allocated_job_and_known_ranks(inputs: Inputs, node: str) -> None:
+    here = inputs.rset("here.json", "0", "node0", core="0")
+    nowhere = inputs.rset("nowhere.json", "9", "node9", core="0")
+    told = inputs.run(
+        inputs.cluster(),
+        f"match allocate {node}",
+        f"match allocate_orelse_reserve {node}",
+        f"partial-cancel 9 rv1exec {here}",
+        f"partial-cancel 2 rv1exec {here}",
+        f"partial-cancel 1 rv1exec {nowhere}",
+        f"partial-cancel 1 rv1exec {here} stats",
+        "list",
+    )
+    assert told.err.splitlines() == [
+        "ERROR: nonexistent job 9",
+        "ERROR: reservations not currently supported by partial cancel",
+        "ERROR: error encountered while removing job 1",
+    ]
+    assert 'INFO: PARTIAL CANCEL PREORDER COUNT="0"' in told.lines()
+    states = [line.split(", ")[1] for line in told.lines()[-2:]]
+    assert states == ["CANCELED", "RESERVED"]
+
+
+def test_a_second_root_cannot_be_attached(inputs: Inputs) -> None:
+    pond = inputs.write("pond.json", cluster_in_jgf().replace("/cluster0", "/pond0"))
+    told = inputs.run(inputs.cluster(), f"attach {pond}", "get-status /pond0")
+    root = "failed to add root metadata for containment subsystem. Possible duplicate root"
+    assert told.out == "Could not find path /pond0 in resource graph.\n"
+    assert told.err == (
+        "ERROR: can't attach JGF subgraph \n"
+        "ERROR: add_subgraph: ERROR: add subgraph error: Invalid argument\n"
+        f"add_subgraph: ERROR: reader returned error: add_graph_metadata: {root}.\n\n\n"
+    )
+
+
+def test_rlite_cannot_write_what_has_no_rank(inputs: Inputs) -> None:
+    told = inputs.run([*inputs.cluster(), "-F", "rlite"], "find names=cluster0")
+    assert (told.out, told.err) == ("", "find: ERROR: find writer emit: Invalid argument\n")
+
+
+# Properties and status
+
+
+def test_properties_are_set_and_shown(inputs: Inputs) -> None:
+    path = "/cluster0/node0"
+    shown = [f"get-property {path}", f"set-property {path} b=2", f"set-property {path} a=x=y"]
+    told = inputs.run(inputs.cluster(), *shown, f"get-property {path}")
+    assert told.lines() == [f"No properties were found for {path} (vtx's uniq_id=1).", "a=x=y", "b=2"]
+
+
+@pytest.mark.parametrize("setting", ["fast", "fast=", "=1"])
+def test_a_property_needs_a_name_and_a_value(inputs: Inputs, setting: str) -> None:
+    told = inputs.run(inputs.cluster(), f"set-property /cluster0 {setting}")
+    assert told.lines() == [
+        "Incorrect input format. ",
+        "Please use `set-property <resource> PROPERTY=VALUE`.",
+    ]
+
+
+def test_a_path_that_is_not_there_is_named(inputs: Inputs) -> None:
+    commands = ["set-property /x a=b", "get-property /x", "set-status /x up", "get-status /x"]
+    told = inputs.run(inputs.cluster(), *commands)
+    could_not = "Could not find path /x in resource graph."
+    assert told.lines() == ["Couldn't find path /x in resource graph.", *[could_not] * 3]
+
+
+def test_what_lies_below_something_that_is_down_says_up_and_is_not_given(inputs: Inputs, one: str) -> None:
+    told = inputs.run(
+        inputs.cluster(nodes=2),
+        "set-status /cluster0/node1 down",
+        "get-status /cluster0/node1",
+        "get-status /cluster0/node1/core0",
+        *[f"match allocate {one}"] * 3,
+    )
+    assert told.lines()[:2] == ["/cluster0/node1 is down", "/cluster0/node1/core0 is up"]
+    assert [line for line in told.drawn() if line.startswith("node")] == ["node0[1:s]", "node0[1:s]"]
+
+
+def test_find_tells_the_use_of_filter_types_by_all_or_by_one_job(inputs: Inputs, one: str) -> None:
+    told = inputs.run(
+        [*inputs.cluster(nodes=2), "-F", "jgf"],
+        f"match allocate {one}",
+        f"match allocate {one}",
+        "find names=cluster0 and agfilter=true",
+        "find agfilter=true and jobid-tag=1",
+    )
+    assert '"agfilter": {"core": "used:2, total:4", "node": "used:0, total:2"}' in told.lines()[-8]
+    assert '"agfilter": {"core": "used:1, total:4", "node": "used:0, total:2"}' in told.lines()[-4]
+
+
+# The memory of `first`
+
+
+def test_first_spreads_small_jobs_and_remembers_them_after_a_cancel(inputs: Inputs, one: str) -> None:
+    match = f"match allocate {one}"
+    told = inputs.run(inputs.cluster(nodes=3), match, match, "cancel 1", "cancel 2", match, match, match)
+    nodes = [line for line in told.drawn() if line.startswith("node")]
+    # Without memory the third would go where the first was; by its weight node2 is as good as any after.
+    assert nodes == ["node2[1:s]", "node1[1:s]", "node0[1:s]", "node2[1:s]", "node2[1:s]"]
+
+
+# Starting and ending
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--nonsense"],
+        ["-L", "GRAPH", "-f", "yaml"],
+        ["-L", "GRAPH", "-F", "yaml"],
+        ["-L", "GRAPH", "-P", "best"],
+        ["-L", "GRAPH", "-P", "policy=low set_stop_on_1_matches=true"],
+        ["-L", "GRAPH", "-T", "wild"],
+        ["-L", "GRAPH", "-p", "core"],
+        ["-L", "GRAPH", "-g", "png"],
+        ["-L", "GRAPH", "more"],
+        ["-L", "nowhere.json"],
+        ["-L", "FOLDER"],
+        [],
+    ],
+    ids=" ".join,
+)
+def test_options_that_cannot_be_end_with_the_usage_and_code_1(inputs: Inputs, argv: list[str]) -> None:
+    graph = inputs.write("graph.json", cluster_in_jgf())
+    words = {"GRAPH": graph, "FOLDER": str(inputs.folder)}
+    told = inputs.run([words.get(word, word) for word in argv], "help")
+    assert (told.code, told.out) == (1, "")
+    assert "usage: penstock resource-query" in told.err
+
+
+def test_help_is_no_error(inputs: Inputs) -> None:
+    told = inputs.run(["-h"])
+    assert (told.code, told.out) == (0, "")
+    assert told.err.startswith("usage: penstock resource-query")
+
+
+def test_a_graph_that_cannot_be_read_ends_with_a_runtime_error_and_code_1(inputs: Inputs) -> None:
+    told = inputs.run(["-f", "jgf", "-L", inputs.write("graph.json", "{}")], "help")
+    assert (told.code, told.out) == (1, "")
+    assert told.err.startswith(": Runtime error: ")
+
+
+def test_a_test_output_that_cannot_be_written_ends_with_code_1(inputs: Inputs) -> None:
+    told = inputs.run([*inputs.cluster(), "-t", str(inputs.folder)], "help")
+    assert (told.code, told.out) == (1, "")
+
+
+def test_elapse_time_tells_what_was_loaded(inputs: Inputs, one: str) -> None:
+    told = inputs.run([*inputs.cluster(nodes=2), "-e"], f"match allocate {one}")
+    lines = told.lines()
+    assert lines[0].startswith("INFO: Graph Load Time: ")
+    assert lines[1:9] == [
+        "INFO: Vertex Count: 7",
+        "INFO: Edge Count: 6",
+        "INFO: by_type Key-Value Pairs: 3",
+        "INFO: by_name Key-Value Pairs: 5",
+        "INFO: by_path Key-Value Pairs: 7",
+        "INFO: number of vertices with rank -1: 1",
+        "INFO: number of vertices with rank 0: 3",
+        "INFO: number of vertices with rank 1: 3",
+    ]
+    assert [line.partition("=")[0] for line in lines[-4:-1]] == [
+        "INFO: ELAPSE",
+        "INFO: PREORDER VISIT COUNT",
+        "INFO: POSTORDER VISIT COUNT",
+    ]
+
+
+def on_a_terminal(argv: list[str]) -> str:
+    """All that the tool writes when it talks to a terminal on which somebody types `quit`."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [PENSTOCK, "resource-query", *argv], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
+    ) as running:
+        os.close(theirs)
+        os.write(ours, b"quit\n")
+        written = b""
+        while select.select([ours], [], [], TIMEOUT_S)[0]:
+            try:
+                written += os.read(ours, 4096)
+            except OSError:  # The other end is closed: all has been read.
+                break
+        assert running.wait(TIMEOUT_S) == 0
+    os.close(ours)
+    return written.decode()
+
+
+def test_there_is_a_prompt_on_a_terminal_and_nowhere_else(inputs: Inputs) -> None:
+    graph = inputs.cluster()
+    assert "resource-query> " in on_a_terminal(graph)
+    assert "resource-query> " not in on_a_terminal([*graph, "-d"])
+    assert "resource-query> " not in inputs.run(graph, "list").out
+
+
+def test_the_cost_of_a_start_is_measured(
+    inputs: Inputs, record_property: Callable[[str, object], None]
+) -> None:
+    """For the record (`pytest -rP`, or the report in XML); a machine under load must not fail it."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([PENSTOCK, "resource-query", *inputs.cluster()], input=b"quit\n", check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_ms = 1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    record_property("start_cpu_ms", round(cpu_ms))
+    sys.stdout.write(f"start-up of resource-query on a small graph: {cpu_ms:.0f} ms of CPU\n")
