@@ -59,7 +59,7 @@ bench: $(READY) ## measure, and print the table
 
 lock: $(UV_READY) ## compile requirements.lock from pyproject.toml (UPGRADE=--upgrade: newest versions)
 	@printf '==> compiling requirements.lock\n'
-	@$(UV) pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url \
+	@$(UV) --system-certs pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url \
 		--no-header --quiet $(UPGRADE) -o requirements.lock
 
 clean: ## remove everything that make and its tools have made
@@ -87,7 +87,7 @@ $(READY): requirements.lock pyproject.toml $(UV_READY)
 		$(UV) venv --quiet --clear --no-python-downloads --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" .venv; \
 	fi
 	@printf '==> installing what requirements.lock names\n'
-	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@$(UV) --system-certs pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	@printf '==> installing penstock itself\n'
-	@$(UV) pip install --quiet --python $(BIN)/python --no-deps -e .
+	@$(UV) --system-certs pip install --quiet --python $(BIN)/python --no-deps -e .
 	@touch $@

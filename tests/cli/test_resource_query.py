@@ -469,3 +469,15 @@ def test_the_cost_of_a_start_is_measured(
     cpu_ms = 1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     record_property("start_cpu_ms", round(cpu_ms))
     sys.stdout.write(f"start-up of resource-query on a small graph: {cpu_ms:.0f} ms of CPU\n")
+
+
+def test_an_update_from_r_shows_every_node_it_names_as_exclusive(inputs: Inputs) -> None:
+    half = inputs.rset("half.json", "0", "node0", core="0")
+    rest = inputs.rset("rest.json", "0", "node0", core="1")
+    told = inputs.run(
+        inputs.cluster(nodes=2),
+        f"update allocate rv1exec {half} 1 0 60",
+        f"update allocate rv1exec {rest} 2 0 60",
+    )
+    drawn = [line for line in told.drawn() if line.startswith("node")]
+    assert drawn == ["node0[1:x]", "node0[1:x]"]

@@ -169,23 +169,6 @@ def test_a_set_that_could_not_be_written_is_apart_from_the_next_job(inputs: Inpu
     assert sets == [f"[{on_core}]", f"[{on_core}, {on_node}]", f"[{on_node}]"]
 
 
-# Nodes in a set that is booked again
-
-
-def test_a_node_is_whole_in_an_update_only_when_nothing_on_it_is_left(inputs: Inputs) -> None:
-    half = inputs.rset("half.json", "0", "node0", core="0")
-    rest = inputs.rset("rest.json", "0", "node0", core="1")
-    whole = inputs.rset("whole.json", "1", "node1", core="0-1")
-    told = inputs.run(
-        inputs.cluster(nodes=2),
-        f"update allocate rv1exec {half} 1 0 60",
-        f"update allocate rv1exec {rest} 2 0 60",
-        f"update allocate rv1exec {whole} 3 0 60",
-    )
-    drawn = [line for line in told.drawn() if line.startswith("node")]
-    assert drawn == ["node0[1:s]", "node0[1:x]", "node1[1:x]"]
-
-
 # Releasing some ranks
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.cli.resource_query.judgement import NOW
 from penstock.engine.allocation import Allocation, Kind
 from penstock.engine.booking import Mark
@@ -9,7 +11,6 @@ from penstock.engine.engine import Engine
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.readers.jgf import marks_in_jgf, vertices_in_jgf
 from penstock.engine.readers.rv1exec import marks_in_rset, ranks_in_rset
-from penstock.engine.state import Sight, Window, free_units
 from penstock.errors import BadRequest
 
 __all__ = ["reapply", "release_part", "vertices_named"]
@@ -20,17 +21,12 @@ def reapply(engine: Engine, job: int, reader: str, text: bytes, start: int, end:
     graph = engine.graph
     if reader == "jgf":
         return engine.update(job, marks_in_jgf(graph, text), start, end, Kind.ALLOCATED, NOW)
-    marks = marks_in_rset(graph, text)
-    answer = engine.update(job, marks, start, end, Kind.ALLOCATED, NOW)
-    # A node on which the set leaves nothing free goes with it, as Fluxion has it.
-    window = Window(start, end, NOW, Sight.LATER)
-    touched = {pick.vertex.index: pick.vertex for pick in answer.picks if pick.vertex.type == "node"}
-    full = [node for node in touched.values() if all(free_units(c, window) <= 0 for c in node.below())]
-    whole = [Mark(node, node.size, True, True) for node in full if free_units(node, window) >= node.size]
-    if not whole:
-        return answer
-    engine.release(job)
-    return engine.update(job, [*marks, *whole], start, end, Kind.ALLOCATED, NOW, force=True)
+    answer = engine.update(job, marks_in_rset(graph, text), start, end, Kind.ALLOCATED, NOW)
+    # Fluxion writes every node that R names as exclusive, though it books only those named in full.
+    picks = tuple(
+        replace(pick, exclusive=pick.exclusive or pick.vertex.type == "node") for pick in answer.picks
+    )
+    return replace(answer, picks=picks)
 
 
 def vertices_named(graph: Graph, reader: str, text: bytes) -> list[Vertex]:
