@@ -66,13 +66,13 @@ def test_the_steps_lead_from_all_nodes_to_those_with_room() -> None:
     )
     assert steps(reason) == [
         ("nodes", 4, 3),
-        ("up", 3, 3),
-        ("match the constraint", 2, 3),
+        ("match the constraint", 3, 3),
+        ("up", 2, 3),
         ("large enough", 2, 3),
         ("with room", 1, 3),
         ("slots that fit", 1, 3),
     ]
-    assert str(reason) == "asks for 3 slots; 2 nodes match the constraint, it takes 3"
+    assert str(reason) == "asks for 3 slots; 2 nodes are up, it takes 3"
     assert reason.steps[0] == Step("nodes", 4, 3)
 
 
@@ -82,16 +82,16 @@ def test_who_is_in_the_way_is_told_with_the_time_it_ends() -> None:
     engine.match(2, slot_request({"core": 1}, duration_s=30), 0)
     engine.holds.set("pod/x", at(engine, "node2"), {"core": 1})
     reason = reason_of(engine.match(3, slot_request({"core": 1}), 0))
-    assert reason.blockers == (Blocker("job 2", 30), Blocker("job 1", 90), Blocker("pod/x", None))
-    assert str(reason) == "asks for 1 slot; 0 nodes with room, it takes 1"
+    assert reason.blockers == (Blocker("pod/x", None), Blocker("job 2", 30), Blocker("job 1", 90))
+    assert str(reason) == "asks for 1 slot; 0 nodes with room (core: 0 of 1), it takes 1"
 
 
-def test_what_overruns_is_told_to_end_at_the_next_instant_and_what_never_ends_last() -> None:
+def test_what_overruns_is_told_to_end_at_the_next_instant_and_what_never_ends_first() -> None:
     engine = Engine(cluster_of(nodes=2, cores=1), "lonode")
     engine.match(1, slot_request({"core": 1}), 0)
     engine.match(2, slot_request({"core": 1}, duration_s=30), 0)
     reason = reason_of(engine.match(3, slot_request({"core": 1}), 50))
-    assert reason.blockers == (Blocker("job 2", 51), Blocker("job 1", None))
+    assert reason.blockers == (Blocker("job 1", None), Blocker("job 2", 51))
 
 
 def test_only_those_who_hold_what_would_do_are_in_the_way() -> None:
@@ -124,6 +124,14 @@ def test_groups_in_each_others_way_are_told_so() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2))
     two = want("slot", 1, want("core", 2))
     reason = reason_of(engine.match(1, asks_groups(two, two), 0))
+    assert str(reason) == "asks for 4 cores in 2 groups together, there are 2"
+
+
+def test_groups_that_only_fit_one_after_the_other_now_are_told_so() -> None:
+    engine = Engine(cluster_of(nodes=2, cores=2))
+    engine.match(1, slot_request({"core": 2}, duration_s=60), 0)
+    two = want("slot", 1, want("core", 2))
+    reason = reason_of(engine.match(2, asks_groups(two, two), 0))
     assert str(reason) == "asks for 2 groups together; each fits alone, not all at once"
 
 

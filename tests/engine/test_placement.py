@@ -49,8 +49,8 @@ def test_a_later_group_sees_what_an_earlier_one_took() -> None:
 def test_groups_are_placed_whole_or_not_at_all() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2), "low")
     answer = engine.match(1, asks_groups(CORE, want("slot", 1, want("core", 2))), 0)
-    assert isinstance(answer, NotNow)
-    assert "each fits alone, not all at once" in str(answer.reason)
+    assert isinstance(answer, Never)
+    assert str(answer.reason) == "asks for 3 cores in 2 groups together, there are 2"
     assert all(vertex.state is None for vertex in engine.graph.vertices.values())
 
 

@@ -22,6 +22,11 @@ def marks(engine: Engine, *paths: str) -> list[Mark]:
     return [Mark(at(engine, path), at(engine, path).size, True, True) for path in paths]
 
 
+def next_slot(engine: Engine) -> int:
+    """The number of the first slot that is left."""
+    return engine.allocation(1).slots[0].number
+
+
 def test_a_release_gives_everything_back() -> None:
     engine = Engine(cluster_of(nodes=2, cores=2))
     engine.match(1, CORES, 0)
@@ -49,9 +54,9 @@ def test_slots_are_given_back_by_number() -> None:
     assert engine.release_slots(1, [1]) is False
     assert held(engine.allocation(1)) == ["node0/core0", "node0/core2"]
     assert held(engine.match(2, slot_request({"core": 1}), 0)) == ["node0/core1"]
-    assert engine.release_slots(1, [0]) is False
+    assert engine.release_slots(1, [next_slot(engine)]) is False
     assert held(engine.allocation(1)) == ["node0/core2"], "numbers are those of what is left"
-    assert engine.release_slots(1, [0]) is True
+    assert engine.release_slots(1, [next_slot(engine)]) is True
     with pytest.raises(UnknownJob):
         engine.allocation(1)
 
@@ -61,7 +66,7 @@ def test_parts_of_a_pool_are_given_back_slot_by_slot() -> None:
     engine.match(1, slot_request({"memory": 3}, slots=3), 0)
     engine.release_slots(1, [0, 2])
     assert held(engine.allocation(1)) == ["node0/memory0:3"]
-    assert engine.release_slots(1, [0]) is True
+    assert engine.release_slots(1, [next_slot(engine)]) is True
     assert idle(engine)
 
 
@@ -89,7 +94,7 @@ def test_the_last_slot_takes_everything_with_it(tree: Resource, policy: str) -> 
     engine = Engine(sockets_of(nodes=2), policy)
     slots = len(placed(engine.match(1, asks(tree), 0)).slots)
     for left in range(slots, 0, -1):
-        assert engine.release_slots(1, [0]) is (left == 1)
+        assert engine.release_slots(1, [next_slot(engine)]) is (left == 1)
     assert idle(engine)
 
 
@@ -97,9 +102,9 @@ def test_a_whole_vertex_stays_while_a_slot_in_it_does() -> None:
     engine = Engine(sockets_of(nodes=1), "low")
     tree = want("socket", 2, want("slot", 2, want("core")), exclusive=True)
     assert len(placed(engine.match(1, asks(tree), 0)).slots) == 4
-    engine.release_slots(1, [0])
+    engine.release_slots(1, [next_slot(engine)])
     assert len(held(engine.allocation(1))) == 6
-    engine.release_slots(1, [0])
+    engine.release_slots(1, [next_slot(engine)])
     assert held(engine.allocation(1)) == ["node0/socket1/core0", "node0/socket1/core1", "node0/socket1"]
     assert isinstance(engine.match(2, slot_request({"socket": 1}), 0), Allocation)
 
@@ -107,16 +112,16 @@ def test_a_whole_vertex_stays_while_a_slot_in_it_does() -> None:
 def test_what_was_asked_for_alone_stays_while_the_node_around_it_does() -> None:
     engine = Engine(pools_of(2, 2), "lonodex")
     engine.match(1, asks(want("slot", 2, want("memory", 1, exclusive=True))), 0)
-    assert engine.release_slots(1, [0]) is False
+    assert engine.release_slots(1, [next_slot(engine)]) is False
     assert held(engine.allocation(1)) == ["node0/memory0:2", "node0/memory1:2", "node0"]
-    assert engine.release_slots(1, [0]) is True
+    assert engine.release_slots(1, [next_slot(engine)]) is True
     assert idle(engine)
 
 
 def test_a_group_without_slots_keeps_its_nodes_when_others_slots_go() -> None:
     engine = Engine(cluster_of(nodes=2, cores=1), "low")
     engine.match(1, asks_groups(want("node", 1, exclusive=True), want("slot", 1, want("core"))), 0)
-    assert engine.release_slots(1, [0]) is False
+    assert engine.release_slots(1, [next_slot(engine)]) is False
     assert held(engine.allocation(1)) == ["node0/core0", "node0"]
 
 
@@ -142,8 +147,8 @@ def test_a_set_is_booked_again_as_it_was() -> None:
         if pick.exclusive
     ]
     assert first.update(1, again, 5, 55, Kind.ALLOCATED, 9, slots=given.slots) == given
-    assert first.release_slots(1, [0]) is False
-    assert first.release_slots(1, [0]) is True
+    assert first.release_slots(1, [next_slot(first)]) is False
+    assert first.release_slots(1, [next_slot(first)]) is True
     assert idle(first)
 
 
@@ -220,3 +225,13 @@ def test_a_reservation_has_nothing_to_extend() -> None:
         engine.extend(1, slot_request({"core": 1}), 0)
     with pytest.raises(UnknownJob):
         engine.extend(7, slot_request({"core": 1}), 0)
+
+
+def test_a_slot_that_is_given_back_twice_is_given_back_once() -> None:
+    engine = Engine(cluster_of(nodes=2, cores=2), "low")
+    engine.match(1, slot_request({"core": 1}, slots=3), now=0)
+    assert engine.release_slots(1, [0]) is False
+    before = engine.allocation(1)
+    assert engine.release_slots(1, [0, 77]) is False
+    assert engine.allocation(1) == before
+    assert [slot.number for slot in before.slots] == [1, 2]

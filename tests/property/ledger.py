@@ -35,8 +35,9 @@ class HeldPart:
 @dataclass(slots=True)
 class Hold:
     at: str
-    units: dict[str, int]
+    amounts: dict[str, int]
     standing: bool
+    units: dict[str, int] = field(default_factory=dict)  # where the engine has put them
 
 
 def is_below(path: str, top: str) -> bool:
@@ -112,19 +113,21 @@ class Ledger:
                     return f"{path} lies in what somebody has alone"
         return None
 
-    def spread(self, at: Vertex, amounts: dict[str, int]) -> dict[str, int]:
-        """Others' use over the vertices of each type: one full before the next, the rest on the first."""
-        units: dict[str, int] = {}
-        for kind, amount in amounts.items():
-            pools = [vertex for vertex in self.graph.walk(at) if vertex.type == kind]
-            left = amount
-            for vertex in pools:
-                share = min(left, max(vertex.size - self.held_by_others(vertex.path()), 0))
-                units[vertex.path()] = share
-                left -= share
-            if pools:
-                units[pools[0].path()] += left
-        return {path: share for path, share in units.items() if share}
+    def read_holds(self) -> list[str]:
+        """Where the engine has put others' use; all of it, and on what is ours only if need be."""
+        wrong: list[str] = []
+        vertices = self.vertices()
+        for name, hold in self.holds.items():
+            hold.units = {}
+            for path, vertex in vertices.items():
+                if vertex.state is not None and name in vertex.state.holds and vertex.state.holds[name].units:
+                    hold.units[path] = vertex.state.holds[name].units
+            for kind, amount in hold.amounts.items():
+                pools = [v for path, v in vertices.items() if v.type == kind and is_below(path, hold.at)]
+                found = sum(hold.units.get(vertex.path(), 0) for vertex in pools)
+                if pools and found != amount:
+                    wrong.append(f"{name} holds {found} {kind}, not {amount}")
+        return wrong
 
     def drop_slots(self, job: int, gone: set[int]) -> None:
         """A vertex that is held whole stays as long as one slot on or below it does."""
@@ -153,7 +156,7 @@ class Ledger:
 
     def differences(self, engine: Engine) -> list[str]:
         """Where the planners at the vertices say something else than these books."""
-        wrong: list[str] = []
+        wrong = self.read_holds()
         parts = [part for parts in self.jobs.values() for part in parts]
         instants = sorted({0, *(t for part in parts for t in (part.start, part.end) if t < FOREVER)})
         for path, vertex in self.vertices().items():

@@ -184,7 +184,11 @@ class World:
         count = sum(len(part.slots) for part in self.ledger.jobs[job])
         gone = {number for number in range(count) if step.flag or number % 2 == step.amount % 2}
         self.ledger.drop_slots(job, gone)
-        assert self.engine.release_slots(job, gone) == (job not in self.ledger.jobs)
+        slots = self.engine.allocation(job).slots
+        numbers = {slots[place].number for place in gone}
+        assert self.engine.release_slots(job, numbers) == (job not in self.ledger.jobs)
+        if job in self.ledger.jobs:
+            assert self.engine.release_slots(job, numbers) is False, "given back twice"
 
     def do_release_vertices(self, step: Step) -> None:
         if not self.ledger.jobs:
@@ -206,8 +210,9 @@ class World:
         name = f"hold {step.which % 3}"
         amounts = {kind: step.amount, "core": step.amount % 3}
         self.ledger.holds.pop(name, None)
-        self.ledger.holds[name] = Hold(node.path(), self.ledger.spread(node, amounts), step.flag)
+        self.ledger.holds[name] = Hold(node.path(), amounts, step.flag)
         self.engine.holds.set(name, node, amounts, standing=step.flag)
+        self.ledger.read_holds()
 
     def do_unhold(self, step: Step) -> None:
         name = f"hold {step.which % 3}"

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from string import ascii_letters
+from textwrap import wrap
 from typing import Final
 
 from penstock.engine import (
@@ -63,6 +64,7 @@ _LANE_CORES: Final = 4  # a node is drawn as lanes of so many cores
 _LABEL_WIDTH: Final = 13
 _CHART_WIDTH: Final = 84
 _STEPS_S: Final = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400)
+_WHY_WIDTH: Final = 94
 _BLOCKERS_SHOWN: Final = 3
 _GREY: Final = 0
 
@@ -329,11 +331,10 @@ def _legend(planned: Plan) -> list[Line]:
 def _wait_lines(planned: Plan, job: Planned) -> list[Line]:
     assert job.reason is not None
     start_s, _ = _span(job)
-    why = f" starts at {_clock(start_s)}, because it {job.reason.clause}"
+    first, *further = wrap(f"starts at {_clock(start_s)}, because it {job.reason.clause}", _WHY_WIDTH)
+    lines = [[_badge(job), _text(f" {first}")], *([_text(f"      {more}")] for more in further)]
     blockers = _told_blockers(planned, job.reason)
-    return (
-        [[_badge(job), _text(why)], [_dim(f"      {blockers}")]] if blockers else [[_badge(job), _text(why)]]
-    )
+    return [*lines, [_dim(f"      {blockers}")]] if blockers else lines
 
 
 def _told_blockers(planned: Plan, reason: Reason) -> str:

@@ -59,6 +59,7 @@ class Slot:
     group: int
     node: Vertex | None
     grants: tuple[Grant, ...]
+    number: int = -1  # unique in its job, never used again; -1: of nothing that is booked
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,11 @@ def _add(marks: Marks, choice: Choice) -> None:
     vertex = choice.vertex
     units = choice.units
     before = marks.get(vertex.index)
-    if before is not None and before.booked and vertex.divisible:
-        units += before.units  # several slots can have parts of one pool
+    if before is not None and before.booked:
+        if not choice.booked:
+            return  # Another group passes through what this one has.
+        if vertex.divisible:
+            units += before.units  # several slots can have parts of one pool
     exclusive = choice.booked and (choice.whole or not vertex.divisible)
     marks[vertex.index] = Mark(
         vertex, units, choice.booked, exclusive, choice.label, choice.above, choice.whole

@@ -54,8 +54,10 @@ def remove(engine: Engine, top: Vertex) -> Removal:
     """Takes a vertex and all below it away, with the shares that jobs and others have there."""
     if top.parent() is None:
         raise BadGraph("the root cannot be removed", where=top.path(), expected="a vertex below the root")
-    inside = list(engine.graph.walk(top))
-    jobs = sorted({job for vertex in inside if vertex.state is not None for job, _ in vertex.state.bookings})
+    inside = engine.graph.subtree(top)
+    # What is held above is held with all below it, so whoever holds it loses something as well.
+    losers = (*inside, *engine.graph.ancestors(top))
+    jobs = sorted({job for vertex in losers for job in _holders(vertex)})
     emptied = tuple(job for job in jobs if engine.release_vertices(job, inside))
     lifted = engine.holds.lift(inside)
     gone = {vertex.index for vertex in engine.graph.remove_subtree(top)}
@@ -64,3 +66,10 @@ def remove(engine: Engine, top: Vertex) -> Removal:
             engine.holds.set(hold.name, hold.at, hold.amounts, standing=hold.standing)
     engine.reprime()
     return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)
+
+
+def _holders(vertex: Vertex) -> list[int]:
+    """The jobs that have units of the vertex itself."""
+    if vertex.state is None:
+        return []
+    return [job for (job, _), booking in vertex.state.bookings.items() if booking.units]

@@ -20,7 +20,7 @@ from penstock.engine.filters import DEFAULT_FILTERS, Filters
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.holds import Holds
 from penstock.engine.planner import FOREVER
-from penstock.engine.policies import DerivedOrder, Policy, SearchOrder, parse_policy
+from penstock.engine.policies import DerivedOrder, Policy, SearchOrder, Usage, parse_policy
 from penstock.engine.relaxation import cannot_ever_fit
 from penstock.engine.request import Placement, Request, check_distinct, compile_wants
 from penstock.engine.search import Events, Plan, Search
@@ -74,6 +74,7 @@ class Job:
     top: Vertex  # everything lies below it: the root, or the domain that was chosen
     parts: dict[int, Part]
     parts_made: int = 1
+    slots_made: int = 0
 
     def marks(self) -> Marks:
         """All parts as one; pools that several parts share are added up."""
@@ -104,7 +105,7 @@ class Engine:
     ) -> None:
         self.graph = graph
         self.policy = parse_policy(policy) if isinstance(policy, str) else policy
-        self.filters = Filters(filters)
+        self.filters = Filters(filters, leaves_everywhere=self.policy.usage is not Usage.IGNORED)
         self.filters.prime(graph)
         self.jobs: dict[int, Job] = {}
         self.holds = Holds(graph)
@@ -124,14 +125,12 @@ class Engine:
         With `explain=False` a refusal names no steps, no blockers and no earliest time: cheaper.
         """
         plan = self._plan(request)
-        if now < 0 or (request.duration_s is not None and request.duration_s <= 0):
-            found = f"now {now}, duration {request.duration_s}"
-            raise BadTime("time runs forward", found=found, expected=">= 0, > 0")
-        if job in self.jobs and op not in _BOOKS_NOTHING:
-            raise Conflict(f"job {job} holds resources already")
+        _check_time(now, request.duration_s)
+        if op not in _BOOKS_NOTHING:
+            self._check_number(job)
         self._search.preorder = self._search.postorder = 0
         if op is MatchOp.SATISFIABILITY:
-            return Satisfiable() if self._search.could_ever(plan) else self._refusal(plan, now, explain)
+            return Satisfiable() if self._could_ever(plan) else self._refusal(plan, now, explain)
         found_now = self._search.select(plan, now, now)
         if found_now is not None:
             kind = Kind.MATCHED if op in _BOOKS_NOTHING else Kind.ALLOCATED
@@ -151,6 +150,7 @@ class Engine:
         They end with the job, unless the request has a limit of its own.
         """
         holder = self._job(job)
+        _check_time(now, request.duration_s)
         if holder.kind is not Kind.ALLOCATED:
             raise Conflict(f"job {job} is only reserved: it has nothing to extend yet")
         duration_s = request.duration_s
@@ -165,18 +165,17 @@ class Engine:
         found = self._search.select(plan, now, now)
         if found is None:
             return self._refusal(plan, now, True)
-        part = self._part(plan, found, now, live=True)
-        self._book(holder, part)
+        part = self._book(holder, self._part(plan, found, now, live=True))
         return self._allocation(holder, part)
 
     def could_ever(self, request: Request) -> bool:
         """Whether the walker finds a place when everything is up and free."""
         self._search.preorder = self._search.postorder = 0
-        return self._search.could_ever(self._plan(request))
+        return self._could_ever(self._plan(request))
 
     def explain(self, request: Request, now: int) -> Reason | None:
         """Why the request cannot start now; nothing if it can."""
-        answer = self.match(-1, request, now, MatchOp.WITHOUT_ALLOCATING)
+        answer = self.match(0, request, now, MatchOp.WITHOUT_ALLOCATING)
         return answer.reason if isinstance(answer, NotNow | Never) else None
 
     def visits(self) -> tuple[int, int]:
@@ -191,19 +190,19 @@ class Engine:
         for number in list(holder.parts):
             self._unbook(holder, number)
         del self.jobs[job]
+        self.holds.settle()
 
     def release_slots(self, job: int, slots: Iterable[int]) -> bool:
-        """Gives back some slots, by their number in `allocation(job)`. True when nothing is left."""
+        """Gives back some slots, by their number. True when nothing is left.
+
+        A slot keeps its number for good, so giving one back twice is giving it back once.
+        """
         holder = self._job(job)
         gone = set(slots)
-        number = 0
         for key in list(holder.parts):
             part = holder.parts[key]
-            kept: list[Slot] = []
-            dropped: list[Slot] = []
-            for slot in part.slots:
-                (dropped if number in gone else kept).append(slot)
-                number += 1
+            kept = [slot for slot in part.slots if slot.number not in gone]
+            dropped = [slot for slot in part.slots if slot.number in gone]
             if dropped:
                 self._shrink(holder, key, _without_slots(part, kept, dropped), tuple(kept))
         return self._drop_if_empty(holder)
@@ -247,22 +246,21 @@ class Engine:
         releases. `force` books the set even where somebody else has it by now (the units are in use,
         whatever the plan says); otherwise that is a `Conflict`, and nothing is booked.
         """
-        if job in self.jobs:
-            raise Conflict(f"job {job} holds resources already")
+        self._check_number(job)
         if start < 0 or (end is not None and end <= start):
             raise BadTime(
                 "an allocation needs a time", found=f"[{start}, {end})", expected="0 <= start < end"
             )
         span = Span(start, FOREVER if end is None else end, kind is Kind.ALLOCATED)
-        part = Part(_with_wholes({mark.vertex.index: mark for mark in marks}), span, slots)
+        part = Part(_with_wholes(_collected(marks)), span, slots)
         if not any(mark.booked for mark in part.marks.values()):
             raise BadRequest("the set holds nothing", expected="at least one vertex that is held")
         if not force:
             self._ledger.check_free(part.marks, part.span, now)
-        holder = Job(job, kind, placement or Placement(), top or self.graph.root, {})
+        rules = placement or Placement()
+        holder = Job(job, kind, rules, top or self._domain_of(part.marks, rules), {})
         self.jobs[job] = holder
-        self._book(holder, part)
-        return self._allocation(holder, part)
+        return self._allocation(holder, self._book(holder, part))
 
     # What is held
 
@@ -285,6 +283,7 @@ class Engine:
         """Counts again what is below every vertex, after vertices came, went or changed size."""
         before = self.filters.tracked
         self.filters.prime(self.graph)
+        self.holds.settle()
         if self.filters.tracked != before:
             # A type that is counted from now on must be counted in what is booked already.
             booked = [
@@ -323,7 +322,7 @@ class Engine:
         holder = Job(job, kind, plan.request.placement, top, {})
         if kind is not Kind.MATCHED:
             self.jobs[job] = holder
-            self._book(holder, part)
+            part = self._book(holder, part)
         return self._allocation(holder, part)
 
     def _part(self, plan: Plan, found: tuple[Selection, ...], start: int, live: bool) -> Part:
@@ -337,13 +336,13 @@ class Engine:
 
     def _refusal(self, plan: Plan, now: int, explain: bool, searched: bool = False) -> NotNow | Never:
         search = self._search
-        explainer = Explainer(self.graph, plan.request, plan.wants, plan.avoid)
-        tops = None if plan.top is None else [plan.top]
-        proof = None
-        if not search.could_ever(plan):
-            proof = cannot_ever_fit(self.graph, plan.request, plan.wants, tops, plan.avoid)
+        explainer = Explainer(self.graph, plan.request, plan.wants, plan.avoid, self.policy.node_exclusive)
+        proof = None if search.could_ever(plan) and len(plan.wants) == 1 else self._proof(plan)
         if proof is not None:
-            return Never(explainer.never(proof) if explain else Reason(proof))
+            reason = explainer.never(proof) if explain else Reason(proof)
+            if plan.avoid and self._proof(replace(plan, avoid=frozenset())) is None:
+                return NotNow(None, reason)  # It waits for a member of its own job to leave a node.
+            return Never(reason)
         if not explain:
             return NotNow(None, Reason("not free now"))
         earliest = None
@@ -351,18 +350,52 @@ class Engine:
             earliest = next((t for t in search.instants(plan, now) if search.select(plan, t, now)), None)
         return NotNow(earliest, explainer.not_now(search.window(plan, now, now)))
 
+    def _could_ever(self, plan: Plan) -> bool:
+        """In the ideal the walker looks at groups one by one; together they must not be too much."""
+        return self._search.could_ever(plan) and (len(plan.wants) == 1 or self._proof(plan) is None)
+
+    def _proof(self, plan: Plan) -> str | None:
+        tops = None if plan.top is None else [plan.top]
+        return cannot_ever_fit(self.graph, plan.request, plan.wants, tops, plan.avoid)
+
+    def _check_number(self, job: int) -> None:
+        if job < 0:
+            raise BadRequest("a job has a number", found=str(job), expected="0 or more")
+        if job in self.jobs:
+            raise Conflict(f"job {job} holds resources already")
+
+    def _domain_of(self, marks: Marks, placement: Placement) -> Vertex:
+        """The vertex of the level that a placement names, below which all marks lie."""
+        if not placement.within:
+            return self.graph.root
+        domains: dict[int, Vertex] = {}
+        for mark in marks.values():
+            for vertex in (mark.vertex, *_parents(mark.vertex)):
+                if mark.booked and vertex.type == placement.within:
+                    domains[vertex.index] = vertex
+        if len(domains) != 1:
+            found = ", ".join(vertex.path() for vertex in domains.values()) or "none"
+            raise BadRequest("not inside one domain", found=found, expected=f"one {placement.within}")
+        return next(iter(domains.values()))
+
     def _job(self, job: int) -> Job:
         holder = self.jobs.get(job)
         if holder is None:
             raise UnknownJob(job)
         return holder
 
-    def _book(self, holder: Job, part: Part) -> None:
+    def _book(self, holder: Job, part: Part) -> Part:
+        """Books a part and numbers its slots."""
+        first = holder.slots_made
+        slots = tuple(replace(slot, number=first + place) for place, slot in enumerate(part.slots))
+        part = replace(part, slots=slots)
         key = holder.parts_made
         holder.parts_made += 1
+        holder.slots_made += len(slots)
         holder.parts[key] = part
         self._ledger.book((holder.number, key), part.marks, part.span)
         self._events.add(part.span)
+        return part
 
     def _unbook(self, holder: Job, key: int) -> Part:
         part = holder.parts.pop(key)
@@ -374,14 +407,37 @@ class Engine:
         part = self._unbook(holder, key)
         if any(mark.booked for mark in marks.values()):
             holder.parts[key] = Part(marks, part.span, slots)
+            holder.parts = dict(sorted(holder.parts.items()))
             self._ledger.book((holder.number, key), marks, part.span)
             self._events.add(part.span)
+        self.holds.settle()
 
     def _drop_if_empty(self, holder: Job) -> bool:
         if holder.parts:
             return False
         del self.jobs[holder.number]
         return True
+
+
+def _check_time(now: int, duration_s: int | None) -> None:
+    if now < 0:
+        raise BadTime("a time before all time", where="now", found=str(now), expected="0 or more")
+    if duration_s is not None and duration_s <= 0:
+        raise BadTime("no time at all", where="duration", found=f"{duration_s} s", expected="1 s or more")
+
+
+def _collected(marks: Iterable[Mark]) -> Marks:
+    """Marks by vertex; parts of one pool are added up."""
+    collected: Marks = {}
+    for mark in marks:
+        before = collected.get(mark.vertex.index)
+        if before is None or not before.booked:
+            collected[mark.vertex.index] = mark
+        elif mark.booked:
+            if mark.exclusive or before.exclusive:
+                raise BadRequest("a vertex twice in one set", where=mark.vertex.path(), expected="each once")
+            collected[mark.vertex.index] = replace(mark, units=mark.units + before.units)
+    return collected
 
 
 def _without_slots(part: Part, kept: list[Slot], dropped: list[Slot]) -> Marks:

@@ -31,11 +31,14 @@ class Explainer:
         request: Request,
         wants: tuple[tuple[Want, ...], ...],
         avoid: frozenset[int] = frozenset(),
+        nodes_whole: bool = False,
     ) -> None:
+        self._nodes_whole = nodes_whole
         self._graph = graph
         self._request = request
         self._wants = wants
         self._avoid = avoid  # nodes that a distinct placement has used already
+        self._short: list[tuple[Want, int]] = []  # what is short in the best place, with how much there is
 
     def never(self, proof: str) -> Reason:
         steps, _ = self._steps(0, IDEAL)
@@ -48,7 +51,8 @@ class Explainer:
             needed = self._needed(group)
             for step in steps:
                 if step.passed < step.needed:
-                    clause = f"asks for {needed}; {_told(step)}"
+                    short = self._told_short() if step.name == "with room" else ""
+                    clause = f"asks for {needed}; {_told(step, short)}"
                     return Reason(clause, tuple(steps), self._blockers(busy, window))
         steps, busy = self._steps(0, window)
         if len(self._wants) > 1:
@@ -60,6 +64,11 @@ class Explainer:
             clause = f"asks for {self._needed(0)}; what is free does not add up to whole ones"
         return Reason(clause, tuple(steps), self._blockers(busy, window))
 
+    def _told_short(self) -> str:
+        """Which resource is short, where that is known: the most that is free in one place."""
+        told = [f"{level.type}: {most} of {level.count.min}" for level, most in self._short]
+        return f" ({', '.join(told)})" if told else ""
+
     def _needed(self, group: int) -> str:
         return ", ".join(counted(want.count.min, want.type) for want in self._wants[group])
 
@@ -70,19 +79,22 @@ class Explainer:
         placement = self._request.placement
         ideal = Bounds(wants, constraint, placement, IDEAL, self._avoid)
         ideal.below(self._graph.root)
-        real = Bounds(wants, constraint, placement, window, self._avoid)
+        real = Bounds(wants, constraint, placement, window, self._avoid, self._nodes_whole)
         sums = real.below(self._graph.root)
         nodes = self._graph.of_type(NODE)
-        up = [node for node in nodes if node.up and all(above.up for above in self._graph.ancestors(node))]
-        fitting = [node for node in up if constraint is None or matches(constraint, node)]
-        large = [node for node in fitting if ideal.per_node.get(node.index, 0) > 0]
+        fitting = [node for node in nodes if constraint is None or matches(constraint, node)]
+        up = [node for node in fitting if node.up and all(above.up for above in self._graph.ancestors(node))]
+        large = [node for node in up if ideal.per_node.get(node.index, 0) > 0]
         free = [node for node in large if real.per_node.get(node.index, 0) > 0]
         least = self._nodes_needed(wants, ideal)
-        steps = [Step("nodes", len(nodes), least), Step("up", len(up), least)]
-        if constraint is not None:
-            steps.append(Step("match the constraint", len(fitting), least))
-        steps.append(Step("large enough", len(large), least))
-        steps.append(Step("with room", len(free), least))
+        steps: list[Step] = []
+        if nodes:
+            steps.append(Step("nodes", len(nodes), least))
+            if constraint is not None:
+                steps.append(Step("match the constraint", len(fitting), least))
+            steps.append(Step("up", len(up), least))
+            steps.append(Step("large enough", len(large), least))
+            steps.append(Step("with room", len(free), least))
         for want in wants:
             unit = f"{counted(2, want.type).removeprefix('2 ')} that fit"
             steps.append(Step(unit, sums.get(want.type, 0), want.count.min))
@@ -90,7 +102,10 @@ class Explainer:
         crowded = [
             node for node in large if real.per_node.get(node.index, 0) < ideal.per_node.get(node.index, 0)
         ]
-        return steps, [node for node in large if node.index not in taken] or crowded
+        busy = [node for node in large if node.index not in taken] or crowded
+        self._short = [(level, real.most.get(id(level), 0)) for level in _inner_wants(wants)]
+        self._short = [(level, most) for level, most in self._short if most < level.count.min]
+        return steps, busy if nodes else [self._graph.root]
 
     def _nodes_needed(self, wants: tuple[Want, ...], ideal: Bounds) -> int:
         """How many nodes it takes at least, if every node gave its most."""
@@ -105,27 +120,38 @@ class Explainer:
         return 1
 
     def _blockers(self, nodes: list[Vertex], window: Window) -> tuple[Blocker, ...]:
-        until: dict[str, int | None] = {}
+        """Who has what is short there, and until when; those without an end first: waiting won't help."""
+        short = {level.type for level, _ in self._short}
+        until: dict[str, int] = {}
         for node in nodes:
             for vertex in self._graph.walk(node):
                 state = vertex.state
-                if state is None:
+                if state is None or (short and vertex.type not in short and vertex.type != NODE):
                     continue
                 for (job, _), booking in state.bookings.items():
-                    if booking.end > window.start or booking.live:
-                        end = None if booking.end >= FOREVER else max(booking.end, window.now + 1)
-                        until[f"job {job}"] = end
-                for name in state.holds:
-                    until[name] = None
-        told = sorted(until.items(), key=lambda item: (item[1] is None, item[1] or 0, item[0]))
-        return tuple(Blocker(who, end) for who, end in told[:_BLOCKERS_MAX])
+                    end = max(booking.end, window.now + 1) if booking.live else booking.end
+                    if booking.units and booking.start < window.end and window.start < end:
+                        until[f"job {job}"] = max(until.get(f"job {job}", 0), end)
+                for name, holding in state.holds.items():
+                    if holding.units and not holding.standing:
+                        until[name] = FOREVER
+        told = sorted(until.items(), key=lambda item: (item[1] < FOREVER, item[1], item[0]))
+        return tuple(Blocker(who, None if end >= FOREVER else end) for who, end in told[:_BLOCKERS_MAX])
 
 
-def _told(step: Step) -> str:
+def _inner_wants(wants: tuple[Want, ...]) -> list[Want]:
+    """What lies in slots, at any level."""
+    inner = list(wants)
+    for want in inner:  # grows while it is walked
+        inner.extend(want.with_)
+    return [level for level in inner if not level.with_ and level not in wants]
+
+
+def _told(step: Step, short: str) -> str:
     if step.name == "nodes":
         return f"there are {step.passed}, it takes {step.needed}"
     if step.name.endswith("that fit"):
         kind = step.name.removesuffix(" that fit")
         return f"{step.passed} {kind} fit now"
     verb = ("is " if step.passed == 1 else "are ") if step.name in ("up", "large enough") else ""
-    return f"{counted(step.passed, NODE)} {verb}{step.name}, it takes {step.needed}"
+    return f"{counted(step.passed, NODE)} {verb}{step.name}{short}, it takes {step.needed}"

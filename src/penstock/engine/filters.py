@@ -2,9 +2,9 @@
 
 A filter `HIGH:LOW` keeps, at every vertex of type HIGH, the units of type LOW below it; `ALL:LOW`
 keeps them at every vertex that has children. Whatever type the leaves have is kept at the vertices
-of type `cluster` without being asked for. A filter never changes an answer, only what it costs;
-the one exception is the order in which `first` looks at children, which follows the last filter
-type of a child (see `policies`).
+of type `cluster` without being asked for (everywhere, for policies that go by how full a node is). A
+filter never changes an answer, only what it costs; the one exception is the order in which `first`
+looks at children, which follows the last filter type of a child (see `policies`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class BadFilter(BadRequest):
 class Filters:
     """The filter types by the type of the vertex that keeps them."""
 
-    def __init__(self, spec: str = DEFAULT_FILTERS) -> None:
+    def __init__(self, spec: str = DEFAULT_FILTERS, *, leaves_everywhere: bool = False) -> None:
+        self._leaf_anchor = _ANY if leaves_everywhere else _LEAF_ANCHOR
         self._kept: dict[str, list[str]] = {}
         self._order: dict[str, int] = {kind: place for place, kind in enumerate(_KNOWN_TYPES)}
         self._all: set[str] = set()
@@ -59,15 +60,17 @@ class Filters:
         """Counts what is below every vertex. To be called again when the graph has changed."""
         for vertex in graph.vertices.values():
             if not vertex.children and vertex.type not in self._all:
-                self._keep(_LEAF_ANCHOR, vertex.type)
-        if CONTAINMENT in graph.roots:
+                self._keep(self._leaf_anchor, vertex.type)
+        if graph.has_shared:
+            self._count_shared(graph)
+        elif CONTAINMENT in graph.roots:
             self._count(graph.root)
 
     def _count(self, top: Vertex) -> None:
         """Sums of tracked types below every vertex, without recursion: graphs may be deep."""
         order = [top]
         for vertex in order:  # grows while it is walked: parents stand before their children
-            order.extend(child for child in vertex.below() if child.parent() is vertex)
+            order.extend(vertex.below())
         sums: dict[int, dict[str, int]] = {}
         for vertex in reversed(order):
             below = sums.pop(vertex.index, {})
@@ -81,6 +84,25 @@ class Filters:
                     totals[vertex.type] = totals.get(vertex.type, 0) + vertex.size
                 for kind, units in below.items():
                     totals[kind] = totals.get(kind, 0) + units
+
+    def _count_shared(self, graph: Graph) -> None:
+        """As `_count`, where a vertex can lie below several others: each counts it once."""
+        parents: dict[int, list[Vertex]] = {}
+        for vertex in graph.vertices.values():
+            for child in vertex.below():
+                parents.setdefault(child.index, []).append(vertex)
+            vertex.totals = dict.fromkeys(self.at(vertex.type), 0) if vertex.children else None
+        for vertex in graph.vertices.values():
+            seen: set[int] = set()
+            pending = list(parents.get(vertex.index, ()))
+            while pending:
+                above = pending.pop()
+                if above.index in seen:
+                    continue
+                seen.add(above.index)
+                pending.extend(parents.get(above.index, ()))
+                if above.totals is not None and vertex.type in above.totals:
+                    above.totals[vertex.type] += vertex.size
 
     def _keep(self, anchor: str, low: str) -> None:
         self._order.setdefault(low, len(self._order))

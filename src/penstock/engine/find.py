@@ -76,11 +76,16 @@ def find(root: Vertex, expression: Expression) -> tuple[Pick, ...]:
     Where use below is asked for, a vertex that counts none (for the job that is named) is not shown.
     """
     picks: list[Pick] = []
-    _visit(root, _Facts(False, False, False), 1, expression, picks)
+    _visit(root, _Facts(False, False, False), 1, expression, picks, set())
     return tuple(picks)
 
 
-def _visit(vertex: Vertex, above: _Facts, depth: int, expression: Expression, picks: list[Pick]) -> bool:
+def _visit(
+    vertex: Vertex, above: _Facts, depth: int, expression: Expression, picks: list[Pick], seen: set[int]
+) -> bool:
+    if vertex.index in seen:
+        return False
+    seen.add(vertex.index)
     state = vertex.state
     bookings = state.bookings.values() if state is not None else ()
     facts = _Facts(
@@ -90,7 +95,7 @@ def _visit(vertex: Vertex, above: _Facts, depth: int, expression: Expression, pi
     )
     is_found = False
     for child in vertex.below():
-        is_found = _visit(child, facts, depth + 1, expression, picks) or is_found
+        is_found = _visit(child, facts, depth + 1, expression, picks, seen) or is_found
     if not is_found and not expression.test(vertex, facts):
         return False
     if expression.with_usage and not _counts(vertex, expression.job):

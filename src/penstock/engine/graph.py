@@ -230,13 +230,11 @@ class Graph:
         parent = top.parent()
         if parent is None:
             raise BadGraph("the root cannot be removed", where=top.path(), expected="a vertex below the root")
-        gone = list(self.walk(top))
+        gone = self.subtree(top)
         inside = {vertex.index for vertex in gone}
-        outside = (
-            [top.parent()] if len(top.parents) == 1 and not self.has_shared else list(self.vertices.values())
-        )
-        for above in outside:
-            if above is None or above.index in inside:
+        is_simple = len(top.parents) == 1 and not self.has_shared
+        for above in [parent] if is_simple else list(self.vertices.values()):
+            if above.index in inside:
                 continue
             for subsystem, kids in list(above.children.items()):
                 left = [child for child in kids if child.index not in inside]
@@ -244,9 +242,39 @@ class Graph:
                     above.children[subsystem] = left
                 else:
                     del above.children[subsystem]
+        self._further_edges = {edge for edge in self._further_edges if not inside & set(edge[:2])}
         for vertex in gone:
             self._forget(vertex)
+        if self.has_shared:
+            self._hand_on(inside)
         return gone
+
+    def _hand_on(self, gone: set[int]) -> None:
+        """What stays although its first parent has gone belongs to the next one."""
+        for vertex in self.vertices.values():
+            for child in vertex.below():
+                first = child.parents.get(CONTAINMENT)
+                if first is None or first.index in gone:
+                    child.parents[CONTAINMENT] = vertex
+
+    def subtree(self, top: Vertex) -> list[Vertex]:
+        """What would leave with a vertex: all below it that nothing else contains."""
+        return self._only_below(top) if self.has_shared else list(self.walk(top))
+
+    def _only_below(self, top: Vertex) -> list[Vertex]:
+        """A vertex and what lies below it alone; what somebody else contains too stays with them."""
+        parents: dict[int, set[int]] = {}
+        for vertex in self.vertices.values():
+            for child in vertex.below():
+                parents.setdefault(child.index, set()).add(vertex.index)
+        gone = {top.index: top}
+        order = [top]
+        for vertex in order:  # grows while it is walked
+            for child in vertex.below():
+                if child.index not in gone and parents[child.index] <= gone.keys():
+                    gone[child.index] = child
+                    order.append(child)
+        return order
 
     def walk(self, top: Vertex, subsystem: str = CONTAINMENT) -> Iterator[Vertex]:
         """A vertex and all below it, each once, parents first, in edge order."""
@@ -301,8 +329,6 @@ class Graph:
         return vertex
 
     def _forget(self, vertex: Vertex) -> None:
-        if self._further_edges:
-            self._further_edges = {edge for edge in self._further_edges if vertex.index not in edge[:2]}
         del self.vertices[vertex.index]
         del self._by_type[vertex.type][vertex.index]
         del self._by_rank[vertex.rank][vertex.index]

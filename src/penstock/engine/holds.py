@@ -1,9 +1,9 @@
 """Use by others: what runs on our vertices without being our job.
 
 A hold has a name, a vertex (mostly a node), amounts by type, and no end. The engine spreads the
-amounts over the vertices of each type below, in edge order, filling one before the next. Others
-can use more than there is; the rest then burdens the first of them, and its free units are
-negative until the hold is gone. Setting a hold again replaces it.
+amounts over the vertices of each type below, in edge order, filling one before the next, those that
+we have last. Others can use more than there is; the rest then burdens the first of them, and its
+free units are negative until that is over. Setting a hold again replaces it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.engine.graph import Graph, Vertex
+from penstock.engine.planner import FOREVER
 from penstock.engine.state import Holding, VertexState, refresh_excess
 from penstock.errors import BadRequest
 
@@ -33,6 +34,7 @@ class Holds:
         self._graph = graph
         self._where: dict[str, list[Vertex]] = {}
         self._told: dict[str, Hold] = {}
+        self._crowded: set[str] = set()  # holds that did not find room beside us and the others
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -44,8 +46,10 @@ class Holds:
                 raise BadRequest(
                     "a hold cannot give", where=f"{name}.{kind}", found=str(units), expected=">= 0"
                 )
-        self.remove(name)
-        own = self._spread(at, amounts)
+        self._take_up(name)
+        own, is_crowded = self._spread(at, amounts)
+        if is_crowded:
+            self._crowded.add(name)
         below: dict[int, dict[str, int]] = {}
         touched: dict[int, Vertex] = {at.index: at}
         for vertex, units in own:
@@ -69,7 +73,12 @@ class Holds:
 
     def remove(self, name: str) -> None:
         """Forgets a hold; one that is not there is forgotten already."""
+        self._take_up(name)
+        self.settle()
+
+    def _take_up(self, name: str) -> None:
         self._told.pop(name, None)
+        self._crowded.discard(name)
         touched = self._where.pop(name, [])
         for vertex in touched:
             state = vertex.state
@@ -86,21 +95,44 @@ class Holds:
         names = [name for name, touched in self._where.items() if any(v.index in inside for v in touched)]
         lifted = [self._told[name] for name in names]
         for hold in lifted:
-            self.remove(hold.name)
+            self._take_up(hold.name)
         return lifted
 
-    def _spread(self, at: Vertex, amounts: Mapping[str, int]) -> list[tuple[Vertex, int]]:
+    def settle(self) -> None:
+        """Spreads anew the holds that did not find room; to be called when something has changed."""
+        for name in [name for name in self._told if name in self._crowded]:
+            hold = self._told[name]
+            self.set(hold.name, hold.at, hold.amounts, standing=hold.standing)
+
+    def _spread(self, at: Vertex, amounts: Mapping[str, int]) -> tuple[list[tuple[Vertex, int]], bool]:
+        """Which vertices the amounts burden, and whether there was too little room for them.
+
+        What nobody has comes first. Others do not say which core or gpu is theirs, but they do not
+        use ours.
+        """
         own: list[tuple[Vertex, int]] = []
+        is_crowded = False
         for kind, units in amounts.items():
             pools = [vertex for vertex in self._graph.walk(at) if vertex.type == kind]
+            shares = [0] * len(pools)
             left = units
-            shares: list[int] = []
-            for vertex in pools:
-                held = sum(vertex.state.held) if vertex.state is not None else 0
-                share = min(left, max(vertex.size - held, 0))
-                shares.append(share)
-                left -= share
+            for with_ours in (False, True):
+                for place, vertex in enumerate(pools):
+                    share = min(left, max(_room(vertex, with_ours) - shares[place], 0))
+                    shares[place] += share
+                    left -= share
+                is_crowded = is_crowded or (left > 0 and not with_ours)
             if pools:
                 shares[0] += left
-                own.extend((vertex, share) for vertex, share in zip(pools, shares, strict=True) if share)
-        return own
+            own.extend((vertex, share) for vertex, share in zip(pools, shares, strict=True) if share)
+            is_crowded = is_crowded or left > 0
+        return own, is_crowded
+
+
+def _room(vertex: Vertex, with_ours: bool) -> int:
+    """Units that no hold has; and, unless `with_ours`, that no job of ours has at any time."""
+    state = vertex.state
+    if state is None:
+        return vertex.size
+    booked = 0 if with_ours else state.plan.booked_most(0, FOREVER)
+    return vertex.size - state.held[0] - state.held[1] - booked

@@ -9,6 +9,8 @@ how many nodes have room at a time, which is what an explanation needs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.request import SLOT, Placement, Request, Want
 from penstock.engine.state import Sight, Window, free_units, is_untouched
@@ -39,18 +41,22 @@ class Bounds:
         placement: Placement,
         window: Window,
         avoid: frozenset[int] = frozenset(),
+        nodes_whole: bool = False,
     ) -> None:
+        self._nodes_whole = nodes_whole
         self._wants = wants
         self._constraint = constraint
         self._placement = placement
         self._window = window
         self.avoid = avoid  # nodes that a distinct placement has used already
+        self._entered: set[int] = set()  # a vertex that several contain counts once
         self.per_node: dict[int, int] = {}  # slots, or 1 for a node that qualifies as such
         self.most: dict[int, int] = {}  # the most that was found in one place, by the id of a want
 
     def below(self, top: Vertex) -> _Sums:
         """Units of each outer want below a vertex, at most."""
         sums: _Sums = {}
+        self._entered = set()
         own = self._visit(top, self._wants, True, False, sums)
         if own > 0:
             sums[top.type] = sums.get(top.type, 0) + own
@@ -70,6 +76,9 @@ class Bounds:
         excl = excl or (matched is not None and matched.exclusive is True)
         if (matched is None and slot is None and not pristine) or self._is_out(u, matched, excl):
             return 0
+        if u.index in self._entered:
+            return 0
+        self._entered.add(u.index)
         sums: _Sums = {}
         if slot is not None:
             self._slots(u, slot, sums)
@@ -111,7 +120,9 @@ class Bounds:
         if (not u.up and window.sight is not Sight.IDEAL) or free_units(u, window) <= 0:
             return True
         if u.type in CONSTRAINED_TYPES:
-            if u.index in self.avoid:
+            if u.index in self.avoid or (
+                self._nodes_whole and u.type == NODE and not is_untouched(u, window)
+            ):
                 return True
             if self._constraint is not None and not matches(self._constraint, u):
                 return True
@@ -131,24 +142,74 @@ def cannot_ever_fit(
     if tops is None:
         tops = graph.of_type(within) if within else [graph.root]
     for group, outer in zip(request.groups, wants, strict=True):
-        clause: str | None = None
+        told: list[tuple[int, str]] = []  # how much was found below each top, and what is missing there
         for top in tops:
             bounds = Bounds(outer, group.constraint, request.placement, IDEAL, avoid)
-            clause = _shortage(graph, bounds, top, outer, group.constraint)
-            if clause is None:
+            shortage = _shortage(graph, bounds, top, outer, group.constraint)
+            if shortage is None:
                 break
-        if clause is not None:
+            told.append(shortage)
+        else:
+            clause = max(told, key=lambda shortage: shortage[0])[1] if told else f"asks for one {within}"
             return clause + (f" inside one {within}" if within and len(tops) > 1 else "")
-    return None
+    return _too_much_together(tops, request, wants) if len(wants) > 1 else None
+
+
+def _too_much_together(
+    tops: list[Vertex], request: Request, wants: tuple[tuple[Want, ...], ...]
+) -> str | None:
+    """Groups that fit alone can be more than there is when they are added up."""
+    needs: dict[str, int] = {}
+    for group in wants:
+        for want in group:
+            _add_held(want, 1, False, needs)
+    slots = needs.pop(SLOT, 0)
+    if request.placement.distinct_nodes:
+        needs[NODE] = max(needs.get(NODE, 0), slots)
+    short: str | None = None
+    for top in tops:
+        short = None
+        for kind, units in needs.items():
+            there = [vertex for vertex in _below(top) if vertex.type == kind]
+            most = sum(max(free_units(vertex, IDEAL), 0) for vertex in there)
+            if most < units:
+                short = f"asks for {counted(units, kind)} in {len(wants)} groups together, there are {most}"
+        if short is None:
+            return None
+    return short
+
+
+def _add_held(want: Want, times: int, inside: bool, needs: dict[str, int]) -> None:
+    """Adds what a want holds at least: slots, what lies in them, and what is asked for alone."""
+    inside = inside or want.exclusive is True
+    least = times * want.count.min
+    if inside or want.type == SLOT:
+        needs[want.type] = needs.get(want.type, 0) + least
+    for inner in want.with_:
+        _add_held(inner, least, inside or want.type == SLOT, needs)
+
+
+def _below(top: Vertex) -> Iterator[Vertex]:
+    seen = {top.index}
+    pending = [top]
+    while pending:
+        vertex = pending.pop()
+        yield vertex
+        for child in vertex.below():
+            if child.index not in seen:
+                seen.add(child.index)
+                pending.append(child)
 
 
 def _shortage(
     graph: Graph, bounds: Bounds, top: Vertex, wants: tuple[Want, ...], constraint: Constraint | None
-) -> str | None:
+) -> tuple[int, str] | None:
+    """What is missing below a top, with how much of it there is."""
     sums = bounds.below(top)
     for want in wants:
-        if sums.get(want.type, 0) < want.count.min:
-            return _clause(graph, bounds, want, sums.get(want.type, 0), constraint)
+        found = sums.get(want.type, 0)
+        if found < want.count.min:
+            return found, _clause(graph, bounds, want, found, constraint)
     return None
 
 

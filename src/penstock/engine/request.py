@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
+from penstock.engine.graph import LEVELS_MAX
 from penstock.errors import BadRequest
 from penstock.model.constraint import Constraint
 from penstock.model.jobspec import Count, Jobspec, Resource
 
 __all__ = [
     "SLOT",
+    "SLOTS_MAX",
     "BadShape",
     "Group",
     "HoldsNothing",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 SLOT: Final = "slot"
+SLOTS_MAX: Final = 1 << 16  # in one request
 
 
 class BadShape(BadRequest):
@@ -140,6 +143,13 @@ def _compile(
             raise BadShape(
                 "nothing of it is asked for", where=f"{here}.count", found="0", expected="1 or more"
             )
+        if resource.type == SLOT and resource.count.min > SLOTS_MAX:
+            found = str(resource.count.min)
+            raise BadShape(
+                "too many slots", where=f"{here}.count", found=found, expected=f"at most {SLOTS_MAX}"
+            )
+        if where.count(".with") >= LEVELS_MAX:
+            raise BadShape("nested too deep", where=here, expected=f"at most {LEVELS_MAX} levels")
         if resource.type == SLOT and not resource.with_:
             raise BadShape("a slot holds nothing", where=here, expected="`with` and at least one resource")
         if under_exclusive and resource.exclusive is False:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.engine.booking import Ledger, Marks, Span, marks_of, slots_of
 from penstock.engine.graph import Graph, Vertex
@@ -23,6 +24,8 @@ from penstock.engine.state import Sight, Window, free_below, room_below
 from penstock.engine.walker import Selection, Walk
 
 __all__ = ["Events", "Plan", "Search"]
+
+_TENTATIVE: Final = -1  # no job has this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +130,7 @@ class Search:
             return self._order.ordered(tops, window.now)
         if self._policy.usage is not Usage.IGNORED:
             sign = 1 if self._policy.usage is Usage.PACK else -1
-            return sorted(
-                tops, key=lambda top: sign * sum(room_below(top, k, window) for k in top.totals or ())
-            )
+            return sorted(tops, key=lambda top: sign * _free_share(top, window))
         return sorted(tops, key=lambda top: -top.id if self._policy.high_first else top.id)
 
     def _select_below(self, plan: Plan, window: Window, top: Vertex) -> tuple[Selection, ...] | None:
@@ -167,11 +168,11 @@ class Search:
                 if plan.request.placement.distinct_nodes:
                     avoid |= {slot.node.index for slot in slots_of([selection]) if slot.node is not None}
                 marks = marks_of([selection], self._policy.node_exclusive)
-                self._ledger.book((-1, group), marks, span)
+                self._ledger.book((_TENTATIVE, group), marks, span)
                 tried.append((group, marks))
         finally:
             for group, marks in reversed(tried):
-                self._ledger.unbook((-1, group), marks)
+                self._ledger.unbook((_TENTATIVE, group), marks)
         return tuple(selections[group] for group in sorted(selections))
 
     def _walk(
@@ -197,3 +198,9 @@ class Search:
         # Where nodes are taken whole a request need not ask for more, but then it must touch one.
         held = any(mark.booked for mark in marks_of([found], True).values())
         return found if held else None
+
+
+def _free_share(top: Vertex, window: Window) -> int:
+    """How much of a domain is free, as a sum of shares: bytes and cores cannot be added."""
+    totals = {kind: total for kind, total in (top.totals or {}).items() if total > 0}
+    return sum(room_below(top, kind, window) * 1_000_000 // total for kind, total in totals.items())

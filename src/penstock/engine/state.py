@@ -78,6 +78,7 @@ class VertexState:
     """The bookings and holds at one vertex. Made with the first, dropped with the last."""
 
     __slots__ = (
+        "alone",
         "below",
         "bookings",
         "excess",
@@ -88,6 +89,8 @@ class VertexState:
         "live_end_min",
         "passing",
         "plan",
+        "standing_excess",
+        "standing_excess_below",
         "visits",
     )
 
@@ -101,14 +104,18 @@ class VertexState:
         self.held_below: dict[str, list[int]] = {}
         self.passing = 0  # passing holds here or below
         self.live_end_min = FOREVER  # the earliest planned end of what is live
+        self.alone = 0  # bookings that have the vertex for themselves
         self.excess = 0  # own units that are promised more than once, at the worst instant
         self.excess_below: dict[str, int] = {}
+        self.standing_excess = 0  # the same of standing holds alone
+        self.standing_excess_below: dict[str, int] = {}
 
     def is_empty(self) -> bool:
         return not self.bookings and not self.holds
 
     def book(self, key: BookingKey, booking: Booking) -> None:
         self.bookings[key] = booking
+        self.alone += 1 if booking.exclusive else 0
         self.plan.add(booking.start, booking.end, booking.units)
         self.visits.add(booking.start, booking.end, 1)
         for kind, units in booking.below.items():
@@ -123,6 +130,7 @@ class VertexState:
 
     def unbook(self, key: BookingKey) -> None:
         booking = self.bookings.pop(key)
+        self.alone -= 1 if booking.exclusive else 0
         self.plan.remove(booking.start, booking.end, booking.units)
         self.visits.remove(booking.start, booking.end, 1)
         for kind, units in booking.below.items():
@@ -132,7 +140,7 @@ class VertexState:
             planner.remove(booking.start, booking.end, units)
             if planner.is_empty():
                 del self.below[kind]
-        if booking.live and booking.end == self.live_end_min:
+        if booking.live and booking.end == self.live_end_min < FOREVER:
             self.live_end_min = min((b.end for b in self.bookings.values() if b.live), default=FOREVER)
 
     def hold(self, name: str, holding: Holding) -> None:
@@ -171,7 +179,17 @@ def free_units(vertex: Vertex, window: Window) -> int:
     if window.start <= window.now and state.live_end_min <= window.now:
         late = sum(b.units for b in state.late(window.now))
         booked = max(booked, state.plan.booked_at(window.now) + late)
-    return vertex.size - booked - state.held[0] - state.held[1]
+    free = vertex.size - booked - state.held[0] - state.held[1]
+    if free > 0 and state.alone > 0 and any(_is_alone(b, window) for b in state.bookings.values()):
+        return 0  # Somebody has it alone, also what has been added to it since.
+    return free
+
+
+def _is_alone(booking: Booking, window: Window) -> bool:
+    if not booking.exclusive:
+        return False
+    end = max(booking.end, window.now + 1) if booking.live else booking.end
+    return booking.start < window.end and window.start < end
 
 
 def free_below(vertex: Vertex, kind: str, window: Window) -> int:
@@ -187,7 +205,7 @@ def free_below(vertex: Vertex, kind: str, window: Window) -> int:
         return total
     held = state.held_below.get(kind)
     if window.sight is Sight.IDEAL:
-        return total - (held[1] if held is not None else 0)
+        return total - (held[1] if held is not None else 0) + state.standing_excess_below.get(kind, 0)
     planner = state.below.get(kind)
     booked = planner.booked_most(window.start, window.end) if planner is not None else 0
     excess = state.excess_below.get(kind, 0)
@@ -231,15 +249,20 @@ def refresh_excess(vertex: Vertex) -> None:
         return
     held = state.held[0] + state.held[1]
     excess = max(0, state.plan.booked_most(0, FOREVER) + held - vertex.size)
-    delta = excess - state.excess
-    if delta == 0:
+    standing = max(0, state.held[1] - vertex.size)
+    delta, standing_delta = excess - state.excess, standing - state.standing_excess
+    state.excess, state.standing_excess = excess, standing
+    if delta == 0 and standing_delta == 0:
         return
-    state.excess = excess
     above = vertex.parent()
     while above is not None:
         if above.state is not None:
-            known = above.state.excess_below
-            known[vertex.type] = known.get(vertex.type, 0) + delta
-            if known[vertex.type] == 0:
-                del known[vertex.type]
+            _shift(above.state.excess_below, vertex.type, delta)
+            _shift(above.state.standing_excess_below, vertex.type, standing_delta)
         above = above.parent()
+
+
+def _shift(amounts: dict[str, int], kind: str, delta: int) -> None:
+    amounts[kind] = amounts.get(kind, 0) + delta
+    if amounts[kind] <= 0:
+        del amounts[kind]

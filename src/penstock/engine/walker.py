@@ -22,17 +22,15 @@ from typing import Final
 
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.policies import Policy, SearchOrder, Usage
-from penstock.engine.request import SLOT, Placement, Want
+from penstock.engine.request import SLOT, SLOTS_MAX, Placement, Want
 from penstock.engine.state import Sight, Window, free_below, free_units, is_untouched, room_below
 from penstock.model.constraint import Constraint, matches
 from penstock.model.jobspec import UINT_MAX
 
-__all__ = ["CONSTRAINED_TYPES", "NODE", "SLOTS_PER_VERTEX_MAX", "Choice", "Selection", "Walk"]
+__all__ = ["CONSTRAINED_TYPES", "NODE", "Choice", "Selection", "Walk"]
 
 NODE: Final = "node"
 CONSTRAINED_TYPES: Final = frozenset({"node", "storage_node"})  # constraints speak of these alone
-
-SLOTS_PER_VERTEX_MAX: Final = 1 << 16
 
 _MET: Final = 1  # the score of a vertex before its id
 _USAGE_SHIFT: Final = 104  # how full a node is outweighs its place, and that every id
@@ -226,6 +224,8 @@ class Walk:
         alone = matched is not None and excl and (not u.divisible or matched.exclusive is True)
         if alone and not is_untouched(u, window):
             return True
+        if alone and self._graph.has_shared and not all(is_untouched(v, window) for v in self._graph.walk(u)):
+            return True  # Somebody has what lies below, but came to it from another side.
         totals = u.totals
         if totals is None:
             return False
@@ -277,7 +277,7 @@ class Walk:
         """Makes as many slots as whole children (or parts of divisible ones) allow, best first."""
         members: Found = {}
         self._explore(u, slot.with_, False, True, node_part, members, slot.count.pick(UINT_MAX))
-        most = SLOTS_PER_VERTEX_MAX
+        most = SLOTS_MAX
         piles: list[Iterator[list[tuple[Candidate, int]]]] = []
         for want in slot.with_:
             candidates = self._sorted(members.get(want.type, []))

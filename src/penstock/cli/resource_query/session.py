@@ -68,7 +68,7 @@ class Session:
         self._asked_queue = ""
         self._queue = ""
         self._unwritten: tuple[Sheet, ...] = ()
-        self._hidden_job = -1  # bookings that Fluxion makes for jobs that do not exist
+        self._hidden_job = 1 << 62  # bookings that Fluxion makes for jobs that do not exist
         self._update_times_s: list[float] = []
         self._commands = self._all_commands()
 
@@ -176,7 +176,7 @@ class Session:
             self._engine.update(
                 self._hidden_job, marks.values(), answer.start_s, answer.end_s, answer.kind, NOW, force=True
             )
-            self._hidden_job -= 1
+            self._hidden_job += 1
         self._error("match_allocate: ERROR: match writer emit: Invalid argument")
         return self._tell_failure(op, satisfiable=True, began=began)
 
@@ -233,6 +233,8 @@ class Session:
         job, at, duration = _leading_int(job_text), _leading_int(at_text), _leading_int(duration_text)
         if job in self._engine.jobs:
             return self._error("ERROR: existing Jobid ")
+        if job < 0:
+            return self._error(f"ERROR: invalid Jobid {job}")
         if at < 0 or duration <= 0:
             return self._error(f"ERROR: invalid time ({at}, {duration})")
         began = time.perf_counter()
