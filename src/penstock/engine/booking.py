@@ -202,7 +202,8 @@ class Ledger:
         for mark in marks.values():
             if not mark.booked:
                 continue
-            if free_units(mark.vertex, window) < mark.units:
+            # A vertex that others use up by standing holds is part of a whole, with no units of its own.
+            if mark.units > max(free_units(mark.vertex, window), 0):
                 raise Conflict(f"{mark.vertex.path() or mark.vertex.name} is not free from {span.start}")
             if mark.exclusive and not is_untouched(mark.vertex, window):
                 raise Conflict(f"{mark.vertex.path() or mark.vertex.name} is in use from {span.start}")

@@ -386,12 +386,15 @@ class Engine:
 
     def _book(self, holder: Job, part: Part) -> Part:
         """Books a part and numbers its slots."""
-        first = holder.slots_made
-        slots = tuple(replace(slot, number=first + place) for place, slot in enumerate(part.slots))
-        part = replace(part, slots=slots)
+        slots: list[Slot] = []
+        for slot in part.slots:
+            # A slot that is booked again after a restart keeps the number it had.
+            number = slot.number if slot.number >= 0 else holder.slots_made
+            holder.slots_made = max(holder.slots_made, number + 1)
+            slots.append(replace(slot, number=number))
+        part = replace(part, slots=tuple(slots))
         key = holder.parts_made
         holder.parts_made += 1
-        holder.slots_made += len(slots)
         holder.parts[key] = part
         self._ledger.book((holder.number, key), part.marks, part.span)
         self._events.add(part.span)
