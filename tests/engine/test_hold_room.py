@@ -10,6 +10,7 @@ from penstock.engine import (
     Engine,
     Kind,
     MatchOp,
+    Never,
     NotNow,
     Placement,
     Satisfiable,
@@ -169,3 +170,31 @@ def test_what_another_contains_too_stays_when_one_goes() -> None:
     assert [vertex.name for vertex in engine.graph.of_type("ssd")] == ["ssd0"]
     engine.release(1)
     assert isinstance(engine.match(2, slot_request({"ssd": 1}), 0), Allocation)
+
+
+def test_what_is_reached_from_the_wrong_side_first_is_no_proof_of_never() -> None:
+    graph = cluster_of(nodes=0, racks=2)
+    racks = graph.of_type("rack")
+    for cores, rack in enumerate(racks, start=1):
+        for number in range(cores):
+            graph.add_child(rack, VertexSpec("core", number))
+    ssd = graph.add_child(racks[0], VertexSpec("ssd", 0))
+    graph.link(racks[1], ssd, "containment")
+    asked = slot_request({"ssd": 1, "core": 2})
+    # The walk enters the ssd in rack0, which has too few cores; only counting there turns it back.
+    assert isinstance(Engine(graph, "low", "ALL:gpu").match(1, asked, 0), NotNow)
+    assert isinstance(Engine(graph, "low", "ALL:core").match(1, asked, 0), Allocation)
+
+
+def test_a_refusal_looks_at_no_vertex_twice_however_many_ways_lead_to_it() -> None:
+    graph = cluster_of(nodes=0)
+    above = [graph.root]
+    for level in range(20):
+        pair = [graph.add_child(above[0], VertexSpec(f"level{level}", number)) for number in range(2)]
+        for further in above[1:]:
+            for vertex in pair:
+                graph.link(further, vertex, "containment")
+        above = pair
+    graph.add_child(above[0], VertexSpec("core", 0))
+    answer = Engine(graph, "low").match(1, slot_request({"core": 2}), 0)
+    assert isinstance(answer, Never), "found by 2 ** 20 ways, and no answer within a day"

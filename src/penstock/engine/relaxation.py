@@ -9,8 +9,6 @@ how many nodes have room at a time, which is what an explanation needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.request import SLOT, Placement, Request, Want
 from penstock.engine.state import Sight, Window, free_units, is_untouched
@@ -49,20 +47,32 @@ class Bounds:
         self._placement = placement
         self._window = window
         self.avoid = avoid  # nodes that a distinct placement has used already
-        self._entered: set[int] = set()  # a vertex that several contain counts once
+        self._known: dict[tuple[int, int, bool, bool], tuple[int, _Sums]] = {}
         self.per_node: dict[int, int] = {}  # slots, or 1 for a node that qualifies as such
         self.most: dict[int, int] = {}  # the most that was found in one place, by the id of a want
 
     def below(self, top: Vertex) -> _Sums:
         """Units of each outer want below a vertex, at most."""
         sums: _Sums = {}
-        self._entered = set()
         own = self._visit(top, self._wants, True, False, sums)
         if own > 0:
             sums[top.type] = sums.get(top.type, 0) + own
         return sums
 
     def _visit(self, u: Vertex, wants: tuple[Want, ...], pristine: bool, excl: bool, to_parent: _Sums) -> int:
+        """Adds what a vertex hands on to the sums of its parent; returns its own units."""
+        # A vertex that several contain counts below each of them: more than there is, never less.
+        # Looked at once, though: there can be more ways to it than vertices.
+        key = (u.index, id(wants), pristine, excl)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._look(u, wants, pristine, excl)
+        own, handed = known
+        for kind, units in handed.items():
+            to_parent[kind] = to_parent.get(kind, 0) + units
+        return own
+
+    def _look(self, u: Vertex, wants: tuple[Want, ...], pristine: bool, excl: bool) -> tuple[int, _Sums]:
         matched: Want | None = None
         slot: Want | None = None
         for want in wants:
@@ -75,10 +85,7 @@ class Bounds:
             slot = None
         excl = excl or (matched is not None and matched.exclusive is True)
         if (matched is None and slot is None and not pristine) or self._is_out(u, matched, excl):
-            return 0
-        if u.index in self._entered:
-            return 0
-        self._entered.add(u.index)
+            return 0, {}
         sums: _Sums = {}
         if slot is not None:
             self._slots(u, slot, sums)
@@ -87,14 +94,12 @@ class Bounds:
             for child in u.below() if inner else ():
                 self._child(child, inner, pristine and matched is None, excl, sums)
         fits = all(self._note(want, sums) for want in matched.with_) if matched is not None else True
-        if matched is None or not matched.with_:
-            if self._placement.distinct_nodes and u.type == NODE and sums.get(SLOT, 0) > 1:
-                sums[SLOT] = 1
-            for kind, units in sums.items():
-                to_parent[kind] = to_parent.get(kind, 0) + units
+        if u.type == NODE and self._placement.distinct_nodes and sums.get(SLOT, 0) > 1:
+            sums[SLOT] = 1
         if u.type == NODE:
             self.per_node[u.index] = sums.get(SLOT, 0) if matched is None else int(fits)
-        return free_units(u, self._window) if fits else 0
+        is_counted_here = matched is not None and bool(matched.with_)
+        return free_units(u, self._window) if fits else 0, {} if is_counted_here else sums
 
     def _child(self, child: Vertex, wants: tuple[Want, ...], pristine: bool, excl: bool, sums: _Sums) -> None:
         own = self._visit(child, wants, pristine, excl, sums)
@@ -152,11 +157,11 @@ def cannot_ever_fit(
         else:
             clause = max(told, key=lambda shortage: shortage[0])[1] if told else f"asks for one {within}"
             return clause + (f" inside one {within}" if within and len(tops) > 1 else "")
-    return _too_much_together(tops, request, wants) if len(wants) > 1 else None
+    return _too_much_together(graph, tops, request, wants) if len(wants) > 1 else None
 
 
 def _too_much_together(
-    tops: list[Vertex], request: Request, wants: tuple[tuple[Want, ...], ...]
+    graph: Graph, tops: list[Vertex], request: Request, wants: tuple[tuple[Want, ...], ...]
 ) -> str | None:
     """Groups that fit alone can be more than there is when they are added up."""
     needs: dict[str, int] = {}
@@ -170,7 +175,7 @@ def _too_much_together(
     for top in tops:
         short = None
         for kind, units in needs.items():
-            there = [vertex for vertex in _below(top) if vertex.type == kind]
+            there = [vertex for vertex in graph.walk(top) if vertex.type == kind]
             most = sum(max(free_units(vertex, IDEAL), 0) for vertex in there)
             if most < units:
                 short = f"asks for {counted(units, kind)} in {len(wants)} groups together, there are {most}"
@@ -187,18 +192,6 @@ def _add_held(want: Want, times: int, inside: bool, needs: dict[str, int]) -> No
         needs[want.type] = needs.get(want.type, 0) + least
     for inner in want.with_:
         _add_held(inner, least, inside or want.type == SLOT, needs)
-
-
-def _below(top: Vertex) -> Iterator[Vertex]:
-    seen = {top.index}
-    pending = [top]
-    while pending:
-        vertex = pending.pop()
-        yield vertex
-        for child in vertex.below():
-            if child.index not in seen:
-                seen.add(child.index)
-                pending.append(child)
 
 
 def _shortage(
