@@ -10,7 +10,8 @@ from __future__ import annotations
 
 __all__ = ["BadRequest", "Conflict", "Corrupt", "PenstockError", "Unavailable"]
 
-_FOUND_SHOWN_MAX = 120
+_FOUND_MAX = 120
+_WHERE_MAX = 400  # names in a place and in what would be right come from outside as well
 
 
 class PenstockError(Exception):
@@ -26,9 +27,9 @@ class BadRequest(PenstockError):
 
     def __init__(self, summary: str, *, where: str = "", found: str = "", expected: str = "") -> None:
         self.summary = summary
-        self.where = where
-        self.found = found if len(found) <= _FOUND_SHOWN_MAX else found[:_FOUND_SHOWN_MAX] + "..."
-        self.expected = expected
+        self.where = _cut(where, _WHERE_MAX)
+        self.found = _cut(found, _FOUND_MAX)
+        self.expected = _cut(expected, _WHERE_MAX)
         super().__init__(self._text())
 
     def _text(self) -> str:
@@ -51,3 +52,7 @@ class Unavailable(PenstockError):
 
 class Corrupt(PenstockError):
     """Our own state contradicts itself. Nothing is repaired by guessing."""
+
+
+def _cut(text: str, length_max: int) -> str:
+    return text if len(text) <= length_max else text[:length_max] + "..."

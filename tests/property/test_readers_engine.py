@@ -8,12 +8,10 @@ a match on it ends. What could explode is held to a bound of memory; nothing her
 from __future__ import annotations
 
 import json
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable
 
 import pytest
+from fuzzing import answers, bounded, edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +23,7 @@ from penstock.engine.readers.rv1exec import marks_in_rset, ranks_in_rset, read_r
 from penstock.errors import BadRequest
 
 MIB = 1 << 20
-Text = TypeVar("Text", str, bytes)
+
 Read = Callable[[str], object]
 Tree = dict[str, object]
 
@@ -186,35 +184,6 @@ PIECES = st.sampled_from([*SIGNS.split(), *VALUES.split(), *WORDS.split(), *RARE
 MESS = st.text(max_size=60) | st.lists(PIECES, max_size=30).map("".join)
 EDIT = st.tuples(st.integers(0, 5000), st.integers(0, 12), PIECES | st.text(max_size=4) | st.just(""))
 FUZZ = settings(max_examples=max(settings().max_examples // 2, 1))
-
-
-@contextmanager
-def bounded(memory_max: int) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < memory_max
-    finally:
-        tracemalloc.stop()
-
-
-def answers(read: Callable[[Text], object], text: Text) -> None:
-    """A value, or a refusal in a line of bounded length."""
-    try:
-        read(text)
-    except BadRequest as error:
-        refusal = error
-    else:
-        return
-    assert refusal.summary
-    assert len(str(refusal)) < 8192
-
-
-def edited(text: str, edits: list[tuple[int, int, str]]) -> str:
-    for place, length, piece in edits:
-        start = place % (len(text) + 1)
-        text = text[:start] + piece + text[start + length :]
-    return text
 
 
 @pytest.mark.parametrize("name", VALID)

@@ -7,12 +7,10 @@ held to a bound of memory; nothing here looks at a clock.
 
 from __future__ import annotations
 
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable
 
 import pytest
+from fuzzing import answers, bounded, edited
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +26,7 @@ from penstock.model.rset import parse_rset
 
 MIB = 1 << 20
 
-Text = TypeVar("Text", str, bytes)
+
 Read = Callable[[str], object]
 
 
@@ -114,38 +112,6 @@ MESS = st.text(max_size=60) | st.lists(PIECES, max_size=40).map("".join)
 EDIT = st.tuples(st.integers(0, 1000), st.integers(0, 12), PIECES | st.text(max_size=4) | st.just(""))
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-@contextmanager
-def bounded(memory_max: int) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < memory_max
-    finally:
-        tracemalloc.stop()
-
-
-def answers(read: Callable[[Text], object], text: Text) -> None:
-    """A value, or a refusal that says where, what and why in a line of bounded length."""
-    try:
-        read(text)
-    except BadRequest as error:
-        refusal = error
-    else:
-        return
-    assert refusal.summary
-    assert refusal.where
-    assert refusal.found
-    assert refusal.expected
-    assert len(str(refusal)) < 4096
-
-
-def edited(text: str, edits: list[tuple[int, int, str]]) -> str:
-    for place, length, piece in edits:
-        start = place % (len(text) + 1)
-        text = text[:start] + piece + text[start + length :]
-    return text
 
 
 @pytest.mark.parametrize("name", TEXT_READERS)

@@ -62,11 +62,15 @@ class Expression:
 
 def parse_expression(text: str) -> Expression:
     if len(text) > _LENGTH_MAX:
-        raise BadExpression("too long", found=f"{len(text)} characters", expected=f"at most {_LENGTH_MAX}")
+        raise BadExpression(
+            "too long", where="expression", found=f"{len(text)} characters", expected=f"at most {_LENGTH_MAX}"
+        )
     parser = _Parser(text.replace("\t", " "))
     test = parser.expression(0)
     if parser.rest():
-        raise BadExpression("unbalanced", where=parser.rest(), expected="as many ) as (")
+        raise BadExpression(
+            "unbalanced", where="expression", found=repr(parser.rest()), expected="as many ) as ("
+        )
     return Expression(test, parser.job, parser.with_usage)
 
 
@@ -133,7 +137,12 @@ class _Parser:
 
     def expression(self, depth: int) -> _Test:
         if depth > _DEPTH_MAX:
-            raise BadExpression("nested too deep", expected=f"at most {_DEPTH_MAX} parentheses")
+            raise BadExpression(
+                "nested too deep",
+                where="expression",
+                found=f"{depth} open parentheses",
+                expected=f"at most {_DEPTH_MAX}",
+            )
         test = self._operand(depth)
         while True:
             joint = self._joint(depth)
@@ -156,7 +165,9 @@ class _Parser:
             self._skip("(")
             inner = self.expression(depth + 1)
             if not self._peek().startswith(")"):
-                raise BadExpression("unbalanced", where=self._text, expected="as many ) as (")
+                raise BadExpression(
+                    "unbalanced", where="expression", found=repr(self._text), expected="as many ) as ("
+                )
             self._skip(")")
             return inner
         word = word.rstrip(")") if depth else word
@@ -177,7 +188,8 @@ class _Parser:
         if not equals or (choices is not None and low not in choices):
             raise BadExpression(
                 "invalid criteria",
-                where=word or "expression",
+                where="expression",
+                found=repr(word),
                 expected=f"{key}={'|'.join(choices)}" if choices else "KEY=VALUE",
             )
         if key in _JOB_PREDICATES:
@@ -193,12 +205,19 @@ class _Parser:
             return lambda _vertex, _facts: wanted
         if choices is None:
             known = ", ".join([*_CHOICES, *_JOB_PREDICATES, "names", "property"])
-            raise BadExpression("invalid criteria", where=word, expected=f"one of {known}")
+            raise BadExpression(
+                "invalid criteria", where="expression", found=repr(word), expected=f"one of {known}"
+            )
         return _fact_test(key, low)
 
     def _job_test(self, key: str, value: str) -> _Test:
         if not (value.isascii() and value.isdigit() and len(value) <= 20):
-            raise BadExpression("invalid criteria", where=f"{key}={value}", expected="the number of a job")
+            raise BadExpression(
+                "invalid criteria",
+                where="expression",
+                found=repr(f"{key}={value}"),
+                expected="the number of a job",
+            )
         job = int(value)
         self.job = job
         if key == "jobid-tag":

@@ -138,7 +138,12 @@ class Graph:
     def root(self) -> Vertex:
         """The root of containment."""
         if CONTAINMENT not in self.roots:
-            raise BadGraph("the graph has no root", expected="one vertex without a parent in containment")
+            raise BadGraph(
+                "the graph has no root",
+                where="graph",
+                found=f"{len(self)} vertices",
+                expected="one vertex without a parent in containment",
+            )
         return self.roots[CONTAINMENT]
 
     def __len__(self) -> int:
@@ -167,7 +172,12 @@ class Graph:
     def one_at(self, path: str) -> Vertex:
         found = self._by_path.get(path, [])
         if not found:
-            raise BadGraph("no such resource", where=path, expected=f"a path below {self.root.path()}")
+            raise BadGraph(
+                "no such resource",
+                where=path or "path",
+                found="no vertex at this path",
+                expected=f"a path below {self.root.path()}",
+            )
         return found[0]
 
     def add_root(self, spec: VertexSpec, subsystem: str = CONTAINMENT, path: str = "") -> Vertex:
@@ -229,7 +239,12 @@ class Graph:
         """Takes a vertex and all below it out of the graph. Returns what is gone, children last."""
         parent = top.parent()
         if parent is None:
-            raise BadGraph("the root cannot be removed", where=top.path(), expected="a vertex below the root")
+            raise BadGraph(
+                "the root cannot be removed",
+                where=top.path(),
+                found="the root of the graph",
+                expected="a vertex below the root",
+            )
         gone = self.subtree(top)
         inside = {vertex.index for vertex in gone}
         is_simple = len(top.parents) == 1 and not self.has_shared
@@ -306,6 +321,7 @@ class Graph:
                 raise BadGraph(
                     "a cycle, or too many levels",
                     where=vertex.path(),
+                    found=f"{vertex.name} on level {LEVELS_MAX + 1} or again below itself",
                     expected=f"at most {LEVELS_MAX} levels",
                 )
             for child in vertex.below():
@@ -316,7 +332,8 @@ class Graph:
             if CONTAINMENT in vertex.paths and vertex.index not in depth:
                 raise BadGraph(
                     f"{vertex.name} does not hang below the root",
-                    where=vertex.path(),
+                    where=vertex.path() or vertex.name,
+                    found="no chain of edges from the root",
                     expected="edges that lead from the root to every vertex",
                 )
 

@@ -74,7 +74,8 @@ class _Parser:
     def _refuse(self, *_: object) -> None:
         raise BadGraph(
             "a document type or an entity in a recipe",
-            where=f"line {self.parser.CurrentLineNumber}",
+            where=self._line(),
+            found="<!DOCTYPE or <!ENTITY",
             expected="plain GraphML",
         )
 
@@ -100,7 +101,10 @@ class _Parser:
             self._text = []
         if len(self.kinds) + len(self.rules) > _RECIPE_MAX:
             raise BadGraph(
-                "recipe too large", where=self._line(), expected=f"at most {_RECIPE_MAX} nodes and edges"
+                "recipe too large",
+                where=self._line(),
+                found=f"more than {_RECIPE_MAX} nodes and edges",
+                expected=f"at most {_RECIPE_MAX}",
             )
 
     def _end(self, name: str) -> None:
@@ -125,23 +129,40 @@ class _Parser:
 
     def _required(self, attributes: dict[str, str], name: str) -> str:
         if name not in attributes:
-            raise BadGraph(f"an element without {name}", where=self._line(), expected=f'{name}="..."')
+            raise BadGraph(
+                f"an element without {name}",
+                where=self._line(),
+                found=", ".join(attributes) or "no attributes",
+                expected=f'{name}="..."',
+            )
         return attributes[name]
 
 
 def _parse(text: str | bytes) -> list[_Kind]:
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(data) > SIZE_MAX:
-        raise BadGraph("recipe too large", found=f"{len(data)} bytes", expected=f"at most {SIZE_MAX} bytes")
+        raise BadGraph(
+            "recipe too large",
+            where="recipe",
+            found=f"{len(data)} bytes",
+            expected=f"at most {SIZE_MAX} bytes",
+        )
     parser = _Parser()
     try:
         parser.parser.Parse(data, True)
     except expat.ExpatError as error:
-        raise BadGraph("not well-formed XML", where=f"line {error.lineno}", found=str(error)) from error
+        raise BadGraph(
+            "not well-formed XML", where=f"line {error.lineno}", found=str(error), expected="GraphML"
+        ) from error
     for rule in parser.rules:
         for end in (rule.source, rule.target):
             if end not in parser.kinds:
-                raise BadGraph("an edge to nowhere", where=f"edge {rule.source}->{rule.target}", found=end)
+                raise BadGraph(
+                    "an edge to nowhere",
+                    where=f"edge {rule.source}->{rule.target}",
+                    found=repr(end),
+                    expected="the id of a node of the recipe",
+                )
         parser.kinds[rule.source].out.append(rule)
     return list(parser.kinds.values())
 
@@ -164,7 +185,10 @@ class _Generator:
                 self._walk(kind)
         if CONTAINMENT not in self._graph.roots:
             raise BadGraph(
-                "the recipe makes no containment", expected="a node with root=1 and an edge below it"
+                "the recipe makes no containment",
+                where="recipe",
+                found=f"roots in {', '.join(self._graph.roots)}" if self._graph.roots else "no root",
+                expected="a node with root=1 and an edge below it",
             )
         self._graph.check_complete()
         return self._graph
@@ -211,9 +235,13 @@ class _Generator:
         scale = _integer(rule.get("multi_scale", "1"), where, "multi_scale")
         subsystem = rule.get("e_subsystem", CONTAINMENT)
         parents = self._made.get(source.key, [])
-        if len(self._graph) + scale * len(parents) > VERTICES_MAX:
+        total = len(self._graph) + scale * len(parents)
+        if total > VERTICES_MAX:
             raise BadGraph(
-                "the graph gets too large", where=where, expected=f"at most {VERTICES_MAX} vertices"
+                "the graph gets too large",
+                where=where,
+                found=f"{total} vertices",
+                expected=f"at most {VERTICES_MAX}",
             )
         made: list[Vertex] = []
         for place, parent in enumerate(parents):
@@ -236,7 +264,10 @@ class _Generator:
         self._pairs += len(parents) * len(targets)
         if self._pairs > _PAIRS_MAX:
             raise BadGraph(
-                "too many vertices to associate", where=where, expected=f"at most {_PAIRS_MAX} pairs"
+                "too many vertices to associate",
+                where=where,
+                found=f"{self._pairs} pairs",
+                expected=f"at most {_PAIRS_MAX}",
             )
         for parent in parents:
             for vertex in targets:
@@ -265,7 +296,12 @@ class _Generator:
     def _spec(self, kind: _Kind, number: int, where: str) -> VertexSpec:
         name = kind.get("type")
         if not name:
-            raise BadGraph("a node without a type", where=where, expected="a data element for type")
+            raise BadGraph(
+                "a node without a type",
+                where=where,
+                found=", ".join(kind.data) or "no data elements",
+                expected="a data element for type",
+            )
         rank = -1
         if name == "node":
             rank = self._ranks

@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.engine.booking import Mark
 from penstock.engine.graph import CONTAINMENT, LEVELS_MAX, BadGraph, Graph, Vertex, VertexSpec
-from penstock.model.document import Mapping, Node, Scalar, Sequence, parse_document
+from penstock.model.document import Mapping, Node, Scalar, Sequence, parse_document, shown
 
 __all__ = ["SIZE_MAX", "attach_jgf", "marks_in_jgf", "read_jgf", "vertices_in_jgf"]
 
@@ -47,7 +47,12 @@ def read_jgf(text: str | bytes) -> Graph:
     graph = Graph()
     attach_jgf(graph, text)
     if CONTAINMENT not in graph.roots:
-        raise BadGraph("no root in containment", expected='a vertex whose path is like "/cluster0"')
+        raise BadGraph(
+            "no root in containment",
+            where="graph.nodes",
+            found=f"{len(graph)} vertices, none of them a root",
+            expected='a vertex whose path is like "/cluster0"',
+        )
     return graph
 
 
@@ -81,7 +86,12 @@ def marks_in_jgf(graph: Graph, text: str | bytes) -> list[Mark]:
     for edge in edges:
         source, target = by_key[edge.source], by_key[edge.target]
         if not any(child is target for child in source.below(edge.subsystem)):
-            raise BadGraph("JGF edge not found in resource graph", where=f"edge {edge.source}->{edge.target}")
+            raise BadGraph(
+                "JGF edge not found in resource graph",
+                where=f"edge {edge.source}->{edge.target}",
+                found=f"{source.path()} -> {target.path()}",
+                expected=f"an edge of the graph in {edge.subsystem}",
+            )
         if edge.subsystem == CONTAINMENT:
             above[target.index] = source
     return [replace(mark, above=above.get(mark.vertex.index)) for mark in marks]
@@ -182,10 +192,16 @@ def _check_tree(graph: Graph, entries: list[_Entry], edges: list[_Edge]) -> None
             raise BadGraph(
                 "a vertex that the root does not lead to, or a cycle",
                 where=f"node {entry.key}",
+                found=", ".join(path for _, path in entry.paths),
                 expected="edges from the root to every vertex",
             )
         if depth.get(entry.key, 0) > LEVELS_MAX:
-            raise BadGraph("too many levels", where=f"node {entry.key}", expected=f"at most {LEVELS_MAX}")
+            raise BadGraph(
+                "too many levels",
+                where=f"node {entry.key}",
+                found=f"level {depth[entry.key]}",
+                expected=f"at most {LEVELS_MAX}",
+            )
 
 
 def _check_places(entries: list[_Entry]) -> None:
@@ -215,7 +231,10 @@ def _check_roots(
             is_root = any(path.count("/") == 1 for subsystem, path in paths if subsystem == edge.subsystem)
         if is_root:
             raise BadGraph(
-                f"an edge to the root of {edge.subsystem}", where=f"edge {edge.source}->{edge.target}"
+                f"an edge to the root of {edge.subsystem}",
+                where=f"edge {edge.source}->{edge.target}",
+                found=f"{edge.target}, which is the root",
+                expected="no edge that leads to a root",
             )
 
 
@@ -229,7 +248,12 @@ def _parse(text: str | bytes) -> tuple[list[_Entry], list[_Edge]]:
     for place, node in enumerate(nodes):
         entry = _entry(node, f"graph.nodes[{place}]")
         if entry.key in keys:
-            raise BadGraph("found duplicate JGF node id", where=f"graph.nodes[{place}]", found=entry.key)
+            raise BadGraph(
+                "found duplicate JGF node id",
+                where=f"graph.nodes[{place}].id",
+                found=repr(entry.key),
+                expected="an id of its own for every node",
+            )
         keys.add(entry.key)
         entries.append(entry)
     edges: list[_Edge] = []
@@ -304,7 +328,10 @@ def _member(node: Node, key: str, where: str) -> Node:
     found = _optional(node, key) if isinstance(node, Mapping) else None
     if found is None:
         raise BadGraph(
-            f"JGF does not contain a required key ({key})", where=where or "JGF", expected=f"{key}"
+            f"JGF does not contain a required key ({key})",
+            where=where or "JGF",
+            found=shown(node),
+            expected=f"an object with {key}",
         )
     return found
 
@@ -316,13 +343,13 @@ def _optional(node: Node, key: str) -> Node | None:
 
 def _sequence(node: Node, where: str) -> tuple[Node, ...]:
     if not isinstance(node, Sequence):
-        raise BadGraph("not a list", where=where, expected="a list")
+        raise BadGraph("not a list", where=where, found=shown(node), expected="a list")
     return node.items
 
 
 def _text(node: Node, where: str) -> str:
     if not isinstance(node, Scalar) or not node.quoted:
-        raise BadGraph("not a string", where=where, expected="a string")
+        raise BadGraph("not a string", where=where, found=shown(node), expected="a string")
     return node.text
 
 
@@ -330,7 +357,7 @@ def _flag(node: Node | None, where: str) -> bool:
     if node is None:
         return False
     if not isinstance(node, Scalar) or node.quoted or node.text not in ("true", "false"):
-        raise BadGraph("not a boolean", where=where, expected="true or false")
+        raise BadGraph("not a boolean", where=where, found=shown(node), expected="true or false")
     return node.text == "true"
 
 
@@ -339,7 +366,7 @@ def _optional_integer(node: Node, key: str, where: str) -> int | None:
     if found is None:
         return None
     if not isinstance(found, Scalar) or found.quoted or not _INTEGER.match(found.text):
-        raise BadGraph("not an integer", where=f"{where}.{key}", expected="an integer")
+        raise BadGraph("not an integer", where=f"{where}.{key}", found=shown(found), expected="an integer")
     value = int(found.text)
     if not -_INT64_MAX <= value <= _INT64_MAX:
         raise BadGraph("out of range", where=f"{where}.{key}", found=found.text, expected="a 64 bit integer")
@@ -348,12 +375,20 @@ def _optional_integer(node: Node, key: str, where: str) -> int | None:
 
 def _paths(node: Node, where: str) -> tuple[tuple[str, str], ...]:
     if not isinstance(node, Mapping) or not node.items:
-        raise BadGraph("no paths", where=where, expected='an object like {"containment": "/cluster0/node0"}')
+        raise BadGraph(
+            "no paths",
+            where=where,
+            found=shown(node),
+            expected='an object like {"containment": "/cluster0/node0"}',
+        )
     paths = tuple((subsystem, _text(path, f"{where}.{subsystem}")) for subsystem, path in node.items)
     for subsystem, path in paths:
         if not path.startswith("/"):
             raise BadGraph(
-                "not a path", where=f"{where}.{subsystem}", found=path, expected="a text that begins with /"
+                "not a path",
+                where=f"{where}.{subsystem}",
+                found=repr(path),
+                expected="a text that begins with /",
             )
     return paths
 
@@ -362,5 +397,10 @@ def _properties(node: Node | None, where: str) -> dict[str, str]:
     if node is None:
         return {}
     if not isinstance(node, Mapping):
-        raise BadGraph("key (properties) must be an object or null", where=where)
+        raise BadGraph(
+            "key (properties) must be an object or null",
+            where=where,
+            found=shown(node),
+            expected="an object of strings, or null",
+        )
     return {key: _text(value, f"{where}.{key}") for key, value in node.items}

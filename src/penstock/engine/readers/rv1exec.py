@@ -30,14 +30,23 @@ def read_rv1exec(text: str | bytes) -> Graph:
     root = graph.add_root(VertexSpec("cluster", 0))
     for group in rset.groups:
         children = sum(len(ids) for _, ids in group.children)
-        if len(graph) + len(group.ranks) * (children + 1) > _VERTICES_MAX:
+        total = len(graph) + len(group.ranks) * (children + 1)
+        if total > _VERTICES_MAX:
             raise BadGraph(
-                "the graph gets too large", where="R_lite", expected=f"at most {_VERTICES_MAX} vertices"
+                "the graph gets too large",
+                where="R_lite",
+                found=f"{total} vertices",
+                expected=f"at most {_VERTICES_MAX}",
             )
         for rank in group.ranks:
             host = hosts.get(rank)
             if host is None:
-                raise BadGraph("a rank without a host", where="nodelist", found=f"rank {rank}")
+                raise BadGraph(
+                    "a rank without a host",
+                    where="nodelist",
+                    found=f"rank {rank}",
+                    expected="as many hosts as ranks",
+                )
             basename, number = _split(host)
             spec = VertexSpec("node", number, basename, host, rank=rank, properties=tags.get(rank, {}))
             node = graph.add_child(root, spec)
@@ -55,14 +64,21 @@ def marks_in_rset(graph: Graph, text: str | bytes) -> list[Mark]:
         for rank in group.ranks:
             vertices = graph.of_rank(rank)
             if not vertices:
-                raise BadGraph("no such rank", where="R_lite", found=f"rank {rank}")
+                raise BadGraph(
+                    "no such rank", where="R_lite", found=f"rank {rank}", expected="a rank of the graph"
+                )
             held: dict[int, Vertex] = {}
             for kind, ids in group.children:
                 by_id = {vertex.id: vertex for vertex in vertices if vertex.type == kind}
                 for child in ids:
                     vertex = by_id.get(child)
                     if vertex is None:
-                        raise BadGraph("no such resource", where=f"rank {rank}", found=f"{kind} {child}")
+                        raise BadGraph(
+                            "no such resource",
+                            where=f"rank {rank}",
+                            found=f"{kind} {child}",
+                            expected=f"one of the {len(by_id)} of type {kind} with this rank",
+                        )
                     held[vertex.index] = vertex
             nodes = [vertex for vertex in vertices if vertex.type == "node"]
             whole = [node for node in nodes if all(child.index in held for child in node.below())]
