@@ -32,15 +32,19 @@ def set_property(vertex: Vertex, key: str, value: str) -> None:
     vertex.set_property(key, value)
 
 
-def resize(engine: Engine, vertex: Vertex, size: int) -> None:
-    """Gives a pool another size. Made smaller than what is booked, it has negative units free."""
+def resize(engine: Engine, vertex: Vertex, size: int, *, recount: bool = True) -> None:
+    """Gives a pool another size. Made smaller than what is booked, it has negative units free.
+
+    Whoever makes many changes at once says `recount=False`, and calls `Engine.reprime` after the last one.
+    """
     if size < 0:
         raise BadGraph(
             "a pool cannot have a negative size", where=vertex.path(), found=str(size), expected=">= 0"
         )
     vertex.size = size
     refresh_excess(vertex)
-    engine.reprime()
+    if recount:
+        engine.reprime()
 
 
 def attach(engine: Engine, text: str | bytes) -> list[Vertex]:
@@ -50,8 +54,11 @@ def attach(engine: Engine, text: str | bytes) -> list[Vertex]:
     return fresh
 
 
-def remove(engine: Engine, top: Vertex) -> Removal:
-    """Takes a vertex and all below it away, with the shares that jobs and others have there."""
+def remove(engine: Engine, top: Vertex, *, recount: bool = True) -> Removal:
+    """Takes a vertex and all below it away, with the shares that jobs and others have there.
+
+    `recount=False`: as in `resize`.
+    """
     if top.parent() is None:
         raise BadGraph("the root cannot be removed", where=top.path(), expected="a vertex below the root")
     inside = engine.graph.subtree(top)
@@ -64,7 +71,8 @@ def remove(engine: Engine, top: Vertex) -> Removal:
     for hold in lifted:
         if hold.at.index not in gone:
             engine.holds.set(hold.name, hold.at, hold.amounts, standing=hold.standing)
-    engine.reprime()
+    if recount:
+        engine.reprime()
     return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)
 
 

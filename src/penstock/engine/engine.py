@@ -10,7 +10,7 @@ Times are integer seconds. A job is made of parts: its first match, and one for 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from penstock.engine.allocation import Allocation, Answer, Kind, Never, NotNow, Reason, Satisfiable, Slot
@@ -118,11 +118,42 @@ class Engine:
     # Matching
 
     def match(
-        self, job: int, request: Request, now: int, op: MatchOp = MatchOp.ALLOCATE, *, explain: bool = True
+        self,
+        job: int,
+        request: Request,
+        now: int,
+        op: MatchOp = MatchOp.ALLOCATE,
+        *,
+        explain: bool = True,
+        prove: bool = True,
     ) -> Answer:
         """Tries to place a request. Only an `Allocation` that is not `MATCHED` changes anything.
 
-        With `explain=False` a refusal names no steps, no blockers and no earliest time: cheaper.
+        With `explain=False` a refusal names no steps, no blockers and no earliest time: cheaper. With
+        `prove=False` it is not asked either whether the request could ever fit: cheapest.
+        """
+        steps = self.matching(job, request, now, op, explain=explain, prove=prove)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                answer: Answer = done.value
+                return answer
+
+    def matching(
+        self,
+        job: int,
+        request: Request,
+        now: int,
+        op: MatchOp = MatchOp.ALLOCATE,
+        *,
+        explain: bool = True,
+        prove: bool = True,
+    ) -> Generator[None, None, Answer]:
+        """As `match`, handing back control after every instant that was tried in vain.
+
+        Nothing is booked until it returns, so it may be dropped half-way; but nothing else may change
+        the engine meanwhile.
         """
         plan = self._plan(request)
         _check_time(now, request.duration_s)
@@ -135,14 +166,16 @@ class Engine:
         if found_now is not None:
             kind = Kind.MATCHED if op in _BOOKS_NOTHING else Kind.ALLOCATED
             return self._settle(job, plan, found_now, now, kind)
-        if op not in _MAY_WAIT:
-            return self._refusal(plan, now, explain)
-        for start in self._search.instants(plan, now):
-            found_later = self._search.select(plan, start, now)
-            if found_later is not None:
-                kind = Kind.MATCHED if op in _BOOKS_NOTHING else Kind.RESERVED
-                return self._settle(job, plan, found_later, start, kind)
-        return self._refusal(plan, now, explain, searched=True)
+        if op in _MAY_WAIT:
+            for start in self._search.instants(plan, now):
+                yield
+                found_later = self._search.select(plan, start, now)
+                if found_later is not None:
+                    kind = Kind.MATCHED if op in _BOOKS_NOTHING else Kind.RESERVED
+                    return self._settle(job, plan, found_later, start, kind)
+        if not prove:
+            return NotNow(None, Reason("not free now"))
+        return self._refusal(plan, now, explain, searched=op in _MAY_WAIT)
 
     def extend(self, job: int, request: Request, now: int) -> Answer:
         """Adds members to a live allocation, under the rules of placement that it was made with.
@@ -223,6 +256,23 @@ class Engine:
                 ]
                 self._shrink(holder, key, left, tuple(slot for slot in kept if slot.grants))
         return self._drop_if_empty(holder)
+
+    def lift(self, job: int) -> Job:
+        """Takes up all that a job holds, so that `put_back` can lay it down again as it was."""
+        holder = self._job(job)
+        for key, part in holder.parts.items():
+            self._ledger.unbook((job, key), part.marks)
+            self._events.remove(part.span)
+        del self.jobs[job]
+        return holder
+
+    def put_back(self, holder: Job) -> None:
+        """Books again what `lift` took up; lifting and putting back is the identity."""
+        self._check_number(holder.number)
+        self.jobs[holder.number] = holder
+        for key, part in holder.parts.items():
+            self._ledger.book((holder.number, key), part.marks, part.span)
+            self._events.add(part.span)
 
     # Re-applying what is known
 

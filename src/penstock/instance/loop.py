@@ -1,0 +1,253 @@
+"""The loop of an instance: what comes in is taken at our own pace, in batches, and decided in passes.
+
+One task owns the scheduler. Facts, wishes and questions come through one inbox; a question is answered
+between turns, when all that it can see is durable. A shallow pass follows whatever may let something start;
+a deep one (with forecasts) comes when nothing else is to be done, and takes a bounded share of the time.
+
+A store that is away ends the present life: what waits is refused, the loop waits for the store, takes over
+again, and goes on from what was recorded. `Fenced` ends the instance: somebody else has taken over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar, cast
+
+from penstock.errors import Unavailable
+from penstock.instance.feed import Feed
+from penstock.instance.turns import Turns
+from penstock.sched.settings import Settings
+from penstock.sched.state import Scheduler
+from penstock.store.port import Retention, Store
+from penstock.world.facts import Fact
+from penstock.world.port import World
+from penstock.world.wishes import Wish
+
+__all__ = ["Instance"]
+
+T = TypeVar("T")
+
+_BATCH_MAX: Final = 5_000
+_PAUSE_EVERY_S: Final = 0.02
+_DEEP_SHARE: Final = 5  # a deep pass may take one part in so many of the time
+_DEEP_EVERY_S: Final = 0.5
+_REFRESH_S: Final = 30.0  # forecasts grow old while nothing happens
+_PRUNE_EVERY_S: Final = 600.0
+_INBOX_MAX: Final = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A wish with somebody who waits for the answer."""
+
+    wish: Wish
+    answer: asyncio.Future[object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    about: Callable[[Scheduler, float], object]
+    answer: asyncio.Future[object]
+
+
+class Instance:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        world: World,
+        *,
+        retention: Retention = Retention(),  # noqa: B008
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.world = world
+        self.feed = Feed()
+        self.is_ready = asyncio.Event()  # the first snapshot of this life has been taken in
+        self.why_not_ready = "starting"
+        self._retention = retention
+        self._clock = clock
+        self._turns = Turns(settings, store, world, self.feed.publish)
+        self._inbox: deque[Fact | _Asked | _Question] = deque()
+        self._rang = asyncio.Event()
+        self._deep_due = 0.0
+        self._deep_wanted = True
+        self._pruned_at = 0.0
+
+    @property
+    def epoch(self) -> int:
+        return self._turns.epoch
+
+    # From outside
+
+    async def wish(self, wish: Wish) -> object:
+        """Has a wish fulfilled; returns when that is durable, or raises why not."""
+        return await self._put(_Asked(wish, asyncio.get_running_loop().create_future()))
+
+    async def consult(self, about: Callable[[Scheduler, float], T]) -> T:
+        """Asks something of the scheduler, between turns."""
+        return cast(T, await self._put(_Question(about, asyncio.get_running_loop().create_future())))
+
+    async def _put(self, item: _Asked | _Question) -> object:
+        if not self.is_ready.is_set():
+            raise Unavailable(f"the instance is not ready: {self.why_not_ready}")
+        if len(self._inbox) > _INBOX_MAX:
+            raise Unavailable("too much is waiting to be done; try again later")
+        self._inbox.append(item)
+        self._rang.set()
+        return await item.answer
+
+    def _sink(self, fact: Fact) -> None:
+        self._inbox.append(fact)
+        self._rang.set()
+
+    # The loop
+
+    async def run(self) -> None:
+        """Runs until it is cancelled, or fenced off by a newer instance."""
+        try:
+            while True:
+                try:
+                    await self._live()
+                except Unavailable as error:
+                    self._lose(str(error))
+        finally:
+            self._lose("the instance is stopping")
+            self.feed.close()
+
+    def _lose(self, why: str) -> None:
+        """Ends a life: nobody may wait for an answer that never comes."""
+        self.is_ready.clear()
+        self.why_not_ready = why
+        for item in self._inbox:
+            if isinstance(item, _Asked | _Question) and not item.answer.done():
+                item.answer.set_exception(Unavailable(why))
+        self._inbox.clear()
+
+    async def _live(self) -> None:
+        """One life: from taking over until the store goes away."""
+        await self.store.open()
+        epoch = await self._turns.begin(self._clock())
+        self.feed.begin(epoch)
+        world = asyncio.create_task(self.world.run(epoch, self._sink))
+        try:
+            while True:
+                await self._wait(world)
+                await self._turn()
+        finally:
+            world.cancel()
+            await asyncio.gather(world, return_exceptions=True)
+
+    async def _wait(self, world: asyncio.Task[None]) -> None:
+        """Until something has come in, a time has come, or the world has failed."""
+        if world.done():
+            world.result()
+            raise Unavailable("the world has ended")
+        scheduler = self._scheduler()
+        if self._inbox or (scheduler.is_dirty and self.is_ready.is_set()):
+            await asyncio.sleep(0)
+            return
+        now = self._clock()
+        times = [now + _REFRESH_S]
+        wake_at = scheduler.wake_at()
+        if wake_at is not None:
+            times.append(wake_at)
+        if self._deep_wanted and len(scheduler.core.pending):
+            times.append(self._deep_due)
+        self._rang.clear()
+        ring = asyncio.ensure_future(self._rang.wait())
+        try:
+            await asyncio.wait(
+                {ring, world}, timeout=max(min(times) - now, 0.0), return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            ring.cancel()
+
+    async def _turn(self) -> None:
+        inputs: list[Fact | Wish] = []
+        asked: list[_Asked] = []
+        questions: list[_Question] = []
+        while self._inbox and len(inputs) < _BATCH_MAX:
+            item = self._inbox.popleft()
+            if isinstance(item, _Question):
+                questions.append(item)
+            elif isinstance(item, _Asked):
+                asked.append(item)
+                inputs.append(item.wish)
+            else:
+                inputs.append(item)
+        try:
+            replies = await self._turns.turn(inputs, self._clock())
+            for one, reply in zip(asked, replies, strict=True):
+                if one.answer.done():
+                    continue
+                if reply.error is not None:
+                    one.answer.set_exception(reply.error)
+                else:
+                    one.answer.set_result(reply.value)
+        except BaseException as error:
+            why = error if isinstance(error, Unavailable) else Unavailable(f"the outcome is unknown: {error}")
+            for answer in (*(one.answer for one in asked), *(one.answer for one in questions)):
+                if not answer.done():
+                    answer.set_exception(why)
+            raise
+        self._answer(questions)
+        scheduler = self._scheduler()
+        if scheduler.core.cluster.is_complete and not self.is_ready.is_set():
+            self.is_ready.set()
+        if scheduler.core.cluster.is_complete:
+            await self._pass(scheduler)
+        await self._prune()
+
+    def _answer(self, questions: list[_Question]) -> None:
+        for question in questions:
+            if question.answer.done():
+                continue
+            try:
+                question.answer.set_result(question.about(self._scheduler(), self._clock()))
+            except Exception as error:
+                question.answer.set_exception(error)
+
+    async def _pass(self, scheduler: Scheduler) -> None:
+        if scheduler.is_dirty:
+            self._deep_wanted = True
+            await self._turns.decide(self._clock(), deep=False, pause=self._pause(), hurry=lambda: True)
+            return
+        now = self._clock()
+        is_old = now >= self._deep_due + _REFRESH_S
+        if self._inbox or not len(scheduler.core.pending) or not (self._deep_wanted or is_old):
+            return
+        if now < self._deep_due:
+            return
+        began = time.monotonic()
+        await self._turns.decide(now, deep=True, pause=self._pause(), hurry=lambda: bool(self._inbox))
+        self._deep_wanted = bool(self._inbox)
+        took_s = time.monotonic() - began
+        self._deep_due = self._clock() + max(_DEEP_EVERY_S, took_s * (_DEEP_SHARE - 1))
+
+    def _pause(self) -> Callable[[], Awaitable[None]]:
+        """Something to await between matches: it lets others go on once enough time has passed."""
+        last = time.monotonic()
+
+        async def pause() -> None:
+            nonlocal last
+            if time.monotonic() - last >= _PAUSE_EVERY_S:
+                await asyncio.sleep(0)
+                last = time.monotonic()
+
+        return pause
+
+    async def _prune(self) -> None:
+        now = self._clock()
+        if now - self._pruned_at >= _PRUNE_EVERY_S:
+            self._pruned_at = now
+            await self.store.prune(self.epoch, now, self._retention)
+
+    def _scheduler(self) -> Scheduler:
+        assert self._turns.scheduler is not None
+        return self._turns.scheduler

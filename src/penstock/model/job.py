@@ -1,0 +1,162 @@
+"""The life of a job as a table: state x event -> state, with every pair decided (RFC 21, RFC 18).
+
+States and events are those of Flux; `requeue`, `assemble` and `promise` are ours. A pair that is not in the
+table leaves the state as it is if the event is one that can come at any time (`ANYTIME`), and is
+otherwise impossible: whoever would log it has a defect, and gets an exception instead of a wrong log.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.errors import Corrupt
+
+__all__ = [
+    "ANYTIME",
+    "EVENTS",
+    "TABLE",
+    "URGENCY_DEFAULT",
+    "URGENCY_EXPEDITE",
+    "URGENCY_HOLD",
+    "JobEvent",
+    "JobState",
+    "Result",
+    "next_state",
+    "result_of",
+    "state_after",
+]
+
+URGENCY_HOLD: Final = 0
+URGENCY_DEFAULT: Final = 16
+URGENCY_EXPEDITE: Final = 31
+
+
+class JobState(enum.Enum):
+    NEW = "NEW"
+    DEPEND = "DEPEND"
+    PRIORITY = "PRIORITY"
+    SCHED = "SCHED"
+    RUN = "RUN"
+    CLEANUP = "CLEANUP"
+    INACTIVE = "INACTIVE"
+
+    @property
+    def letter(self) -> str:
+        return self.value[0]
+
+    @property
+    def is_pending(self) -> bool:
+        return self in (JobState.DEPEND, JobState.PRIORITY, JobState.SCHED)
+
+    @property
+    def is_active(self) -> bool:
+        return self not in (JobState.NEW, JobState.INACTIVE)
+
+
+class Result(enum.Enum):
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELED = "CANCELED"
+    TIMEOUT = "TIMEOUT"
+
+    @property
+    def abbreviation(self) -> str:
+        return {"COMPLETED": "CD", "FAILED": "F", "CANCELED": "CA", "TIMEOUT": "TO"}[self.value]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """One line of a job's eventlog."""
+
+    at: float  # seconds since 1970
+    name: str
+    context: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def is_fatal(self) -> bool:
+        return self.name == "exception" and self.context.get("severity") == 0
+
+
+_S: Final = JobState
+
+# Only what changes the state. `exception` stands for one of severity 0.
+TABLE: Final[dict[tuple[JobState, str], JobState]] = {
+    (_S.NEW, "submit"): _S.NEW,
+    (_S.NEW, "validate"): _S.DEPEND,
+    (_S.DEPEND, "depend"): _S.PRIORITY,
+    (_S.PRIORITY, "priority"): _S.SCHED,
+    (_S.SCHED, "alloc"): _S.RUN,
+    (_S.SCHED, "urgency"): _S.PRIORITY,
+    (_S.SCHED, "jobspec-update"): _S.PRIORITY,
+    (_S.SCHED, "flux-restart"): _S.PRIORITY,
+    (_S.SCHED, "priority"): _S.SCHED,
+    (_S.RUN, "start"): _S.RUN,
+    (_S.RUN, "finish"): _S.CLEANUP,
+    (_S.CLEANUP, "finish"): _S.CLEANUP,
+    (_S.RUN, "release"): _S.RUN,
+    (_S.CLEANUP, "release"): _S.CLEANUP,
+    (_S.CLEANUP, "free"): _S.CLEANUP,
+    (_S.CLEANUP, "requeue"): _S.PRIORITY,
+    (_S.CLEANUP, "clean"): _S.INACTIVE,
+    (_S.DEPEND, "exception"): _S.CLEANUP,
+    (_S.PRIORITY, "exception"): _S.CLEANUP,
+    (_S.SCHED, "exception"): _S.CLEANUP,
+    (_S.RUN, "exception"): _S.CLEANUP,
+    (_S.CLEANUP, "exception"): _S.CLEANUP,
+    (_S.DEPEND, "urgency"): _S.DEPEND,
+    (_S.PRIORITY, "urgency"): _S.PRIORITY,
+    (_S.DEPEND, "dependency-add"): _S.DEPEND,
+    (_S.NEW, "dependency-add"): _S.NEW,
+    (_S.DEPEND, "dependency-remove"): _S.DEPEND,
+    (_S.DEPEND, "assemble"): _S.DEPEND,
+    (_S.DEPEND, "jobspec-update"): _S.DEPEND,
+    (_S.PRIORITY, "jobspec-update"): _S.PRIORITY,
+    (_S.RUN, "resource-update"): _S.RUN,
+    (_S.SCHED, "promise"): _S.SCHED,
+}
+
+# What can be said of an active job at any time, and changes nothing. `warning`: an exception above 0.
+ANYTIME: Final = frozenset({"memo", "set-flags", "warning"})
+
+EVENTS: Final = tuple(sorted({event for _, event in TABLE} | ANYTIME))
+
+
+def next_state(state: JobState, event: JobEvent) -> JobState:
+    """The state after an event; a pair that cannot be is `Corrupt`."""
+    name = "warning" if event.name == "exception" and not event.is_fatal else event.name
+    found = TABLE.get((state, name))
+    if found is not None:
+        return found
+    if name in ANYTIME and state.is_active:
+        return state
+    raise Corrupt(f"event {event.name} cannot come in state {state.value}")
+
+
+def state_after(log: Iterable[JobEvent]) -> JobState:
+    """The state that an eventlog leads to."""
+    state = JobState.NEW
+    for event in log:
+        state = next_state(state, event)
+    return state
+
+
+def result_of(log: Iterable[JobEvent]) -> tuple[Result, int]:
+    """Result and wait status of the last run in a log, as `flux jobs` tells them."""
+    status: int | None = None
+    worst: JobEvent | None = None
+    for event in log:
+        if event.name == "requeue":
+            status, worst = None, None
+        elif event.is_fatal and worst is None:
+            worst = event
+        elif event.name == "finish":
+            found = event.context.get("status", 0)
+            status = found if isinstance(found, int) else 0
+    if worst is not None:
+        kind = worst.context.get("type")
+        result = {"cancel": Result.CANCELED, "timeout": Result.TIMEOUT}.get(str(kind), Result.FAILED)
+        return result, status or 256
+    return (Result.COMPLETED, 0) if status == 0 else (Result.FAILED, 256 if status is None else status)

@@ -1,0 +1,287 @@
+"""The nodes of a world as a graph under an engine, and what is booked there as plain values.
+
+Facts about nodes and holds change the graph in place; totals are counted anew once per batch of facts
+(`settle`), however many there were. A node's rank is its place in the order of all nodes: given once, kept
+over restarts, never given again. What the engine has booked for a job can be told as plain values
+(`booking_of`) and booked again from them (`restore`), so that nothing else must be remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.engine import CONTAINMENT, Engine, Graph, Kind, Placement, Slot, Vertex, VertexSpec, elastic
+from penstock.engine.allocation import Grant
+from penstock.engine.booking import Mark
+from penstock.engine.engine import Part
+from penstock.model.idset import encode_idset
+from penstock.world.facts import Capacity, HoldSet, NodeSet
+
+__all__ = ["Cluster", "KnownNode", "booking_of", "grants_of"]
+
+_ROOT: Final = VertexSpec("cluster", 0, basename="cluster")
+_FILTERS: Final = "ALL:core,ALL:node"
+
+
+@dataclass(slots=True)
+class KnownNode:
+    fact: NodeSet
+    rank: int
+    vertex: Vertex
+    is_drained: bool = False
+
+
+class Cluster:
+    def __init__(self, match_policy: str) -> None:
+        self._policy = match_policy
+        graph = Graph()
+        graph.add_root(_ROOT)
+        self.engine = Engine(graph, policy=match_policy, filters=_FILTERS)
+        self.nodes: dict[str, KnownNode] = {}
+        self.is_complete = False  # whether every node has been told of: before that nothing is "never"
+        self.version = 0  # changes whenever what could ever fit may have changed
+        self._holds: dict[str, HoldSet] = {}  # also those on nodes that are not known (yet)
+        self._holds_on: dict[str, dict[str, None]] = {}  # by node
+        self._is_dirty = False
+
+    # Nodes
+
+    def set_node(self, fact: NodeSet, rank: int, is_drained: bool) -> bool:
+        """Takes in what is told of a node. True if anything has changed."""
+        known = self.nodes.get(fact.node)
+        if known is None:
+            self._add(fact, rank, is_drained)
+            return True
+        if known.fact == fact:
+            return False
+        before, known.fact = known.fact, fact
+        if before.levels != fact.levels and known.vertex.state is None:
+            self._remove_vertex(known.vertex)
+            self._add(fact, known.rank, known.is_drained)
+            return True
+        if before.capacity != fact.capacity:
+            self._change_capacity(known, before.capacity, fact.capacity)
+        if before.labels != fact.labels:
+            for key, _ in before.labels:
+                known.vertex.remove_property(key)
+            for key, value in fact.labels:
+                known.vertex.set_property(key, value)
+        self._show(known)
+        self.version += 1
+        return True
+
+    def remove_node(self, node: str) -> bool:
+        known = self.nodes.pop(node, None)
+        if known is None:
+            return False
+        for hold in self._holds_on.get(node, ()):
+            self.engine.holds.remove(hold)
+        self._remove_vertex(known.vertex)
+        self.version += 1
+        return True
+
+    def drain(self, node: str, is_drained: bool) -> None:
+        known = self.nodes.get(node)
+        if known is not None:
+            known.is_drained = is_drained
+            self._show(known)
+
+    def settle(self) -> None:
+        """Counts what is below every vertex, if the graph has changed. To be called before any match."""
+        if self._is_dirty:
+            self.engine.reprime()
+            self._is_dirty = False
+
+    # Holds
+
+    def set_hold(self, fact: HoldSet) -> None:
+        before = self._holds.get(fact.hold)
+        if before == fact:
+            return
+        if before is not None:
+            self.remove_hold(fact.hold)
+        self._holds[fact.hold] = fact
+        self._holds_on.setdefault(fact.node, {})[fact.hold] = None
+        self._lay(fact)
+
+    def _lay(self, fact: HoldSet) -> None:
+        known = self.nodes.get(fact.node)
+        if known is not None:
+            amounts = {kind: units for kind, units in fact.amounts if units > 0}
+            self.engine.holds.set(fact.hold, known.vertex, amounts, standing=fact.standing)
+
+    def remove_hold(self, hold: str) -> None:
+        fact = self._holds.pop(hold, None)
+        if fact is not None:
+            del self._holds_on[fact.node][hold]
+            if not self._holds_on[fact.node]:
+                del self._holds_on[fact.node]
+        self.engine.holds.remove(hold)
+
+    def holds(self) -> list[str]:
+        return list(self._holds)
+
+    def hold(self, name: str) -> HoldSet | None:
+        return self._holds.get(name)
+
+    # Bookings
+
+    def restore(
+        self, job: int, rows: Iterable[tuple[Mapping[str, object], int, int | None]], freed: Iterable[int]
+    ) -> None:
+        """Books again what a job held, all parts as one; what lay on nodes that are gone stays away."""
+        marks: list[Mark] = []
+        slots: list[Slot] = []
+        starts: list[int] = []
+        ends: list[int | None] = []
+        placement = Placement()
+        for data, start_s, end_s in rows:
+            marks.extend(self._marks(data))
+            slots.extend(self._slots(data))
+            starts.append(start_s)
+            ends.append(end_s)
+            rules = data.get("placement")
+            if isinstance(rules, list):
+                placement = Placement(bool(rules[0]), str(rules[1]))
+        known_ends = [end for end in ends if end is not None]
+        end = max(known_ends) if len(known_ends) == len(ends) else None
+        if not any(mark.booked for mark in marks):
+            return
+        rules_now = (
+            placement if not placement.within or self._is_inside_one(marks, placement) else Placement()
+        )
+        self.engine.update(
+            job,
+            marks,
+            min(starts),
+            end,
+            Kind.ALLOCATED,
+            min(starts),
+            slots=tuple(slots),
+            placement=rules_now,
+            force=True,
+        )
+        gone = list(freed)
+        if gone:
+            self.engine.release_slots(job, gone)
+
+    def _is_inside_one(self, marks: list[Mark], placement: Placement) -> bool:
+        graph = self.engine.graph
+        domains = {
+            above.index
+            for mark in marks
+            if mark.booked
+            for above in (mark.vertex, *graph.ancestors(mark.vertex))
+            if above.type == placement.within
+        }
+        return len(domains) == 1
+
+    def _marks(self, data: Mapping[str, object]) -> list[Mark]:
+        found = data.get("marks")
+        marks: list[Mark] = []
+        for path, units, booked, exclusive, label, whole in found if isinstance(found, list) else ():
+            for vertex in self.engine.graph.at_path(path)[:1]:
+                marks.append(Mark(vertex, units, bool(booked), bool(exclusive), label, None, bool(whole)))
+        return marks
+
+    def _slots(self, data: Mapping[str, object]) -> list[Slot]:
+        found = data.get("slots")
+        at = self.engine.graph.at_path
+        slots: list[Slot] = []
+        for number, group, node, told in found if isinstance(found, list) else ():
+            grants = tuple(Grant(vertex, units) for path, units in told for vertex in at(path)[:1])
+            on = at(node)[:1] if node else []
+            slots.append(Slot(group, on[0] if on else None, grants, number))
+        return slots
+
+    # Inside
+
+    def _add(self, fact: NodeSet, rank: int, is_drained: bool) -> None:
+        graph = self.engine.graph
+        parent = graph.root
+        for kind, name in fact.levels:
+            path = f"{parent.path()}/{name}"
+            found = [vertex for vertex in graph.at_path(path) if vertex.type == kind]
+            parent = found[0] if found else graph.add_child(parent, VertexSpec(kind, -1, name=name))
+        spec = VertexSpec("node", rank, name=fact.node, rank=rank, properties=dict(fact.labels))
+        vertex = graph.add_child(parent, spec)
+        for capacity in fact.capacity:
+            self._add_units(vertex, capacity, 0, rank)
+        known = self.nodes[fact.node] = KnownNode(fact, rank, vertex, is_drained)
+        self._show(known)
+        for hold in self._holds_on.get(fact.node, ()):
+            self._lay(self._holds[hold])
+        self._is_dirty = True
+        self.version += 1
+
+    def _add_units(self, node: Vertex, capacity: Capacity, have: int, rank: int) -> None:
+        graph = self.engine.graph
+        if capacity.divisible:
+            graph.add_child(
+                node, VertexSpec(capacity.kind, 0, rank=rank, size=capacity.units, divisible=True)
+            )
+            return
+        for number in range(have, capacity.units):
+            graph.add_child(node, VertexSpec(capacity.kind, number, rank=rank))
+
+    def _change_capacity(
+        self, known: KnownNode, before: tuple[Capacity, ...], after: tuple[Capacity, ...]
+    ) -> None:
+        had = {capacity.kind: capacity for capacity in before}
+        told = {capacity.kind: capacity for capacity in after}
+        for kind in [*had, *(kind for kind in told if kind not in had)]:
+            old, new = had.get(kind), told.get(kind, Capacity(kind, 0, kind in had and had[kind].divisible))
+            if old == new:
+                continue
+            units = [vertex for vertex in known.vertex.below(CONTAINMENT) if vertex.type == kind]
+            if new.divisible and units:
+                elastic.resize(self.engine, units[0], new.units, recount=False)
+            else:
+                for vertex in units[new.units :] if not new.divisible else ():
+                    elastic.remove(self.engine, vertex, recount=False)
+                self._add_units(known.vertex, new, len(units), known.rank)
+        self._is_dirty = True
+
+    def _remove_vertex(self, vertex: Vertex) -> None:
+        elastic.remove(self.engine, vertex, recount=False)
+        self._is_dirty = True
+
+    def _show(self, known: KnownNode) -> None:
+        known.vertex.up = known.fact.up and not known.is_drained
+
+
+def booking_of(part: Part, placement: Placement) -> dict[str, object]:
+    """A part of what a job holds, as plain values."""
+    marks = [
+        [mark.vertex.path(), mark.units, mark.booked, mark.exclusive, mark.label, mark.whole]
+        for mark in part.marks.values()
+    ]
+    slots = [
+        [
+            slot.number,
+            slot.group,
+            slot.node.path() if slot.node is not None else "",
+            [[grant.vertex.path(), grant.units] for grant in slot.grants],
+        ]
+        for slot in part.slots
+    ]
+    told: dict[str, object] = {"marks": marks, "slots": slots}
+    if placement != Placement():
+        told["placement"] = [placement.distinct_nodes, placement.within]
+    return told
+
+
+def grants_of(slot: Slot) -> tuple[tuple[str, str, int], ...]:
+    """What a slot has, by kind: which units (for whole ones), and how many."""
+    ids: dict[str, list[int]] = {}
+    units: dict[str, int] = {}
+    for grant in slot.grants:
+        kind = grant.vertex.type
+        units[kind] = units.get(kind, 0) + grant.units
+        if not grant.vertex.divisible:
+            ids.setdefault(kind, []).append(grant.vertex.id)
+    return tuple(
+        (kind, encode_idset(ids[kind]) if kind in ids else "", count) for kind, count in units.items()
+    )

@@ -1,0 +1,234 @@
+"""Everything the scheduler knows, in one place, and the journal of what became true in this step.
+
+The functions of this package work on a `Core`; nothing outside the package does. A step (one batch of
+facts, or one pass) collects its changes in the journal and takes them out at the end: the caller makes them
+durable, and only then are they told or acted upon.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.engine.request import Request
+from penstock.errors import PenstockError
+from penstock.model.job import URGENCY_HOLD, JobEvent, JobState, next_state
+from penstock.model.jobid import JobIds, encode_jobid
+from penstock.sched.cluster import Cluster
+from penstock.sched.dependencies import Progress
+from penstock.sched.forecast import Planned
+from penstock.sched.job import Job, detail_of
+from penstock.sched.order import Entry, Pending, order_key
+from penstock.sched.records import Change, DrainSet, IdHighest, JobLive, JobLogged, Plain, QueueSet
+from penstock.sched.settings import Settings
+from penstock.world.facts import WorkSet
+from penstock.world.intents import Intent, Tell
+
+__all__ = ["Core", "Journal", "OpenIntent", "Reply", "Shapes"]
+
+_SHAPES_SWEEP: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to one wish of a batch: a value, or why not."""
+
+    value: object = None
+    error: PenstockError | None = None
+
+
+@dataclass(slots=True)
+class OpenIntent:
+    """An intent that is not settled for all of its members."""
+
+    intent: Intent
+    waits_for: set[str]
+
+
+class Shapes:
+    """Numbers for requests: equal requests have equal numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Request, int] = {}
+        self._requests: dict[int, Request] = {}
+        self._made = 0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def number(self, request: Request) -> int:
+        found = self._numbers.get(request)
+        if found is None:
+            found = self._numbers[request] = self._made
+            self._requests[found] = request
+            self._made += 1
+        return found
+
+    def request(self, number: int) -> Request:
+        return self._requests[number]
+
+    def keep(self, numbers: set[int]) -> None:
+        """Forgets all others. A number is never used for another request."""
+        self._requests = {number: request for number, request in self._requests.items() if number in numbers}
+        self._numbers = {request: number for number, request in self._requests.items()}
+
+
+class Journal:
+    """What became true in this step, in order."""
+
+    def __init__(self) -> None:
+        self._changes: list[Change] = []
+        self._touched: dict[int, Job] = {}
+        self.intents: list[Intent] = []
+        self.probes: list[str] = []
+        self.tidings: dict[str, Tell] = {}
+        self.forgotten: list[str] = []  # members whose end is recorded: a driver need not remember them
+
+    def add(self, change: Change) -> None:
+        self._changes.append(change)
+
+    def touch(self, job: Job) -> None:
+        self._touched[job.id] = job
+
+    def log(self, job: Job, name: str, at: float, **context: object) -> None:
+        event = JobEvent(at, name, context)
+        before, job.state = job.state, next_state(job.state, event)
+        job.log.append(event)
+        if job.state is not before:
+            job.times[job.state.value] = at
+        if event.is_fatal and not job.exception:
+            job.exception = dict(context)
+        self._changes.append(JobLogged(job.id, len(job.log) - 1, event))
+        self._touched[job.id] = job
+
+    def take(self) -> tuple[Change, ...]:
+        """All changes of the step; the journal is empty afterwards, but for what goes to drivers."""
+        live: list[Change] = [_live(job) for job in self._touched.values()]
+        changes = (*self._changes, *live)
+        self._changes = []
+        self._touched = {}
+        return changes
+
+
+def _live(job: Job) -> JobLive:
+    return JobLive(
+        id=job.id,
+        state=job.state,
+        queue=job.queue,
+        urgency=job.urgency,
+        priority=job.priority,
+        result=job.result,
+        status=job.status,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        detail=detail_of(job),
+    )
+
+
+@dataclass(slots=True)
+class Core:
+    settings: Settings
+    cluster: Cluster
+    ids: JobIds
+    journal: Journal = field(default_factory=Journal)
+    jobs: dict[int, Job] = field(default_factory=dict)  # the active ones
+    job_of_work: dict[str, int] = field(default_factory=dict)
+    job_of_member: dict[str, int] = field(default_factory=dict)
+    members_on: dict[str, dict[str, None]] = field(default_factory=dict)  # live ones, by node
+    works: dict[str, WorkSet] = field(default_factory=dict)
+    lately: dict[int, None] = field(default_factory=dict)  # jobs that have assembled in this step
+    late: dict[tuple[int, str], None] = field(default_factory=dict)  # members to queue when the step ends
+    owed_slots: dict[int, list[int]] = field(default_factory=dict)  # slots to give back when it ends
+    again: set[int] = field(default_factory=set)  # intents to be carried out once more
+    pending: Pending = field(default_factory=Pending)
+    shapes: Shapes = field(default_factory=Shapes)
+    queues: dict[str, QueueSet] = field(default_factory=dict)
+    drains: dict[str, DrainSet] = field(default_factory=dict)
+    intents: dict[int, OpenIntent] = field(default_factory=dict)
+    intents_of_member: dict[str, set[int]] = field(default_factory=dict)
+    unsettled: dict[int, None] = field(default_factory=dict)  # jobs to be looked at before the step ends
+    dependents: dict[int, set[int]] = field(default_factory=dict)  # by the job that they wait for
+    namesakes: dict[tuple[str, str], dict[int, None]] = field(default_factory=dict)
+    singletons: set[tuple[str, str]] = field(default_factory=set)  # names that somebody waits for
+    past: dict[int, Progress] = field(default_factory=dict)  # inactive jobs that somebody waits for
+    keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    timers: list[tuple[float, int]] = field(default_factory=list)
+    reservations: dict[int, float] = field(default_factory=dict)  # of the last pass: job -> start
+    planned: dict[int, Planned] = field(default_factory=dict)  # where and when, as far as is foreseen
+    notable: list[str] = field(default_factory=list)  # what happened since the last pass, for slips
+    to_lay: list[tuple[int, list[tuple[Plain, int, int | None]], tuple[int, ...]]] = field(
+        default_factory=list
+    )
+    ranks: dict[str, int] = field(default_factory=dict)  # of nodes that are there, or were at the last stop
+    reconsider: bool = False  # nodes have changed: what could never run may be able to now
+    intent_highest: int = 0
+    rank_highest: int = -1
+    recorded_highest: IdHighest = field(default_factory=lambda: IdHighest(0, 0, -1))
+    is_dirty: bool = True  # something may start that could not before
+    dirty_version: int = 0
+
+    def next_intent(self) -> int:
+        self.intent_highest += 1
+        return self.intent_highest
+
+    def wake(self, at: float, job: int) -> None:
+        heapq.heappush(self.timers, (at, job))
+
+    def wake_at(self) -> float | None:
+        return self.timers[0][0] if self.timers else None
+
+    def disturb(self) -> None:
+        """Something may start now that could not before."""
+        self.is_dirty = True
+        self.dirty_version += 1
+
+    def take_changes(self) -> tuple[Change, ...]:
+        changes = self.journal.take()
+        highest = IdHighest(self.ids.highest, self.intent_highest, self.rank_highest)
+        if highest != self.recorded_highest:
+            self.recorded_highest = highest
+            changes = (*changes, highest)
+        return changes
+
+    def enqueue(self, job: Job) -> None:
+        """Puts a job where a pass finds it, if it may start at all."""
+        if job.state is not JobState.SCHED or job.urgency == URGENCY_HOLD or job.is_parked:
+            self.pending.remove(job.id)
+            return
+        job.shape = self.shapes.number(job.spec.request)
+        key = order_key(job.urgency, job.class_value, job.seen_at, job.id)
+        self.pending.add(Entry(key, job.id), job.queue, job.shape)
+        self.disturb()
+
+    def seat(self, job: Job, member: str, node: str) -> None:
+        self.job_of_member[member] = job.id
+        self.members_on.setdefault(node, {})[member] = None
+
+    def unseat(self, member: str, node: str) -> None:
+        there = self.members_on.get(node)
+        if there is not None:
+            there.pop(member, None)
+            if not there:
+                del self.members_on[node]
+
+    def lay_bookings(self) -> None:
+        """Books what was recorded of active jobs, once the nodes are known that it lies on."""
+        for job, rows, freed in self.to_lay:
+            if job in self.jobs:
+                self.cluster.restore(job, rows, freed)
+        self.to_lay = []
+
+    def shapes_sweep(self) -> None:
+        """Forgets the shapes that nobody asks for, once there are many."""
+        if len(self.shapes) > _SHAPES_SWEEP and len(self.shapes) > 2 * len(self.pending):
+            self.shapes.keep({bucket.shape for bucket in self.pending.buckets()})
+
+    def driver_spec(self, job: Job) -> dict[str, object]:
+        """What a driver needs to start members of a submitted job; those of a work start by themselves."""
+        if job.work:
+            return {}
+        return {**job.spec.payload, "id_f58": encode_jobid(job.id), "owner": job.owner}
+
+    def queue_state(self, name: str) -> QueueSet:
+        return self.queues.get(name) or QueueSet(name, enabled=True, started=True)

@@ -1,0 +1,174 @@
+"""What a job waits for before it may queue: other jobs, a time, or its namesakes (RFC 26).
+
+A dependency is open until the job it names has come far enough, and dead when that can never be. Both are
+pure functions of how far the other job has come (`Progress`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import BadRequest, Conflict
+from penstock.model.jobid import encode_jobid, parse_jobid
+
+__all__ = [
+    "Dependency",
+    "DependencyRefused",
+    "Progress",
+    "Scheme",
+    "Verdict",
+    "judge",
+    "parse_dependencies",
+    "refusal_of",
+]
+
+_DEPENDENCIES_MAX: Final = 1000
+
+
+class Scheme(enum.Enum):
+    AFTER_START = "afterstart"
+    AFTER_ANY = "afterany"
+    AFTER_OK = "afterok"
+    AFTER_NOT_OK = "afternotok"
+    AFTER_EXCEPT = "afterexcept"
+    SINGLETON = "singleton"
+
+
+_DESCRIBED: Final = {
+    Scheme.AFTER_START: "after-start",
+    Scheme.AFTER_ANY: "after-finish",
+    Scheme.AFTER_OK: "after-success",
+    Scheme.AFTER_NOT_OK: "after-failure",
+    Scheme.AFTER_EXCEPT: "after-except",
+}
+_ALIASES: Final = {"after": "afterstart"}
+_KNOWN: Final = "afterstart, afterany, afterok, afternotok, afterexcept, begin-time, singleton"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    scheme: Scheme
+    job: int = 0  # of the job that is waited for
+    typed: str = ""  # as it was written
+
+    @property
+    def description(self) -> str:
+        return "singleton" if self.scheme is Scheme.SINGLETON else f"{_DESCRIBED[self.scheme]}={self.typed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job has come, as others that depend on it must know."""
+
+    had_alloc: bool = False
+    started: bool = False
+    is_over: bool = False
+    is_completed: bool = False  # over, and well
+    had_exception: bool = False  # a fatal one
+
+
+class Verdict(enum.Enum):
+    OPEN = "open"
+    DONE = "done"
+    DEAD = "dead"
+
+
+def judge(scheme: Scheme, progress: Progress) -> Verdict:
+    if scheme is Scheme.AFTER_START:
+        met = progress.started
+    elif scheme is Scheme.AFTER_ANY:
+        met = progress.is_over
+    elif scheme is Scheme.AFTER_OK:
+        met = progress.is_over and progress.is_completed
+    elif scheme is Scheme.AFTER_NOT_OK:
+        met = progress.is_over and progress.had_alloc and not progress.is_completed
+    else:
+        met = progress.is_over and progress.had_alloc and progress.had_exception
+    if met:
+        return Verdict.DONE
+    return Verdict.DEAD if progress.is_over else Verdict.OPEN
+
+
+def parse_dependencies(found: object) -> tuple[tuple[Dependency, ...], float | None]:
+    """The dependencies of a jobspec, and the latest begin time among them."""
+    where = "attributes.system.dependencies"
+    if found is None:
+        return (), None
+    if not isinstance(found, list) or len(found) > _DEPENDENCIES_MAX:
+        raise BadRequest(
+            "not a list of dependencies", where=where, expected=f"a list of at most {_DEPENDENCIES_MAX}"
+        )
+    depends: dict[Dependency, None] = {}
+    begin_at: float | None = None
+    for place, one in enumerate(found):
+        here = f"{where}[{place}]"
+        scheme = one.get("scheme") if isinstance(one, dict) else None
+        value = one.get("value", "") if isinstance(one, dict) else ""
+        if not isinstance(scheme, str) or not isinstance(value, str):
+            raise BadRequest(
+                "not a dependency", where=here, found=repr(one)[:80], expected="scheme and value, both texts"
+            )
+        if scheme == "begin-time":
+            at = _begin_time(value, here)
+            begin_at = at if begin_at is None else max(begin_at, at)
+            continue
+        name = _ALIASES.get(scheme, scheme)
+        known = {known.value: known for known in Scheme}
+        if name not in known:
+            raise BadRequest(
+                f'dependency scheme "{scheme}" not supported', where=here, found=scheme, expected=_KNOWN
+            )
+        if name == Scheme.SINGLETON.value:
+            depends[Dependency(Scheme.SINGLETON)] = None
+            continue
+        try:
+            target = parse_jobid(value)
+        except BadRequest as error:
+            raise BadRequest(
+                f'dependency: {scheme}: "{value}" is not a valid jobid',
+                where=here,
+                found=value,
+                expected="a job id",
+            ) from error
+        depends[Dependency(known[name], target, value)] = None
+    return tuple(depends), begin_at
+
+
+def _begin_time(value: str, where: str) -> float:
+    try:
+        at = float(value)
+    except ValueError:
+        at = -1.0
+    if not 0 <= at < 1e11:
+        raise BadRequest(
+            f"Invalid begin-time={value}", where=where, found=value, expected="seconds since 1970"
+        )
+    return at
+
+
+class DependencyRefused(Conflict):
+    """A dependency that cannot be met, told at submission."""
+
+    def __init__(self, dependency: Dependency, why: str) -> None:
+        super().__init__(why)
+        self.dependency = dependency
+
+
+def refusal_of(dependency: Dependency, progress: Progress | None) -> DependencyRefused | None:
+    """Why a submission with this dependency must be refused; None if it may wait or is met."""
+    scheme, typed = dependency.scheme.value, dependency.typed or encode_jobid(dependency.job)
+    if progress is None:
+        return DependencyRefused(dependency, f"dependency: {scheme}: id {typed}: job not found")
+    if judge(dependency.scheme, progress) is not Verdict.DEAD:
+        return None
+    why = {
+        Scheme.AFTER_OK: f"dependency: afterok: job {typed} failed or was canceled",
+        Scheme.AFTER_NOT_OK: f"dependency: afternotok: job {typed} succeeded"
+        if progress.is_completed
+        else f"dependency: afternotok: job {typed} never started",
+        Scheme.AFTER_START: f"dependency: after: {typed} never started",
+        Scheme.AFTER_EXCEPT: f"dependency: afterexcept: job {typed}: no exception",
+    }
+    return DependencyRefused(dependency, why[dependency.scheme])

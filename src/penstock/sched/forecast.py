@@ -1,0 +1,114 @@
+"""When the jobs that wait will start: the passes of the future, walked in advance.
+
+The forecast lets time go on by itself: it takes up what will have ended, walks the queue with the function
+that a pass uses, books what starts, and goes to the next end. So it is as good as the durations that it is
+told: if they are exact and nothing arrives, every job starts when it says. What runs past its limit is taken
+to end in the next second, which is as good a guess as any. At the end everything is put back as it was.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.engine import Allocation, Kind
+from penstock.engine.engine import Engine, Job
+from penstock.engine.planner import FOREVER
+from penstock.sched.order import Entry
+from penstock.sched.passes import Walk, walk
+
+__all__ = ["Planned", "forecast", "planned_of"]
+
+_COUNTED: Final = frozenset({"core", "cpu"})
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A start that is foreseen: when, until when, and how much of which nodes."""
+
+    start_s: int
+    end_s: int | None
+    units: tuple[tuple[str, int], ...]  # node, cores (or what it counts by)
+    is_reservation: bool
+
+
+def planned_of(allocation: Allocation, is_reservation: bool) -> Planned:
+    units: dict[str, int] = {}
+    for pick in allocation.picks:
+        above = pick.above or pick.vertex.parent()
+        if above is not None and above.type == "node" and pick.vertex.type in _COUNTED:
+            units[above.name] = units.get(above.name, 0) + pick.units
+    return Planned(allocation.start_s, allocation.end_s, tuple(units.items()), is_reservation)
+
+
+def forecast(
+    plan: Walk, entries: list[Entry], matches_max: int, hurry: Callable[[], bool]
+) -> Generator[None, None, dict[int, Planned]]:
+    """The start of each of these entries, as far as it can be known. The engine is as before afterwards.
+
+    When `hurry` says so, it ends early with what it has: what is told is true, only less of it.
+    """
+    future = _Future(plan.engine, plan.now)
+    starts: dict[int, Planned] = {}
+    waiting = set(entries)
+    matches = 0
+    try:
+        while waiting and matches < matches_max and not hurry():
+            at = future.next_end()
+            if at is None:
+                break
+            future.go_to(at)
+            yield
+            chosen = replace(plan, now=at, extra_s=0, chosen=frozenset(waiting))
+            found = yield from walk(chosen)
+            matches += max(found.matches, 1)
+            for entry, allocation in found.started:
+                starts[entry.job] = planned_of(allocation, False)
+                waiting.discard(entry)
+                future.add(entry.job, allocation.end_s)
+            for entry, _ in found.reserved:
+                plan.engine.release(entry.job)
+    finally:
+        future.undo()
+    return starts
+
+
+class _Future:
+    """An engine at a later time: what will have ended is lifted, what will have started is booked."""
+
+    def __init__(self, engine: Engine, now: int) -> None:
+        self._engine = engine
+        self._lifted: list[Job] = []
+        self._imagined: set[int] = set()
+        self._ends: list[tuple[int, int]] = []
+        for number, job in engine.jobs.items():
+            end = max((part.span.end for part in job.parts.values()), default=FOREVER)
+            if job.kind is Kind.ALLOCATED and end < FOREVER:
+                self._ends.append((max(end, now + 1), number))
+        heapq.heapify(self._ends)
+
+    def next_end(self) -> int | None:
+        return self._ends[0][0] if self._ends else None
+
+    def go_to(self, at: int) -> None:
+        while self._ends and self._ends[0][0] <= at:
+            _, number = heapq.heappop(self._ends)
+            if number in self._imagined:
+                self._imagined.discard(number)
+                self._engine.release(number)
+            else:
+                self._lifted.append(self._engine.lift(number))
+
+    def add(self, number: int, end: int | None) -> None:
+        self._imagined.add(number)
+        if end is not None:
+            heapq.heappush(self._ends, (end, number))
+
+    def undo(self) -> None:
+        for number in self._imagined:
+            if number in self._engine.jobs:
+                self._engine.release(number)
+        for job in self._lifted:
+            self._engine.put_back(job)

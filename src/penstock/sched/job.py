@@ -1,0 +1,243 @@
+"""A job as the scheduler has it in mind, with its members.
+
+What must survive is told as plain values by `detail_of` and taken in again by `take_in`; what is only
+known until the next pass (a forecast, a reason) is not. Only the modules of this package change a job, and
+every change of its state goes through `Journal.log`, so that the log always leads to the state.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from penstock.model.job import JobEvent, JobState
+from penstock.sched.ask import JobSpec, MemberAsk
+from penstock.sched.dependencies import Progress
+
+__all__ = ["Forecast", "Job", "Member", "MemberPhase", "Promise", "detail_of", "take_in"]
+
+
+class MemberPhase(enum.Enum):
+    WAITING = "waiting"  # not placed, or to be placed again
+    PLACING = "placing"  # the intent is out
+    PLACED = "placed"
+    RUNNING = "running"
+    LOST = "lost"  # may be running
+    ENDED = "ended"
+
+    @property
+    def is_live(self) -> bool:
+        """It has a place, and may use it."""
+        return self not in (MemberPhase.WAITING, MemberPhase.ENDED)
+
+
+@dataclass(slots=True)
+class Member:
+    key: str
+    index: int
+    phase: MemberPhase = MemberPhase.WAITING
+    node: str = ""
+    slot: int = -1
+    group: int = 0
+    grants: tuple[tuple[str, str, int], ...] = ()
+    status: int = 0
+    cause: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+    lost_at: float | None = None
+    seen_at: float = 0.0
+    is_ready: bool = True
+    is_recreated: bool = False
+    is_owed: bool = False  # it has ended, and its slot is not given back yet
+    ask: MemberAsk | None = None  # of a work's member; a submitted job's members are as their group says
+    refused_by: frozenset[str] = frozenset()  # nodes that did not take it
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    start_at: float
+    made_at: float
+    is_reservation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What the job was told: the first start, the last one, and when that was said."""
+
+    first_at: float
+    last_at: float
+    made_at: float
+    is_reservation: bool
+
+
+@dataclass(slots=True)
+class Job:
+    id: int
+    owner: str
+    spec: JobSpec
+    plain: Mapping[str, object]  # the spec as it was recorded
+    seen_at: float
+    work: str = ""
+    state: JobState = JobState.NEW
+    queue: str = ""
+    urgency: int = 16
+    class_value: int = 0
+    priority: int = 0
+    log: list[JobEvent] = field(default_factory=list)
+    members: dict[str, Member] = field(default_factory=dict)
+    attempt: int = 1
+    shape: int = -1
+    open_dependencies: set[str] = field(default_factory=set)  # descriptions
+    is_assembled: bool = True
+    is_work_gone: bool = False
+    is_begin_waiting: bool = False
+    is_parked: str = ""  # why it can never run, as far as is known
+    holds_units: bool = False  # something is booked for it
+    placed_at: float | None = None
+    end_at: float | None = None  # the limit, counted from the start
+    held: dict[str, dict[str, str]] = field(default_factory=dict)  # node -> kind -> units, of the last start
+    incomplete_since: float | None = None  # some member of a started group has no place
+    is_failed_by_world: bool = False  # it was ended by neither itself, nor a person, nor its limit
+    broken: str = ""
+    promise: Promise | None = None
+    times: dict[str, float] = field(default_factory=dict)  # when it came into each state, last
+    exception: dict[str, object] = field(default_factory=dict)  # the first fatal one
+    result: str = ""
+    status: int | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    # Until the next pass:
+    forecast: Forecast | None = None
+
+    @property
+    def is_ending(self) -> bool:
+        """A fatal exception has come in the present attempt."""
+        return bool(self.exception)
+
+    def has_logged(self, name: str) -> bool:
+        """Whether an event came in the present attempt."""
+        for event in reversed(self.log):
+            if event.name == name:
+                return True
+            if event.name == "requeue":
+                return False
+        return False
+
+    def live_members(self) -> list[Member]:
+        return [member for member in self.members.values() if member.phase.is_live]
+
+    def progress(self) -> Progress:
+        is_over = self.state is JobState.INACTIVE
+        return Progress(
+            had_alloc=self.has_logged("alloc"),
+            started=self.has_logged("start"),
+            is_over=is_over,
+            is_completed=is_over and self.result == "COMPLETED",
+            had_exception=bool(self.exception),
+        )
+
+
+def detail_of(job: Job) -> dict[str, object]:
+    told: dict[str, object] = {"attempt": job.attempt}
+    if job.members:
+        told["members"] = [_told(member) for member in job.members.values()]
+    if job.held:
+        told["held"] = job.held
+    if job.exception:
+        told["exception"] = job.exception
+    told["times"] = dict(job.times)
+    for key, value in (
+        ("placed_at", job.placed_at),
+        ("end_at", job.end_at),
+        ("incomplete_since", job.incomplete_since),
+        ("broken", job.broken),
+        ("parked", job.is_parked),
+    ):
+        if value:
+            told[key] = value
+    for key, flag in (
+        ("work_gone", job.is_work_gone),
+        ("failed_by_world", job.is_failed_by_world),
+        ("unassembled", not job.is_assembled),
+    ):
+        if flag:
+            told[key] = True
+    if job.class_value:
+        told["class_value"] = job.class_value
+    if job.promise is not None:
+        promise = job.promise
+        told["promise"] = [promise.first_at, promise.last_at, promise.made_at, promise.is_reservation]
+    return told
+
+
+def _told(member: Member) -> dict[str, object]:
+    told: dict[str, object] = {
+        "key": member.key,
+        "index": member.index,
+        "phase": member.phase.value,
+        "node": member.node,
+        "slot": member.slot,
+        "grants": [list(grant) for grant in member.grants],
+    }
+    for key, value in (
+        ("group", member.group),
+        ("status", member.status),
+        ("cause", member.cause),
+        ("started_at", member.started_at),
+        ("ended_at", member.ended_at),
+        ("lost_at", member.lost_at),
+        ("seen_at", member.seen_at),
+        ("recreated", member.is_recreated),
+        ("owed", member.is_owed),
+        ("refused_by", sorted(member.refused_by)),
+    ):
+        if value:
+            told[key] = value
+    return told
+
+
+def take_in(job: Job, detail: Mapping[str, object]) -> None:
+    """Sets a job to what `detail_of` told of it."""
+    job.attempt = cast(int, detail.get("attempt", 1))
+    for told in cast(list[dict[str, object]], detail.get("members", [])):
+        member = _member(told)
+        job.members[member.key] = member
+    job.held = cast(dict[str, dict[str, str]], detail.get("held", {}))
+    job.exception = cast(dict[str, object], detail.get("exception", {}))
+    job.times = dict(cast(dict[str, float], detail.get("times", {})))
+    job.placed_at = cast(float | None, detail.get("placed_at"))
+    job.end_at = cast(float | None, detail.get("end_at"))
+    job.incomplete_since = cast(float | None, detail.get("incomplete_since"))
+    job.broken = cast(str, detail.get("broken", ""))
+    job.is_parked = cast(str, detail.get("parked", ""))
+    job.is_work_gone = bool(detail.get("work_gone"))
+    job.is_failed_by_world = bool(detail.get("failed_by_world"))
+    job.is_assembled = not detail.get("unassembled")
+    job.class_value = cast(int, detail.get("class_value", 0))
+    promise = cast(list[float] | None, detail.get("promise"))
+    if promise:
+        job.promise = Promise(promise[0], promise[1], promise[2], bool(promise[3]))
+
+
+def _member(told: Mapping[str, object]) -> Member:
+    grants = cast(list[tuple[str, str, int]], told.get("grants", []))
+    return Member(
+        key=cast(str, told["key"]),
+        index=cast(int, told["index"]),
+        phase=MemberPhase(told["phase"]),
+        node=cast(str, told.get("node", "")),
+        slot=cast(int, told.get("slot", -1)),
+        group=cast(int, told.get("group", 0)),
+        grants=tuple((kind, ids, units) for kind, ids, units in grants),
+        status=cast(int, told.get("status", 0)),
+        cause=cast(str, told.get("cause", "")),
+        started_at=cast(float | None, told.get("started_at")),
+        ended_at=cast(float | None, told.get("ended_at")),
+        lost_at=cast(float | None, told.get("lost_at")),
+        seen_at=cast(float, told.get("seen_at", 0.0)),
+        is_recreated=bool(told.get("recreated")),
+        is_owed=bool(told.get("owed")),
+        refused_by=frozenset(cast(list[str], told.get("refused_by", []))),
+    )

@@ -1,0 +1,485 @@
+"""The way of a job: dependencies met, queued, started, ended, freed, over; or queued again.
+
+Each function takes a job one step further if it can go, and may be called at any time: what has been done
+already is not done twice. Units are given back here and nowhere else: slot by slot as members end, and what
+is left at the end, exactly once.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Final
+
+from penstock.engine.allocation import Allocation, Slot
+from penstock.engine.graph import Vertex
+from penstock.model.idset import encode_idset
+from penstock.model.job import JobState, result_of
+from penstock.sched.ask import tasks_on_slots
+from penstock.sched.cluster import booking_of, grants_of
+from penstock.sched.core import Core, OpenIntent
+from penstock.sched.dependencies import Progress, Scheme, Verdict, judge
+from penstock.sched.job import Job, Member, MemberPhase
+from penstock.sched.order import priority_of
+from penstock.sched.records import AllocationGone, AllocationNew, IntentDone, IntentNew, SlotsFreed
+from penstock.world.facts import Requeue
+from penstock.world.intents import End, Intent, Place, Retract, Seat, Tell
+
+__all__ = [
+    "NODE_FAILURE",
+    "TIMEOUT",
+    "UNKNOWN_END",
+    "end_members",
+    "forget_job",
+    "member_ended",
+    "note_namesakes",
+    "note_running",
+    "open_intent",
+    "place_late",
+    "prioritise",
+    "raise_exception",
+    "remember_intent",
+    "settle_job",
+    "settle_member",
+    "settle_step",
+    "start_job",
+    "try_depend",
+]
+
+UNKNOWN_END: Final = "unknown"
+NODE_FAILURE: Final = "node-failure"
+TIMEOUT: Final = "timeout"
+_BY_WORLD: Final = frozenset({UNKNOWN_END, NODE_FAILURE})
+
+
+# Before the start
+
+
+def try_depend(core: Core, job: Job, now: float) -> None:
+    """Lets a job go on to the queue when nothing is left that it depends on."""
+    if (
+        job.state is not JobState.DEPEND
+        or job.open_dependencies
+        or job.is_begin_waiting
+        or not job.is_assembled
+    ):
+        return
+    core.journal.log(job, "depend", now)
+    prioritise(core, job, now)
+
+
+def prioritise(core: Core, job: Job, now: float) -> None:
+    job.priority = priority_of(job.urgency, job.class_value)
+    core.journal.log(job, "priority", now, priority=job.priority)
+    core.enqueue(job)
+
+
+def note_progress(core: Core, job: Job, now: float) -> None:
+    """Tells the jobs that wait for this one how far it has come."""
+    waiting = core.dependents.get(job.id)
+    if not waiting:
+        return
+    progress = job.progress()
+    for number in sorted(waiting):
+        other = core.jobs.get(number)
+        if other is not None:
+            _judge_dependencies(core, other, job.id, progress, now)
+    if progress.is_over:
+        del core.dependents[job.id]
+
+
+def _judge_dependencies(core: Core, job: Job, target: int, progress: Progress, now: float) -> None:
+    for dependency in job.spec.depends:
+        if dependency.job != target or dependency.description not in job.open_dependencies:
+            continue
+        verdict = judge(dependency.scheme, progress)
+        if verdict is Verdict.DONE:
+            job.open_dependencies.discard(dependency.description)
+            core.journal.log(job, "dependency-remove", now, description=dependency.description)
+        elif verdict is Verdict.DEAD:
+            never_started = not progress.had_alloc and dependency.scheme is not Scheme.AFTER_ANY
+            why = "job never started" if never_started else "can never be satisfied"
+            raise_exception(core, job, now, "dependency", f"dependency {dependency.description} {why}")
+            return
+    try_depend(core, job, now)
+
+
+def note_namesakes(core: Core, owner: str, name: str, now: float) -> None:
+    """Lets the first of those go on that wait until no namesake is active."""
+    if (owner, name) not in core.singletons:
+        return
+    held: Job | None = None
+    for number in core.namesakes.get((owner, name), {}):
+        other = core.jobs[number]
+        if "singleton" not in other.open_dependencies:
+            return
+        held = held or other
+    if held is None:
+        core.singletons.discard((owner, name))
+        return
+    held.open_dependencies.discard("singleton")
+    core.journal.log(held, "dependency-remove", now, description="singleton")
+    try_depend(core, held, now)
+
+
+# The start
+
+
+def start_job(core: Core, job: Job, found: Allocation, now: float) -> None:
+    """Records an allocation that a pass has made, and the intent to place every member."""
+    core.pending.remove(job.id)
+    _record_part(core, job)
+    job.placed_at = now
+    job.end_at = None if job.spec.limit_s is None else now + job.spec.limit_s
+    job.held = _held(core, job)
+    _seat(core, job, found.slots)
+    context: dict[str, object] = {}
+    if job.forecast is not None or job.promise is not None:
+        promised = job.promise.last_at if job.promise is not None else now
+        context["annotations"] = {"sched": {"t_estimate": promised}}
+    core.journal.log(job, "alloc", now, **context)
+    job.forecast = None
+    core.planned.pop(job.id, None)
+    _place(core, job, [member for member in job.members.values() if member.phase is MemberPhase.PLACING])
+    if job.end_at is not None:
+        core.wake(job.end_at, job.id)
+    core.wake(now + core.settings.whole_s, job.id)
+    note_progress(core, job, now)
+
+
+def _record_part(core: Core, job: Job) -> None:
+    """Writes down the part of the job's bookings that was made last."""
+    holder = core.cluster.engine.jobs[job.id]
+    key = next(reversed(holder.parts))
+    part = holder.parts[key]
+    from_engine = core.cluster.engine.allocation(job.id)
+    core.journal.add(
+        AllocationNew(job.id, key, part.span.start, from_engine.end_s, booking_of(part, holder.placement))
+    )
+    job.holds_units = True
+
+
+def _held(core: Core, job: Job) -> dict[str, dict[str, str]]:
+    """What the job holds, by node and kind: ids of whole units, a number for pools."""
+    ids: dict[str, dict[str, list[int]]] = {}
+    pools: dict[str, dict[str, int]] = {}
+    for mark in core.cluster.engine.jobs[job.id].marks().values():
+        node = mark.vertex.parent()
+        if not mark.booked or mark.vertex.type == "node" or node is None:
+            continue
+        if mark.vertex.divisible:
+            amounts = pools.setdefault(node.name, {})
+            amounts[mark.vertex.type] = amounts.get(mark.vertex.type, 0) + mark.units
+        else:
+            ids.setdefault(node.name, {}).setdefault(mark.vertex.type, []).append(mark.vertex.id)
+    held: dict[str, dict[str, str]] = {}
+    for node_name, kinds in ids.items():
+        held[node_name] = {kind: encode_idset(numbers) for kind, numbers in kinds.items()}
+    for node_name, amounts in pools.items():
+        held.setdefault(node_name, {}).update({kind: str(units) for kind, units in amounts.items()})
+    return held
+
+
+def _seat(core: Core, job: Job, slots: tuple[Slot, ...]) -> None:
+    """Gives every member its slot: those of a work by what they ask for, those of a submission by count."""
+    ordered = sorted(slots, key=lambda slot: (_rank(slot.node), slot.number))
+    if job.work:
+        waiting = sorted(_unplaced(job), key=lambda member: (member.group, member.index, member.key))
+        by_group: dict[int, list[Slot]] = {}
+        for slot in ordered:
+            by_group.setdefault(slot.group, []).append(slot)
+        for member in waiting:
+            left = by_group.get(member.group)
+            if left:
+                _sit(core, job, member, left.pop(0))
+        return
+    nodes = [slot.node.name if slot.node is not None else "" for slot in ordered]
+    job.members = {}
+    for index, place in enumerate(tasks_on_slots(job.spec, nodes)):
+        member = Member(f"{job.id}/{job.attempt}/{index}", index, group=ordered[place].group)
+        job.members[member.key] = member
+        _sit(core, job, member, ordered[place])
+
+
+def _unplaced(job: Job) -> list[Member]:
+    return [
+        member for member in job.members.values() if member.phase is MemberPhase.WAITING and member.is_ready
+    ]
+
+
+def _rank(node: Vertex | None) -> int:
+    return node.rank if node is not None else -1
+
+
+def _sit(core: Core, job: Job, member: Member, slot: Slot) -> None:
+    member.phase = MemberPhase.PLACING
+    member.slot = slot.number
+    member.node = slot.node.name if slot.node is not None else ""
+    member.grants = grants_of(slot)
+    core.seat(job, member.key, member.node)
+
+
+def place_late(core: Core, job: Job, member: Member, found: Allocation) -> None:
+    """Records what a pass has found for one more member of a job that has started."""
+    core.pending.remove(job.id, member.key)
+    _record_part(core, job)
+    _sit(core, job, member, found.slots[-1])
+    for node, kinds in _held(core, job).items():
+        job.held.setdefault(node, {}).update(kinds)
+    core.journal.touch(job)
+    _place(core, job, [member])
+    if job.incomplete_since is not None and not _unplaced(job):
+        job.incomplete_since = None
+
+
+def _place(core: Core, job: Job, members: list[Member]) -> None:
+    seats = tuple(Seat(member.key, member.index, member.node, member.grants) for member in members)
+    number = core.next_intent()
+    spec = core.driver_spec(job)
+    open_intent(core, Place(number, job.id, job.work, seats, job.end_at, len(job.members), spec))
+
+
+def open_intent(core: Core, intent: Intent) -> None:
+    if isinstance(intent, Place):
+        members = {seat.member for seat in intent.seats}
+        # A driver gets the whole; what can be made again from the job itself is not written down twice.
+        payload: dict[str, object] = {
+            "members": [seat.member for seat in intent.seats],
+            "end_at": intent.end_at,
+        }
+        kind = "place"
+    elif isinstance(intent, Retract):
+        members = set(intent.members)
+        payload = {"members": list(intent.members), "how": intent.how.value}
+        kind = "retract"
+    else:
+        members = set(intent.members)
+        payload = {
+            "members": list(intent.members),
+            "signal": intent.signal,
+            "grace_s": intent.grace_s,
+            "why": intent.why,
+        }
+        kind = "end"
+    remember_intent(core, intent, members)
+    core.journal.add(IntentNew(intent.intent, intent.job, kind, payload))
+    core.journal.intents.append(intent)
+
+
+def remember_intent(core: Core, intent: Intent, members: set[str]) -> None:
+    core.intents[intent.intent] = OpenIntent(intent, members)
+    for member in members:
+        core.intents_of_member.setdefault(member, set()).add(intent.intent)
+
+
+def settle_member(core: Core, number: int, member: str) -> None:
+    """An intent is done with one member; with the last one it is over."""
+    found = core.intents.get(number)
+    if found is None:
+        return
+    found.waits_for.discard(member)
+    numbers = core.intents_of_member.get(member)
+    if numbers is not None:
+        numbers.discard(number)
+        if not numbers:
+            del core.intents_of_member[member]
+    if not found.waits_for:
+        del core.intents[number]
+        core.journal.add(IntentDone(number))
+
+
+# The end
+
+
+def raise_exception(
+    core: Core, job: Job, now: float, kind: str, note: str, severity: int = 0, *, sent: int = signal.SIGTERM
+) -> None:
+    """Something went wrong with a job. Severity 0 ends it."""
+    core.journal.log(job, "exception", now, type=kind, severity=severity, note=note)
+    if severity != 0:
+        return
+    if kind == NODE_FAILURE:
+        job.is_failed_by_world = True
+    core.pending.remove(job.id)
+    for member in job.members.values():
+        core.pending.remove(job.id, member.key)
+    end_members(core, job, sent, core.settings.grace_s, kind)
+    core.unsettled[job.id] = None
+
+
+def end_members(core: Core, job: Job, sent: int, grace_s: float | None, why: str) -> None:
+    members = tuple(member.key for member in job.live_members())
+    if members:
+        open_intent(core, End(core.next_intent(), job.id, members, sent, grace_s, why))
+        core.journal.touch(job)
+
+
+def member_ended(core: Core, job: Job, member: Member, status: int, cause: str, now: float) -> None:
+    """A member is over, for whatever reason. What it had is given back when the step is settled."""
+    if member.phase is MemberPhase.ENDED:
+        return
+    member.is_owed = member.phase.is_live
+    member.phase = MemberPhase.ENDED
+    member.status, member.cause, member.ended_at = status, cause, now
+    core.pending.remove(job.id, member.key)
+    core.unseat(member.key, member.node)
+    core.journal.touch(job)
+    core.journal.forgotten.append(member.key)
+    core.unsettled[job.id] = None
+    if cause in _BY_WORLD:
+        job.is_failed_by_world = True
+    for number in list(core.intents_of_member.get(member.key, ())):
+        settle_member(core, number, member.key)
+
+
+def settle_step(core: Core, now: float) -> None:
+    """At the end of a step: gives back what ended members had, and takes their jobs further."""
+    while core.unsettled:
+        jobs, core.unsettled = core.unsettled, {}
+        for number in jobs:
+            job = core.jobs.get(number)
+            if job is not None:
+                note_running(core, job, now)
+                _free_slots(core, job, now)
+                settle_job(core, job, now)
+
+
+def _free_slots(core: Core, job: Job, now: float) -> None:
+    """Gives back the slots of members that have ended, and on their nodes what no member uses any more."""
+    owed = [member for member in job.members.values() if member.is_owed]
+    live = job.live_members()
+    if not owed or (not live and not (job.work and not job.is_work_gone)):
+        return  # With nobody left, all goes back at once.
+    for member in owed:
+        member.is_owed = False
+    engine = core.cluster.engine
+    holder = engine.jobs.get(job.id)
+    if holder is None:
+        return
+    used = {other.slot for other in live}
+    used_nodes = {other.node for other in live}
+    left_nodes = {member.node for member in owed} - used_nodes
+    ended = {member.slot for member in owed} - used
+    gone = [
+        slot.number
+        for part in holder.parts.values()
+        for slot in part.slots
+        if slot.number in ended
+        or (slot.number not in used and slot.node is not None and slot.node.name in left_nodes)
+    ]
+    if not gone:
+        return
+    engine.release_slots(job.id, gone)
+    core.journal.add(SlotsFreed(job.id, tuple(gone), now))
+    ranks = [core.cluster.nodes[node].rank for node in left_nodes if node in core.cluster.nodes]
+    if ranks:
+        core.journal.log(job, "release", now, ranks=encode_idset(ranks), final=False)
+    core.disturb()
+
+
+def note_running(core: Core, job: Job, now: float) -> None:
+    """`start` is when every member of the group has begun."""
+    if job.state is not JobState.RUN or job.has_logged("start") or not job.members:
+        return
+    if all(member.started_at is not None for member in job.members.values()):
+        job.started_at = max(member.started_at or now for member in job.members.values())
+        core.journal.log(job, "start", now)
+        note_progress(core, job, now)
+
+
+def settle_job(core: Core, job: Job, now: float) -> None:
+    """Takes a job to its end, as far as it can go."""
+    if job.state not in (JobState.RUN, JobState.CLEANUP) or job.live_members():
+        return
+    is_fatal = job.is_ending
+    if job.state is JobState.RUN:
+        is_waiting = any(member.phase is MemberPhase.WAITING for member in job.members.values())
+        if (job.work and not job.is_work_gone) or (is_waiting and not job.is_work_gone):
+            return  # More may come.
+    _finish(core, job, now, is_fatal)
+
+
+def _finish(core: Core, job: Job, now: float, is_fatal: bool) -> None:
+    has_run = any(member.started_at is not None for member in job.members.values())
+    if has_run or not is_fatal:
+        core.journal.log(job, "finish", now, status=_status(job, is_fatal))
+    if job.has_logged("alloc"):
+        core.journal.log(job, "release", now, ranks="all", final=True)
+        free_all(core, job, now)
+        core.journal.log(job, "free", now)
+    if _runs_again(core, job):
+        _requeue(core, job, now)
+        return
+    result, status = result_of(job.log)
+    job.result, job.status, job.ended_at = result.value, status, now
+    core.journal.log(job, "clean", now)
+    forget_job(core, job, now)
+
+
+def _status(job: Job, is_fatal: bool) -> int:
+    """As a shell would exit: with the largest code of its tasks, a signal counting 128 more."""
+    worst = 0
+    for member in job.members.values():
+        low = member.status & 0x7F
+        worst = max(worst, 128 + low if low else member.status >> 8)
+    return 256 if worst == 0 and is_fatal else worst << 8
+
+
+def free_all(core: Core, job: Job, now: float) -> None:
+    engine = core.cluster.engine
+    if job.id in engine.jobs:
+        engine.release(job.id)
+    job.holds_units = False
+    core.journal.add(AllocationGone(job.id, now))
+    core.disturb()
+
+
+def _runs_again(core: Core, job: Job) -> bool:
+    if not job.is_failed_by_world or job.attempt >= core.settings.attempts_max or job.work:
+        return False
+    if job.exception.get("type") in ("cancel", "timeout"):
+        return False
+    if job.spec.requeue is Requeue.ALWAYS:
+        return True
+    by_node = any(member.cause == NODE_FAILURE for member in job.members.values())
+    return job.spec.requeue is Requeue.NODE_FAILURE and by_node
+
+
+def _requeue(core: Core, job: Job, now: float) -> None:
+    for member in job.members:
+        core.job_of_member.pop(member, None)
+    job.members = {}
+    job.attempt += 1
+    job.is_failed_by_world = False
+    job.placed_at = job.end_at = job.started_at = job.incomplete_since = None
+    job.held = {}
+    job.exception = {}
+    job.promise = None
+    core.journal.log(job, "requeue", now, attempt=job.attempt)
+    prioritise(core, job, now)
+
+
+def forget_job(core: Core, job: Job, now: float) -> None:
+    """An inactive job lives on in the store only."""
+    core.jobs.pop(job.id, None)
+    core.reservations.pop(job.id, None)
+    core.planned.pop(job.id, None)
+    if job.work:
+        core.job_of_work.pop(job.work, None)
+    for member in job.members:
+        core.job_of_member.pop(member, None)
+    names = core.namesakes.get((job.owner, job.spec.name))
+    if names is not None:
+        names.pop(job.id, None)
+        if not names:
+            del core.namesakes[(job.owner, job.spec.name)]
+    for dependency in job.spec.depends:
+        waiting = core.dependents.get(dependency.job)
+        if waiting is not None:
+            waiting.discard(job.id)
+            if not waiting:
+                del core.dependents[dependency.job]
+                core.past.pop(dependency.job, None)
+    note_progress(core, job, now)
+    note_namesakes(core, job.owner, job.spec.name, now)
+    if job.work:
+        core.journal.tidings[job.work] = Tell(job.work, job.id, "over", job.result)

@@ -1,0 +1,361 @@
+"""Works and members as a world tells of them: groups that assemble, members that come, go, fail and return.
+
+A work becomes one job with its first member. It assembles once, when as many members are ready as it wants;
+from then on a member that comes is placed by itself (`extend`), in its own turn. A member that a node
+refused is placed elsewhere, and not on that node again until the node changes. If a group that has begun
+cannot be made whole in time, members that somebody would make again are taken away, and the job says that
+it is broken. What is observed of a member whose job is over counts as use by others until it ends.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Final
+
+from penstock.engine.request import Request
+from penstock.model.constraint import And, Constraint, NodeSet, Not
+from penstock.model.job import URGENCY_HOLD, JobState
+from penstock.sched.ask import MemberAsk, group_of, member_request, spec_of_work
+from penstock.sched.core import Core
+from penstock.sched.job import Job, Member, MemberPhase
+from penstock.sched.lifecycle import (
+    NODE_FAILURE,
+    TIMEOUT,
+    UNKNOWN_END,
+    member_ended,
+    open_intent,
+    raise_exception,
+    settle_member,
+)
+from penstock.sched.nodes import hold_gone, hold_set
+from penstock.sched.order import Entry, order_key
+from penstock.sched.records import JobNew
+from penstock.sched.requests import add_job
+from penstock.world.facts import HoldSet, MemberSet, Observed, Outcome, Phase, Settled, WorkSet
+from penstock.world.intents import End, How, Place, Retract
+
+__all__ = [
+    "assemble",
+    "enqueue_late",
+    "late_request",
+    "member_gone",
+    "member_set",
+    "observed",
+    "settled",
+    "unwind",
+    "vanished",
+    "work_gone",
+    "work_set",
+]
+
+_LEFT_OVER: Final = "left over: "
+
+
+# Groups
+
+
+def work_set(core: Core, fact: WorkSet, now: float) -> None:
+    core.works[fact.work] = fact
+    job = core.jobs.get(core.job_of_work.get(fact.work, 0))
+    if job is not None and job.state is JobState.DEPEND:
+        assemble(core, job, now)
+
+
+def member_set(core: Core, fact: MemberSet, now: float) -> None:
+    work = core.works.get(fact.work)
+    if work is None:
+        return  # Its work has not been told, or is gone.
+    job = core.jobs.get(core.job_of_work.get(fact.work, 0)) or _new_job(core, work, now)
+    member = job.members.get(fact.member)
+    if member is None:
+        member = Member(fact.member, fact.index, seen_at=now)
+        job.members[fact.member] = member
+        core.job_of_member[fact.member] = job.id
+        core.journal.touch(job)
+    ask = MemberAsk(fact.amounts, fact.constraint)
+    has_changed = member.ask is not None and member.ask != ask
+    member.ask, member.is_ready, member.is_recreated = ask, fact.ready, fact.recreated
+    if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
+        assemble(core, job, now)
+    elif job.state is JobState.RUN and member.phase is MemberPhase.WAITING:
+        enqueue_late(core, job, member)
+
+
+def _new_job(core: Core, work: WorkSet, now: float) -> Job:
+    number = core.ids.next(now)
+    plain: dict[str, object] = {"work": work.work, "name": work.name, "urgency": work.urgency}
+    spec = spec_of_work(work, [], core.settings, work.limit_s)
+    job = Job(number, work.owner, spec, plain, now, work.work, queue=spec.queue, urgency=work.urgency)
+    job.class_value = work.class_value
+    job.is_assembled = False
+    core.journal.add(JobNew(number, work.owner, work.name, now, plain, work.work))
+    core.journal.log(job, "submit", now, userid=work.owner, urgency=work.urgency, flags=0, version=1)
+    core.journal.log(job, "validate", now)
+    core.job_of_work[work.work] = number
+    add_job(core, job, now)
+    if work.assemble_by is not None:
+        core.wake(work.assemble_by, number)
+    return job
+
+
+def assemble(core: Core, job: Job, now: float) -> None:
+    """Counts the members of a work; when enough are ready, the group is whole and queues."""
+    work = core.works.get(job.work)
+    if work is None or not job.state.is_pending:
+        return
+    ready = [member for member in job.members.values() if member.is_ready and member.ask is not None]
+    if len(ready) < max(work.size, 1):
+        return
+    facts = [_fact(job, member) for member in ready]
+    job.spec = spec_of_work(work, facts, core.settings, _limit(work, now))
+    groups: dict[MemberAsk, int] = {}
+    for member in ready:
+        member.group = groups.setdefault(fact_ask(core, job, member), len(groups))
+    if job.is_assembled:
+        core.enqueue(job)  # It asks for something else than before.
+        return
+    job.is_assembled = True
+    core.journal.log(job, "assemble", now, members=len(ready))
+    core.lately[job.id] = None
+
+
+def fact_ask(core: Core, job: Job, member: Member) -> MemberAsk:
+    """What a member asks for, with what its queue demands: as `spec_of_work` groups them."""
+    assert member.ask is not None
+    of_queue = core.settings.queue(job.queue).constraint
+    own = member.ask.constraint
+    both = own if of_queue is None else of_queue if own is None else And((own, of_queue))
+    return MemberAsk(member.ask.amounts, both)
+
+
+def _fact(job: Job, member: Member) -> MemberSet:
+    assert member.ask is not None
+    return MemberSet(job.work, member.key, member.index, member.ask.amounts, member.ask.constraint)
+
+
+def _limit(work: WorkSet, now: float) -> int | None:
+    """How long it may run at most: its own limit, or what is left until the end of the whole."""
+    if work.deadline_at is None:
+        return work.limit_s
+    left_s = max(1, int(work.deadline_at - now))
+    return left_s if work.limit_s is None else min(left_s, work.limit_s)
+
+
+def enqueue_late(core: Core, job: Job, member: Member) -> None:
+    """A member without a place, of a job that has begun, queues by itself."""
+    if not member.is_ready or job.urgency == URGENCY_HOLD:
+        return
+    shape = core.shapes.number(late_request(job, member))
+    key = order_key(job.urgency, job.class_value, member.seen_at or job.seen_at, job.id, 1)
+    core.pending.add(Entry(key, job.id, member.key), job.queue, shape)
+    core.disturb()
+
+
+def late_request(job: Job, member: Member) -> Request:
+    extra: Constraint | None = None
+    if member.refused_by:
+        extra = Not((NodeSet(frozenset(member.refused_by)),))
+    group = job.spec.request.groups[member.group] if member.ask is None else group_of(member.ask, 1)
+    return member_request(group, None, extra)
+
+
+def work_gone(core: Core, work: str, now: float) -> None:
+    core.works.pop(work, None)
+    job = core.jobs.get(core.job_of_work.get(work, 0))
+    if job is None:
+        return
+    job.is_work_gone = True
+    core.journal.touch(job)
+    core.unsettled[job.id] = None
+    if job.state.is_pending:
+        raise_exception(core, job, now, "cancel", "its owner is gone")
+
+
+def member_gone(core: Core, key: str, now: float) -> None:
+    """It was taken away by somebody: what it had is free."""
+    hold_gone(core, _LEFT_OVER + key)
+    job = core.jobs.get(core.job_of_member.get(key, 0))
+    member = job.members.get(key) if job is not None else None
+    if job is None or member is None:
+        return
+    if job.state.is_pending:
+        del job.members[key]
+        core.job_of_member.pop(key, None)
+        core.journal.touch(job)
+        if not job.members:
+            raise_exception(core, job, now, "cancel", "its last member is gone")
+        elif job.state is JobState.SCHED:
+            assemble(core, job, now)
+        return
+    member_ended(core, job, member, 9, "gone", now)
+
+
+# What became of members
+
+
+def observed(core: Core, fact: Observed, now: float) -> None:
+    job = core.jobs.get(core.job_of_member.get(fact.member, 0))
+    member = job.members.get(fact.member) if job is not None else None
+    if job is None or member is None or member.phase is MemberPhase.ENDED:
+        _left_over(core, fact)
+        return
+    match fact.phase:
+        case Phase.WAITING:
+            _not_there(core, job, member, now)
+        case Phase.PLACED:
+            _take_place(core, job, member, MemberPhase.PLACED)
+        case Phase.RUNNING:
+            member.started_at = member.started_at or fact.at
+            _take_place(core, job, member, MemberPhase.RUNNING)
+            core.unsettled[job.id] = None
+        case Phase.ENDED:
+            _ended(core, job, member, fact, now)
+        case Phase.REFUSED:
+            _refused(core, job, member, fact.node or member.node, fact.cause, now)
+        case Phase.LOST:
+            if member.phase is not MemberPhase.LOST and member.phase.is_live:
+                member.phase, member.lost_at = MemberPhase.LOST, now
+                core.journal.touch(job)
+                core.wake(now + core.settings.lost_s, job.id)
+
+
+def _take_place(core: Core, job: Job, member: Member, phase: MemberPhase) -> None:
+    if member.phase is phase or not member.phase.is_live:
+        return
+    if member.phase is MemberPhase.RUNNING and phase is MemberPhase.PLACED:
+        return
+    member.phase, member.lost_at = phase, None
+    core.journal.touch(job)
+    for number in list(core.intents_of_member.get(member.key, ())):
+        if isinstance(core.intents[number].intent, Place):
+            settle_member(core, number, member.key)
+
+
+def _not_there(core: Core, job: Job, member: Member, now: float) -> None:
+    """The world says that it knows no such member, or that it is on no node."""
+    if member.phase is MemberPhase.PLACING:
+        core.again.update(core.intents_of_member.get(member.key, ()))  # Its intent is carried out again.
+    elif member.phase.is_live:
+        vanished(core, job, member, now)
+
+
+def vanished(core: Core, job: Job, member: Member, now: float) -> None:
+    """It was placed, and nobody knows of it any more: what became of it will never be known."""
+    member_ended(core, job, member, 9, UNKNOWN_END, now)
+    _fail_if_submitted(core, job, now, "exec", f"task {member.index} has vanished; its end is unknown")
+
+
+def _ended(core: Core, job: Job, member: Member, fact: Observed, now: float) -> None:
+    if member.started_at is None and fact.started:
+        member.started_at = fact.at
+    member_ended(core, job, member, fact.status, fact.cause, now)
+    member.ended_at = fact.at
+    if fact.cause == TIMEOUT and not job.is_ending:
+        raise_exception(core, job, now, TIMEOUT, "resource allocation expired", sent=signal.SIGALRM)
+    elif fact.cause == NODE_FAILURE:
+        rank = core.ranks.get(member.node, -1)
+        _fail_if_submitted(core, job, now, "exec", f"node failure on {member.node} (rank {rank})")
+    elif fact.cause == UNKNOWN_END:
+        _fail_if_submitted(core, job, now, "exec", f"the end of task {member.index} is unknown")
+    elif fact.cause and not job.work and fact.status != 0 and not fact.started:
+        _fail_if_submitted(core, job, now, "exec", f"task {member.index} (host {member.node}): {fact.cause}")
+
+
+def _fail_if_submitted(core: Core, job: Job, now: float, kind: str, note: str) -> None:
+    """A submitted job fails with its first member; a work's owner decides for itself."""
+    if not job.work and not job.is_ending:
+        raise_exception(core, job, now, kind, note)
+
+
+def settled(core: Core, fact: Settled, now: float) -> None:
+    open_one = core.intents.get(fact.intent)
+    if open_one is None or fact.member not in open_one.waits_for:
+        return
+    intent = open_one.intent
+    if fact.outcome is Outcome.UNKNOWN:
+        core.journal.probes.append(fact.member)
+        return
+    job = core.jobs.get(intent.job)
+    member = job.members.get(fact.member) if job is not None else None
+    if not isinstance(intent, Place):
+        if fact.outcome is not Outcome.CONFLICT or isinstance(intent, Retract):
+            settle_member(core, fact.intent, fact.member)
+        if isinstance(intent, Retract) and job is not None and member is not None and member.phase.is_live:
+            if fact.outcome is Outcome.APPLIED and intent.how is How.FORGET:
+                _back_to_waiting(core, job, member, now)
+        elif fact.outcome is Outcome.GONE and job is not None and member is not None:
+            member_ended(core, job, member, 9, "gone", now)
+        return
+    settle_member(core, fact.intent, fact.member)
+    if job is None or member is None or member.phase is MemberPhase.ENDED:
+        return
+    if fact.outcome is Outcome.APPLIED:
+        _take_place(core, job, member, MemberPhase.PLACED)
+    elif fact.outcome is Outcome.GONE:
+        member_ended(core, job, member, 9, "gone", now)
+    else:
+        _refused(core, job, member, member.node, fact.detail, now)
+
+
+def _refused(core: Core, job: Job, member: Member, node: str, cause: str, now: float) -> None:
+    """Its node did not take it: another one may. A job that is ending needs none."""
+    if not member.phase.is_live:
+        return
+    member.cause = cause
+    if job.is_ending or job.state is not JobState.RUN:
+        member_ended(core, job, member, 9, cause, now)
+        return
+    member.refused_by |= {node}
+    if job.work and member.is_recreated:
+        member_ended(core, job, member, 9, cause, now)  # Whoever made it makes another.
+        return
+    _back_to_waiting(core, job, member, now)
+    core.journal.log(
+        job, "exception", now, type="alloc", severity=2, note=f"{node} refused {member.key}: {cause}"
+    )
+
+
+def _back_to_waiting(core: Core, job: Job, member: Member, now: float) -> None:
+    for number in list(core.intents_of_member.get(member.key, ())):
+        settle_member(core, number, member.key)
+    shared = any(other.slot == member.slot and other is not member for other in job.live_members())
+    core.unseat(member.key, member.node)
+    member.phase = MemberPhase.WAITING
+    if not shared:
+        core.owed_slots.setdefault(job.id, []).append(member.slot)
+    member.node, member.slot, member.grants = "", -1, ()
+    core.journal.touch(job)
+    if job.incomplete_since is None:
+        job.incomplete_since = now
+        core.wake(now + core.settings.whole_s, job.id)
+    core.late[(job.id, member.key)] = None
+
+
+def _left_over(core: Core, fact: Observed) -> None:
+    """Something of a job that is over is still there: it counts as use by others, and is asked to end."""
+    name = _LEFT_OVER + fact.member
+    if fact.phase in (Phase.ENDED, Phase.WAITING, Phase.REFUSED):
+        hold_gone(core, name)
+        core.journal.forgotten.append(fact.member)
+        return
+    if fact.phase is Phase.LOST or not fact.node:
+        return
+    hold_set(core, HoldSet(name, fact.node, fact.amounts))
+    if not core.intents_of_member.get(fact.member):
+        number = core.next_intent()
+        open_intent(core, End(number, 0, (fact.member,), signal.SIGTERM, core.settings.grace_s, "left over"))
+
+
+def unwind(core: Core, job: Job, now: float) -> None:
+    """A group that could not be made whole in time: what can be made again is taken away."""
+    waiting = [member for member in job.members.values() if member.phase is MemberPhase.WAITING]
+    why = "; ".join(sorted({member.cause for member in waiting if member.cause})) or "no place was found"
+    missing = f"{len(waiting)} of {len(job.members)} members have no place: {why}"
+    if not job.work:
+        raise_exception(core, job, now, "exec", missing)
+        return
+    job.broken = missing
+    core.journal.log(job, "exception", now, type="broken", severity=1, note=missing)
+    again = tuple(member.key for member in job.live_members() if member.is_recreated)
+    if again:
+        open_intent(core, Retract(core.next_intent(), job.id, again, How.EVICT))

@@ -1,0 +1,57 @@
+"""What a world tells of its nodes and of what others use there."""
+
+from __future__ import annotations
+
+from penstock.sched.core import Core
+from penstock.sched.lifecycle import NODE_FAILURE, member_ended, raise_exception
+from penstock.sched.records import NodeForgotten, NodeNew
+from penstock.world.facts import HoldSet, NodeSet
+
+__all__ = ["hold_gone", "hold_set", "node_gone", "node_set"]
+
+
+def node_set(core: Core, fact: NodeSet) -> None:
+    known = core.cluster.nodes.get(fact.node)
+    if known is not None and known.fact == fact:
+        return
+    rank = core.ranks.get(fact.node, -1)
+    if rank < 0:
+        core.rank_highest += 1
+        rank = core.ranks[fact.node] = core.rank_highest
+        core.journal.add(NodeNew(fact.node, rank))
+    if known is not None and known.fact.up and not fact.up:
+        core.notable.append(f"{fact.node} went down")
+    core.cluster.set_node(fact, rank, fact.node in core.drains)
+    core.reconsider = True
+    core.disturb()
+
+
+def node_gone(core: Core, node: str, now: float) -> None:
+    """The node and all that ran there are no more."""
+    if node not in core.cluster.nodes:
+        return
+    for key in list(core.members_on.get(node, ())):
+        job = core.jobs[core.job_of_member[key]]
+        member_ended(core, job, job.members[key], 9, NODE_FAILURE, now)
+        job.members[key].is_owed = False  # What it had went with the node.
+        if not job.work and not job.is_ending:
+            raise_exception(core, job, now, "exec", f"node failure on {node} (rank {core.ranks[node]})")
+    core.cluster.remove_node(node)
+    core.ranks.pop(node, None)
+    core.journal.add(NodeForgotten(node))
+    core.notable.append(f"{node} is gone")
+    core.reconsider = True
+    core.disturb()
+
+
+def hold_set(core: Core, fact: HoldSet) -> None:
+    if core.cluster.hold(fact.hold) != fact:
+        core.cluster.set_hold(fact)
+        core.notable.append(f"others use more of {fact.node}")
+        core.disturb()
+
+
+def hold_gone(core: Core, hold: str) -> None:
+    if core.cluster.hold(hold) is not None:
+        core.cluster.remove_hold(hold)
+        core.disturb()

@@ -1,0 +1,131 @@
+"""The order of the queue, and the pending jobs kept in it.
+
+One function says who is before whom: expedited jobs, then the higher class, the higher urgency, who was
+seen first, the lower id. Jobs that ask for the same (of the same queue) share a bucket, because what one of
+them cannot have, the next cannot either: a pass looks at a bucket's first job and may drop the rest at
+once. So its cost grows with what it starts and with the number of shapes, not with the number of jobs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from penstock.model.job import URGENCY_EXPEDITE, URGENCY_HOLD
+
+__all__ = ["PRIORITY_MAX", "Bucket", "Entry", "OrderKey", "Pending", "order_key", "priority_of"]
+
+PRIORITY_MAX: Final = 4294967295
+
+_COMPACT_AT: Final = 64
+
+
+class OrderKey(NamedTuple):
+    is_usual: bool  # False: expedited
+    class_value: int  # negated, as the next one: the highest comes first
+    urgency: int
+    seen_at: float
+    id: int
+    member: int  # 0 for a job; a member that came late queues by itself
+
+
+class Entry(NamedTuple):
+    """A place in the queue: of a job, or of a member that came late to one."""
+
+    key: OrderKey
+    job: int
+    member: str = ""
+
+
+def order_key(urgency: int, class_value: int, seen_at: float, job: int, member: int = 0) -> OrderKey:
+    is_usual = urgency != URGENCY_EXPEDITE
+    return OrderKey(is_usual, -class_value, -urgency, seen_at, job, member)
+
+
+def priority_of(urgency: int, class_value: int) -> int:
+    """The number that Flux tools show; the order itself is `order_key`."""
+    if urgency == URGENCY_HOLD:
+        return 0
+    if urgency == URGENCY_EXPEDITE:
+        return PRIORITY_MAX
+    return min(max(class_value + urgency, 1), PRIORITY_MAX - 1)
+
+
+class Bucket:
+    """The pending jobs of one queue that ask for the same, in order."""
+
+    __slots__ = ("_entries", "_head", "queue", "shape")
+
+    def __init__(self, queue: str, shape: int) -> None:
+        self.queue = queue
+        self.shape = shape
+        self._entries: list[Entry] = []
+        self._head = 0  # entries before it are gone: jobs mostly leave at the front
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._head
+
+    def add(self, entry: Entry) -> None:
+        insort(self._entries, entry, lo=self._head)
+
+    def remove(self, entry: Entry) -> bool:
+        where = bisect_left(self._entries, entry, lo=self._head)
+        if where >= len(self._entries) or self._entries[where] != entry:
+            return False
+        if where == self._head:
+            self._head += 1
+            if self._head >= _COMPACT_AT and self._head * 2 >= len(self._entries):
+                del self._entries[: self._head]
+                self._head = 0
+        else:
+            del self._entries[where]
+        return True
+
+    def entries(self) -> Iterator[Entry]:
+        for where in range(self._head, len(self._entries)):
+            yield self._entries[where]
+
+
+class Pending:
+    """All pending jobs that may start, by queue and shape."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[str, int], Bucket] = {}
+        self._where: dict[tuple[int, str], tuple[Bucket, Entry]] = {}
+        self.version = 0  # changes whenever the order may have changed
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, job: int) -> bool:
+        return (job, "") in self._where
+
+    def add(self, entry: Entry, queue: str, shape: int) -> None:
+        self.remove(entry.job, entry.member)
+        bucket = self._buckets.setdefault((queue, shape), Bucket(queue, shape))
+        bucket.add(entry)
+        self._where[(entry.job, entry.member)] = (bucket, entry)
+        self.version += 1
+
+    def remove(self, job: int, member: str = "") -> None:
+        found = self._where.pop((job, member), None)
+        if found is None:
+            return
+        bucket, entry = found
+        bucket.remove(entry)
+        if not len(bucket):
+            del self._buckets[(bucket.queue, bucket.shape)]
+        self.version += 1
+
+    def entry(self, job: int, member: str = "") -> Entry | None:
+        found = self._where.get((job, member))
+        return found[1] if found is not None else None
+
+    def buckets(self) -> list[Bucket]:
+        return list(self._buckets.values())
+
+    def in_order(self) -> Iterator[Entry]:
+        """Every entry of every queue, in order."""
+        return heapq.merge(*(bucket.entries() for bucket in self._buckets.values()))

@@ -1,0 +1,449 @@
+"""The scheduler: `handle` takes facts and wishes in, `plan` decides, and both return what became true.
+
+    handle(inputs, now) -> Step           quick; facts are recorded, wishes are answered
+    plan(now) -> generator -> Step        yields between matches; starts, reservations, forecasts
+
+No I/O, no clock, no chance: the same calls give the same steps, to the bit. A step's changes must be made
+durable before anything of it is told or done; if that fails, this object is dropped and made anew from
+what was recorded (`recovery`). Between the yields of `plan` nothing else may be called.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+from penstock.engine import Never
+from penstock.engine.engine import MatchOp
+from penstock.errors import PenstockError
+from penstock.model.job import JobState
+from penstock.model.jobid import encode_jobid
+from penstock.sched import membership, nodes
+from penstock.sched.core import Core, Reply
+from penstock.sched.forecast import Planned, forecast, planned_of
+from penstock.sched.job import Forecast, Job, MemberPhase, Promise
+from penstock.sched.lifecycle import (
+    NODE_FAILURE,
+    TIMEOUT,
+    end_members,
+    member_ended,
+    place_late,
+    raise_exception,
+    settle_step,
+    start_job,
+    try_depend,
+)
+from penstock.sched.order import Bucket, Entry
+from penstock.sched.passes import Walk, WalkResult, walk
+from penstock.sched.reasons import Why, jobs_ahead, why
+from penstock.sched.records import Change, SlotsFreed
+from penstock.sched.requests import fulfil
+from penstock.world import wishes
+from penstock.world.facts import (
+    Fact,
+    HoldGone,
+    HoldSet,
+    MemberGone,
+    MemberSet,
+    NodeGone,
+    NodeSet,
+    Observed,
+    Settled,
+    Snapshot,
+    WorkGone,
+    WorkSet,
+)
+from penstock.world.intents import Intent, Tell
+from penstock.world.wishes import Wish
+
+__all__ = ["Scheduler", "Step"]
+
+_SLIP_S = 60.0
+_SLIP_SHARE = 0.1
+_BACKSTOP_S = 10.0  # how long after its limit and grace a job may still be ending by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one call made true, and what follows from it once it is durable."""
+
+    changes: tuple[Change, ...] = ()
+    intents: tuple[Intent, ...] = ()
+    probes: tuple[str, ...] = ()
+    tidings: tuple[Tell, ...] = ()
+    forgotten: tuple[str, ...] = ()  # members whose end is recorded with this step
+    replies: tuple[Reply, ...] = ()  # one per wish, in order
+
+
+_WISHES = (
+    wishes.Submit,
+    wishes.Cancel,
+    wishes.SetUrgency,
+    wishes.Signal,
+    wishes.QueueChange,
+    wishes.Drain,
+    wishes.Undrain,
+)
+
+
+class Scheduler:
+    def __init__(self, core: Core) -> None:
+        self.core = core
+
+    # Facts and wishes
+
+    def handle(self, inputs: Sequence[Fact | Wish], now: float) -> Step:
+        core = self.core
+        replies: list[Reply] = []
+        for one in inputs:
+            if isinstance(one, _WISHES):
+                core.cluster.settle()
+                try:
+                    replies.append(Reply(fulfil(core, one, now)))
+                except PenstockError as error:
+                    replies.append(Reply(error=error))
+            else:
+                self._take(one, now)
+        self._tick(now)
+        self._settle(now)
+        return self._step(replies)
+
+    def wake_at(self) -> float | None:
+        """When `handle` should be called even if nothing has happened."""
+        return self.core.wake_at()
+
+    def _take(self, fact: Fact, now: float) -> None:
+        core = self.core
+        match fact:
+            case Observed():
+                membership.observed(core, fact, now)
+            case Settled():
+                membership.settled(core, fact, now)
+            case MemberSet():
+                membership.member_set(core, fact, now)
+            case MemberGone():
+                membership.member_gone(core, fact.member, now)
+            case WorkSet():
+                membership.work_set(core, fact, now)
+            case WorkGone():
+                membership.work_gone(core, fact.work, now)
+            case HoldSet():
+                nodes.hold_set(core, fact)
+            case HoldGone():
+                nodes.hold_gone(core, fact.hold)
+            case NodeSet():
+                nodes.node_set(core, fact)
+            case NodeGone():
+                nodes.node_gone(core, fact.node, now)
+            case Snapshot():
+                self._take_snapshot(fact, now)
+
+    def _take_snapshot(self, fact: Snapshot, now: float) -> None:
+        """Everything at once: what is absent is gone."""
+        core = self.core
+        present = {node.node for node in fact.nodes}
+        for node in sorted(
+            fact.nodes, key=lambda node: (core.ranks.get(node.node, 1 << 62), _natural(node.node))
+        ):
+            nodes.node_set(core, node)
+        for name in [name for name in core.cluster.nodes if name not in present]:
+            nodes.node_gone(core, name, now)
+        core.cluster.settle()
+        core.lay_bookings()
+        core.cluster.is_complete = True
+        held = {hold.hold for hold in fact.holds}
+        observed = {one.member for one in fact.observations}
+        for hold in core.cluster.holds():
+            if hold not in held and hold.removeprefix("left over: ") not in observed:
+                nodes.hold_gone(core, hold)
+        for hold_fact in fact.holds:
+            nodes.hold_set(core, hold_fact)
+        works = {work.work for work in fact.works}
+        for work_fact in fact.works:
+            membership.work_set(core, work_fact, now)
+        members = {member.member for member in fact.members}
+        for member_fact in fact.members:
+            membership.member_set(core, member_fact, now)
+        for observation in fact.observations:
+            membership.observed(core, observation, now)
+        self._miss(present, works, members, observed, now)
+        core.again.update(core.intents)
+
+    def _miss(self, up: set[str], works: set[str], members: set[str], observed: set[str], now: float) -> None:
+        core = self.core
+        for job in list(core.jobs.values()):
+            if job.work:
+                for key in [key for key in job.members if key not in members]:
+                    membership.member_gone(core, key, now)
+                if job.work not in works:
+                    membership.work_gone(core, job.work, now)
+                continue
+            for member in list(job.members.values()):
+                known = core.cluster.nodes.get(member.node)
+                if not member.phase.is_live or member.key in observed:
+                    continue
+                if known is None and member.node and member.node not in up:
+                    member_ended(core, job, member, 9, NODE_FAILURE, now)
+                    if not job.is_ending:
+                        raise_exception(core, job, now, "exec", f"node failure on {member.node}")
+                elif known is not None and known.fact.up and not core.intents_of_member.get(member.key):
+                    membership.vanished(core, job, member, now)
+
+    # Time
+
+    def _tick(self, now: float) -> None:
+        core = self.core
+        due: dict[int, None] = {}
+        while core.timers and core.timers[0][0] <= now:
+            due[heapq.heappop(core.timers)[1]] = None
+        for number in due:
+            job = core.jobs.get(number)
+            if job is not None:
+                self._look_at_times(job, now)
+
+    def _look_at_times(self, job: Job, now: float) -> None:
+        core, settings = self.core, self.core.settings
+        begin_at = job.spec.begin_at
+        if job.is_begin_waiting and begin_at is not None and begin_at <= now:
+            job.is_begin_waiting = False
+            core.journal.log(job, "dependency-remove", now, description=f"begin-time={begin_at:.3f}")
+            try_depend(core, job, now)
+        work = core.works.get(job.work)
+        if (
+            work is not None
+            and not job.is_assembled
+            and work.assemble_by is not None
+            and work.assemble_by <= now
+        ):
+            there = sum(1 for member in job.members.values() if member.is_ready)
+            note = f"only {there} of {work.size} members came in time"
+            raise_exception(core, job, now, "assembly", note)
+        for member in list(job.members.values()):
+            if member.phase is MemberPhase.LOST and (member.lost_at or 0) + settings.lost_s <= now:
+                member_ended(core, job, member, 9, NODE_FAILURE, now)
+                if not job.work and not job.is_ending:
+                    rank = core.ranks.get(member.node, -1)
+                    raise_exception(core, job, now, "exec", f"node failure on {member.node} (rank {rank})")
+        self._look_at_limit(job, now)
+        since = job.incomplete_since
+        if (
+            since is not None
+            and since + settings.whole_s <= now
+            and job.state is JobState.RUN
+            and not job.broken
+        ):
+            membership.unwind(core, job, now)
+
+    def _look_at_limit(self, job: Job, now: float) -> None:
+        """The world ends what it can by itself; we end the rest, and what did not end."""
+        core, settings = self.core, self.core.settings
+        if job.end_at is None or job.end_at > now or not job.live_members():
+            return
+        work = core.works.get(job.work)
+        backstop_at = job.end_at + settings.grace_s + _BACKSTOP_S
+        by_world = work.enforced_by_world if work is not None else True
+        if by_world and now < backstop_at:
+            core.wake(backstop_at, job.id)
+            return
+        if not job.is_ending and not (job.work and by_world):
+            raise_exception(core, job, now, TIMEOUT, "resource allocation expired", sent=14)
+        elif job.is_ending:
+            end_members(core, job, 9, 0.0, TIMEOUT)
+        core.wake(now + 60.0, job.id)
+
+    # Settling a step
+
+    def _settle(self, now: float) -> None:
+        core = self.core
+        core.cluster.settle()
+        if core.reconsider:
+            core.reconsider = False
+            for job in list(core.jobs.values()):
+                if job.is_parked:
+                    self._park_if_never(job)
+                for member in job.members.values() if job.incomplete_since is not None else ():
+                    member.refused_by = frozenset()
+        settle_step(core, now)
+        for number in list(core.lately):
+            assembled = core.jobs.get(number)
+            if assembled is not None:
+                self._park_if_never(assembled)
+                try_depend(core, assembled, now)
+        core.lately.clear()
+        for number, slots in core.owed_slots.items():
+            if number in core.cluster.engine.jobs:
+                core.cluster.engine.release_slots(number, slots)
+                core.journal.add(SlotsFreed(number, tuple(slots), now))
+                core.disturb()
+        core.owed_slots.clear()
+        for number, key in core.late:
+            begun = core.jobs.get(number)
+            if begun is not None and begun.state is JobState.RUN:
+                membership.enqueue_late(core, begun, begun.members[key])
+        core.late.clear()
+        settle_step(core, now)
+        core.journal.intents.extend(
+            core.intents[number].intent for number in sorted(core.again) if number in core.intents
+        )
+        core.again.clear()
+
+    def _park_if_never(self, job: Job) -> None:
+        """A work that can never run cannot be refused: it is told so, and waits aside."""
+        core = self.core
+        if not core.cluster.is_complete or not job.spec.request.groups:
+            return
+        answer = core.cluster.engine.match(0, job.spec.request, 0, MatchOp.SATISFIABILITY)
+        parked = str(answer.reason) if isinstance(answer, Never) else ""
+        if parked != job.is_parked:
+            job.is_parked = parked
+            core.journal.touch(job)
+            core.enqueue(job)
+            if job.work:
+                verdict = "never" if parked else "waiting"
+                core.journal.tidings[job.work] = Tell(job.work, job.id, verdict, parked)
+
+    def _step(self, replies: Sequence[Reply] = ()) -> Step:
+        journal = self.core.journal
+        changes = self.core.take_changes()
+        step = Step(
+            changes,
+            tuple(journal.intents),
+            tuple(journal.probes),
+            tuple(journal.tidings.values()),
+            tuple(journal.forgotten),
+            tuple(replies),
+        )
+        journal.intents, journal.probes, journal.forgotten = [], [], []
+        journal.tidings = {}
+        return step
+
+    # Deciding
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether a pass could start something that the last one could not."""
+        return self.core.is_dirty
+
+    def plan(
+        self, now: float, *, deep: bool = True, hurry: Callable[[], bool] = lambda: False
+    ) -> Generator[None, None, Step]:
+        """One pass. `deep`: also forecasts for as many jobs as the settings say.
+
+        Decisions never depend on `hurry`; only forecasts are cut short by it.
+        """
+        core = self.core
+        core.is_dirty = False
+        core.cluster.settle()
+        core.shapes_sweep()
+        plan = self._walk_plan(now)
+        found = yield from walk(plan)
+        for entry, _ in found.reserved:
+            core.cluster.engine.release(entry.job)
+        for entry, allocation in found.started:
+            job = core.jobs[entry.job]
+            if entry.member:
+                place_late(core, job, job.members[entry.member], allocation)
+            else:
+                start_job(core, job, allocation, now)
+        starts: dict[int, Planned] = {}
+        if deep and core.settings.forecast_depth and len(core.pending):
+            plan = self._walk_plan(now)
+            entries = self._forecast_entries(plan)
+            starts = yield from forecast(plan, entries, core.settings.forecast_matches_max, hurry)
+        self._note_starts(found, starts, now, deep)
+        core.notable.clear()
+        settle_step(core, now)
+        return self._step()
+
+    def _walk_plan(self, now: float) -> Walk:
+        core = self.core
+        now_s = int(now)
+        started: list[Bucket] = [
+            bucket for bucket in core.pending.buckets() if core.queue_state(bucket.queue).started
+        ]
+        return Walk(
+            engine=core.cluster.engine,
+            now=now_s,
+            extra_s=1 if now > now_s else 0,
+            buckets=started,
+            backfill=lambda queue: core.settings.queue(queue).backfill,
+            request=core.shapes.request,
+            queue_depth=core.settings.queue_depth,
+        )
+
+    def _forecast_entries(self, plan: Walk) -> list[Entry]:
+        merged = heapq.merge(*(bucket.entries() for bucket in plan.buckets))
+        entries: list[Entry] = []
+        for entry in merged:
+            if not entry.member:
+                entries.append(entry)
+                if len(entries) >= self.core.settings.forecast_depth:
+                    break
+        return entries
+
+    def _note_starts(self, found: WalkResult, starts: dict[int, Planned], now: float, deep: bool) -> None:
+        """Sets what every job may expect, and records promises that were made or have slipped."""
+        core = self.core
+        reserved = {entry.job: planned_of(allocation, True) for entry, allocation in found.reserved}
+        core.reservations = {number: float(planned.start_s) for number, planned in reserved.items()}
+        fresh = {**starts, **reserved}
+        for number, planned in fresh.items():
+            exact = starts.get(
+                number, planned
+            )  # The forecast knows more than the reservation it begins with.
+            self._expect(core.jobs[number], float(exact.start_s), number in reserved, now)
+        if deep:
+            for number in core.planned.keys() - fresh.keys():
+                job = core.jobs.get(number)
+                if job is not None:
+                    job.forecast = None
+            core.planned = fresh
+        else:
+            core.planned.update(reserved)
+
+    def _expect(self, job: Job, start: float, is_reservation: bool, now: float) -> None:
+        core = self.core
+        if job.state is not JobState.SCHED:
+            return
+        job.forecast = Forecast(start, now, is_reservation)
+        before = job.promise
+        if before is None:
+            job.promise = Promise(start, start, now, is_reservation)
+            if is_reservation:
+                core.journal.log(job, "promise", now, start=start)
+            else:
+                core.journal.touch(job)
+            return
+        room = max(_SLIP_S, _SLIP_SHARE * (before.last_at - before.made_at))
+        if start > before.last_at + room:
+            cause = self._cause(now)
+            core.journal.log(job, "promise", now, start=start, previous=before.last_at, cause=cause)
+        elif start >= before.last_at - room and before.is_reservation == is_reservation:
+            return
+        job.promise = Promise(before.first_at, start, now, is_reservation)
+        core.journal.touch(job)
+
+    def _cause(self, now: float) -> str:
+        """Why a promise has slipped: somebody overran, or what happened since the last pass."""
+        core = self.core
+        for number in core.cluster.engine.jobs:
+            job = core.jobs.get(number)
+            if job is not None and job.end_at is not None and job.end_at <= now:
+                return f"{encode_jobid(number)} runs past its limit; its end is unknown"
+        return core.notable[-1] if core.notable else "jobs before it take longer than was planned"
+
+    # Questions
+
+    def why(self, number: int, now: float, memo: dict[int, Why] | None = None) -> Why:
+        return why(self.core, self.core.jobs[number], now, memo)
+
+    def jobs_ahead(self) -> dict[int, int]:
+        return jobs_ahead(self.core)
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    """node2 before node10."""
+    head = name.rstrip("0123456789")
+    digits = name[len(head) :]
+    return head, int(digits) if digits else -1, name

@@ -1,0 +1,189 @@
+"""What a world reports. Facts are levels, not edges: told twice, they change nothing the second time.
+
+A *work* is what the world calls a job before we do; its *members* come one by one and are counted by the
+scheduler. A *hold* is use by others. A `Snapshot` is everything at once: first, and again after a stream was
+lost; what is absent from it is gone. `Observed` and `Settled` are about members that we have placed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from penstock.model.constraint import Constraint
+
+__all__ = [
+    "Capacity",
+    "Fact",
+    "HoldGone",
+    "HoldSet",
+    "MemberGone",
+    "MemberSet",
+    "NodeGone",
+    "NodeSet",
+    "Observed",
+    "Outcome",
+    "Phase",
+    "Requeue",
+    "Settled",
+    "Snapshot",
+    "WorkGone",
+    "WorkSet",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a node has of one kind: whole units, each a vertex, or one divisible pool."""
+
+    kind: str
+    units: int
+    divisible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSet:
+    node: str
+    capacity: tuple[Capacity, ...]
+    levels: tuple[
+        tuple[str, str], ...
+    ] = ()  # what it lies in, outermost first: (("zone", "a"), ("rack", "7"))
+    labels: tuple[tuple[str, str], ...] = ()
+    up: bool = True  # False: nothing new goes there; what runs there stays
+    why: str = ""  # why it is not up
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """The node is no more, and with it everything that ran there."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSet:
+    """Use by others: never our capacity, never our job. A standing one is there on every day."""
+
+    hold: str
+    node: str
+    amounts: tuple[tuple[str, int], ...]
+    standing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HoldGone:
+    hold: str
+
+
+class Requeue(enum.Enum):
+    """When a job that has lost a node, or has failed, is queued again by itself."""
+
+    NEVER = "never"
+    NODE_FAILURE = "node-failure"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkSet:
+    """A group that the world wants to run; it assembles once, when `size` members are ready."""
+
+    work: str
+    name: str
+    size: int  # members that must be there before it can start
+    assemble_by: float | None = None  # after this it is told as stuck
+    begin_at: float | None = None
+    limit_s: int | None = None  # from the start of the group; None: none, planned without an end
+    deadline_at: float | None = None  # the end of the whole, waiting included
+    enforced_by_world: bool = True  # False: we end it at its limit
+    class_value: int = 0
+    urgency: int = 16
+    queue: str = ""
+    distinct_nodes: bool = False
+    within: str = ""
+    requeue: Requeue = Requeue.NEVER
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkGone:
+    """Its owner is gone or finished: no member will come any more."""
+
+    work: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSet:
+    work: str
+    member: str
+    index: int
+    amounts: tuple[tuple[str, int], ...]
+    constraint: Constraint | None = None
+    ready: bool = True  # False: there, but must not be placed yet
+    recreated: bool = False  # who made it would make it again if it were taken away
+
+
+@dataclass(frozen=True, slots=True)
+class MemberGone:
+    member: str
+
+
+class Phase(enum.Enum):
+    WAITING = "waiting"  # known to the world, on no node
+    PLACED = "placed"  # on its node, not yet running
+    RUNNING = "running"
+    ENDED = "ended"
+    REFUSED = "refused"  # its node did not take it; it will not run there
+    LOST = "lost"  # its node is silent: it may be running
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    member: str
+    phase: Phase
+    at: float
+    node: str = ""
+    status: int = 0  # a wait(2) status, where it ended
+    cause: str = ""  # in the world's words; "timeout", "node-failure" and "unknown" are understood
+    started: bool = True  # of one that has ended: whether it had begun
+    amounts: tuple[tuple[str, int], ...] = ()  # what it uses, where that is known
+
+
+class Outcome(enum.Enum):
+    APPLIED = "applied"
+    CONFLICT = "conflict"  # cannot be done as asked; another node may do
+    GONE = "gone"  # there is no such member any more
+    UNKNOWN = "unknown"  # it may have been done: to be probed
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of an intent, for one member."""
+
+    intent: int
+    member: str
+    outcome: Outcome
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    nodes: tuple[NodeSet, ...] = ()
+    holds: tuple[HoldSet, ...] = ()
+    works: tuple[WorkSet, ...] = ()
+    members: tuple[MemberSet, ...] = ()
+    observations: tuple[Observed, ...] = ()
+
+
+Fact = (
+    Snapshot
+    | NodeSet
+    | NodeGone
+    | HoldSet
+    | HoldGone
+    | WorkSet
+    | WorkGone
+    | MemberSet
+    | MemberGone
+    | Observed
+    | Settled
+)

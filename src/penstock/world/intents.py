@@ -1,0 +1,75 @@
+"""What the scheduler wants done. An intent is committed before a driver sees it.
+
+Doing one twice is doing it once: members, not intents, are what a driver remembers. A driver answers every
+member of an intent with `Settled`. `Tell` is no intent: it is lossy, coalesced and never waited for.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["End", "How", "Intent", "Place", "Retract", "Seat", "Tell"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One member, where it goes, and which units it gets there: `("core", "0-1", 2)`."""
+
+    member: str
+    index: int
+    node: str
+    grants: tuple[tuple[str, str, int], ...] = ()  # kind, idset of the units ("" for a pool), how many
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Start these members at these places: all of them, as soon as possible, each exactly once."""
+
+    intent: int
+    job: int
+    work: str
+    seats: tuple[Seat, ...]
+    end_at: float | None = None  # the limit, where the world enforces it
+    size: int = 0  # members of the whole job
+    spec: Mapping[str, object] = field(default_factory=dict)  # what a driver needs to start a submitted job
+
+
+class How(enum.Enum):
+    FORGET = "forget"  # not started: never start it
+    EVICT = "evict"  # take it away; who made it makes it again
+
+
+@dataclass(frozen=True, slots=True)
+class Retract:
+    intent: int
+    job: int
+    members: tuple[str, ...]
+    how: How
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End these members: a signal, some grace, then by force. With grace None it is only the signal."""
+
+    intent: int
+    job: int
+    members: tuple[str, ...]
+    signal: int
+    grace_s: float | None
+    why: str
+
+
+Intent = Place | Retract | End
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """For the people behind a work: where it stands, when it will start, and why not now."""
+
+    work: str
+    job: int
+    verdict: str  # "waiting", "never", "starting", "broken"
+    reason: str = ""
+    start_at: float | None = None

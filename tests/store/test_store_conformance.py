@@ -1,0 +1,375 @@
+"""What every store must do, asked of both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from changes import EVERYTHING, ended, line, live, new, opened, whole_life
+
+from penstock.errors import BadRequest, Corrupt
+from penstock.failpoints import REGISTRY, Crash, armed
+from penstock.model.job import JobState
+from penstock.sched.records import (
+    AllocationGone,
+    AllocationNew,
+    Change,
+    DrainGone,
+    DrainSet,
+    IdHighest,
+    IntentDone,
+    IntentNew,
+    NodeForgotten,
+    NodeNew,
+    QueueSet,
+    Recorded,
+    SlotsFreed,
+)
+from penstock.store.port import Fenced, JobFilter, Retention, Store
+from penstock.store.transactions import KEYS_KEPT_S, TRANSACTIONS
+
+Instances = Callable[[], Store]
+
+READS = {"jobs", "log"}
+LIFE = {"open", "close"}
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+async def recorded_after(instance: Instances, *batches: tuple[Change, ...], now: float = 1000.0) -> Recorded:
+    """What a second instance finds after the first recorded the batches."""
+    async with opened(instance, instance) as (first, second):
+        epoch, _ = await first.take_over(now)
+        for batch in batches:
+            await first.record(epoch, batch)
+        return (await second.take_over(now))[1]
+
+
+def dies_at(name: str) -> Callable[[str], None]:
+    def die(point: str) -> None:
+        if point == name:
+            raise Crash(name)
+
+    return die
+
+
+def test_an_empty_store_begins_when_it_is_first_taken_over(instance: Instances) -> None:
+    async def work() -> None:
+        async with opened(instance) as (store,):
+            assert await store.take_over(500.0) == (1, Recorded(began_at=500.0))
+            assert await store.take_over(600.0) == (2, Recorded(began_at=500.0))
+
+    run(work())
+
+
+def test_every_kind_of_change_comes_back_as_it_was_recorded(instance: Instances) -> None:
+    async def work() -> None:
+        found = await recorded_after(instance, EVERYTHING)
+        assert [row.new for row in found.jobs] == list(EVERYTHING[:3])
+        assert [row.live.state.value for row in found.jobs] == ["RUN", "NEW", "INACTIVE"]
+        assert found.jobs[0].live == EVERYTHING[6]
+        assert [event.context for event in found.jobs[0].log] == [{"note": "tab\tline\nback\\slash 漢"}, {}]
+        assert [event.name for event in found.jobs[0].log] == ["submit", "vali\\date"]
+        assert [row.part for row in found.allocations] == list(EVERYTHING[8:10])
+        assert found.intents == EVERYTHING[10:12]
+        assert found.nodes == (NodeNew("n0", 0), NodeNew("n1", 1))
+        assert found.drains == EVERYTHING[14:15]
+        assert found.queues == EVERYTHING[15:16]
+        assert found.highest == IdHighest(3, 8, 1)
+        assert found.keys == {"k1": (1, 2)}
+
+    run(work())
+
+
+def test_it_makes_no_difference_whether_changes_come_at_once_or_one_by_one(instance: Instances) -> None:
+    async def work() -> None:
+        together = await recorded_after(instance, EVERYTHING)
+        async with opened(instance) as (store,):
+            epoch, found = await store.take_over(1000.0)
+            assert found == together
+            again = tuple(
+                (replace(change, id=change.id + 10) if hasattr(change, "id") else change)
+                for change in EVERYTHING[:8]
+            )
+            for change in again:
+                await store.record(epoch, [change])
+            rows = await store.jobs(JobFilter(ids=(1, 2, 3, 11, 12, 13)))
+            assert [row.live.state for row in rows[:3]] == [row.live.state for row in rows[3:]]
+            assert await store.log(11) == await store.log(1)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ((AllocationNew(1, 0, 0, 9, {}), AllocationGone(1, 1.0), AllocationNew(1, 0, 5, 9, {})), [(5, ())]),
+        ((AllocationNew(1, 0, 0, 9, {}), SlotsFreed(1, (2, 0), 1.0)), [(0, (0, 2))]),
+        (
+            (AllocationNew(1, 0, 0, 9, {}), SlotsFreed(1, (2,), 1.0), AllocationNew(1, 1, 3, 9, {})),
+            [(0, (2,)), (3, (2,))],
+        ),
+        ((AllocationNew(1, 0, 0, 9, {}), SlotsFreed(1, (0,), 1.0), AllocationGone(1, 2.0)), []),
+    ],
+    ids=["requeued", "partly free", "extended", "free"],
+)
+def test_holdings_follow_the_order_of_the_changes(
+    instance: Instances, changes: tuple[Change, ...], left: list[tuple[int, tuple[int, ...]]]
+) -> None:
+    async def work() -> None:
+        found = await recorded_after(instance, (new(1), *changes))
+        assert [(row.part.start_s, row.freed) for row in found.allocations] == left
+
+    run(work())
+
+
+def test_settings_keep_what_was_said_last(instance: Instances) -> None:
+    async def work() -> None:
+        found = await recorded_after(
+            instance,
+            (NodeNew("a", 0), DrainSet("a", "1", "x", 1.0), DrainGone("a"), DrainSet("a", "2", "x", 2.0)),
+            (DrainSet("b", "3", "x", 3.0), DrainGone("b"), DrainGone("never"), NodeForgotten("a")),
+            (QueueSet("q", True, True), QueueSet("q", False, True, "why"), NodeNew("a", 7)),
+            (IdHighest(9, 2, 7), IdHighest(4, 5, 1)),
+        )
+        assert found.drains == (DrainSet("a", "2", "x", 2.0),)
+        assert found.queues == (QueueSet("q", False, True, "why"),)
+        assert found.nodes == (NodeNew("a", 7),)
+        assert found.highest == IdHighest(9, 5, 7)
+
+    run(work())
+
+
+CONTRADICTIONS: dict[str, tuple[Change, ...]] = {
+    "a job twice": (new(1),),
+    "a line of no job": (line(9, 0),),
+    "a line again": (line(1, 0),),
+    "a line that skips one": (line(1, 2),),
+    "lines in a wrong order": (line(1, 1), line(1, 3)),
+    "a state of no job": (live(9),),
+    "a state before its job": (live(9), new(9)),
+    "an allocation of no job": (AllocationNew(9, 0, 0, 1, {}),),
+    "an allocation before its job": (AllocationNew(9, 0, 0, 1, {}), new(9)),
+    "a part twice": (AllocationNew(1, 0, 0, 1, {}),),
+    "a slot freed twice": (SlotsFreed(1, (3,), 1.0),),
+    "a slot freed twice at once": (SlotsFreed(1, (5, 5), 1.0),),
+    "slots of what is not held": (SlotsFreed(2, (0,), 1.0),),
+    "freeing twice": (AllocationGone(1, 1.0), AllocationGone(1, 1.0)),
+    "freeing what is not held": (AllocationGone(2, 1.0),),
+    "an intent twice": (IntentNew(1, 1, "place", {}),),
+    "an intent of no job": (IntentNew(5, 9, "place", {}),),
+    "an intent done twice": (IntentDone(1), IntentDone(1)),
+    "an intent done before it is": (IntentDone(6), IntentNew(6, 1, "end", {})),
+    "a node twice": (NodeNew("n0", 4),),
+    "a rank twice": (NodeNew("n9", 0),),
+    "a node forgotten that is not there": (NodeForgotten("n9"),),
+}
+
+
+def test_contradictions_are_refused_and_leave_no_trace(instance: Instances) -> None:
+    async def work() -> None:
+        base = (
+            *(new(1), new(2), line(1, 0), AllocationNew(1, 0, 0, 9, {}), SlotsFreed(1, (3,), 1.0)),
+            *(IntentNew(1, 1, "place", {}), NodeNew("n0", 0), IdHighest(2, 1, 0)),
+        )
+        before = await recorded_after(instance, base)
+        async with opened(instance) as (store,):
+            epoch, _ = await store.take_over(1000.0)
+            for name, changes in CONTRADICTIONS.items():
+                with pytest.raises(Corrupt):
+                    await store.record(
+                        epoch, [QueueSet(name, True, True), new(50), *changes, IdHighest(99, 9, 9)]
+                    )
+                assert await store.jobs(JobFilter(ids=(50,))) == [], name
+            assert (await store.take_over(1000.0))[1] == before
+
+    run(work())
+
+
+def test_values_that_cannot_be_kept_are_refused(instance: Instances) -> None:
+    async def work() -> None:
+        async with opened(instance) as (store,):
+            epoch, _ = await store.take_over(1.0)
+            unkept = (new(1, x=object()), new(1, x=1j), new(1, x="a\0b"), new(1, name="\0"), live(7, x="\0"))
+            for wrong in (*unkept, line(7, 0, "memo", x="\ud800"), line(7, 0, "\0")):
+                with pytest.raises(BadRequest):
+                    await store.record(epoch, [new(7), wrong])
+            assert await store.jobs(JobFilter()) == []
+            kept = [new(1, x="\\u0000"), line(1, 0, "memo", x="\0")]
+            await store.record(epoch, kept)
+            assert (await store.log(1))[0].context == {"x": "\0"}
+
+    run(work())
+
+
+def test_what_was_handed_in_can_be_changed_without_changing_the_record(instance: Instances) -> None:
+    async def work() -> None:
+        async with opened(instance) as (store,):
+            epoch, _ = await store.take_over(1.0)
+            context: dict[str, object] = {"a": [1]}
+            await store.record(epoch, [new(1, list=context), line(1, 0, "memo", inner=context)])
+            context["a"] = 2
+            (await store.log(1))[0].context.clear()
+            assert (await store.log(1))[0].context == {"inner": {"a": [1]}}
+            assert (await store.jobs(JobFilter()))[0].new.spec == {"list": {"a": [1]}}
+
+    run(work())
+
+
+def test_an_older_epoch_is_fenced_and_writes_nothing(instance: Instances) -> None:
+    async def work() -> None:
+        async with opened(instance, instance) as (old, young):
+            first, _ = await old.take_over(1.0)
+            second, _ = await young.take_over(2.0)
+            for changes in ([new(1)], []):
+                with pytest.raises(Fenced) as caught:
+                    await old.record(first, changes)
+                assert (caught.value.ours, caught.value.theirs) == (first, second)
+            with pytest.raises(Fenced):
+                await old.prune(first, 3.0, Retention())
+            assert await old.jobs(JobFilter()) == []
+            await young.record(second, [])
+            await young.record(second, [new(1)])
+
+    run(work())
+
+
+@pytest.mark.parametrize("name", ["take_over", "record", "prune"])
+def test_a_death_before_the_commit_loses_all_and_one_after_loses_nothing(
+    instance: Instances, name: str
+) -> None:
+    async def work() -> None:
+        for when, kept in (("before", False), ("after", True)):
+            async with opened(instance) as (store,):
+                epoch, found = await store.take_over(1000.0)
+                job = found.highest.job + 1
+                await store.record(epoch, [new(job), ended(job, 10.0), line(job, 0), IdHighest(job, 0, 0)])
+                attempts: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
+                    "take_over": partial(store.take_over, 1000.0),
+                    "record": partial(store.record, epoch, [line(job, 1), NodeNew(when, job)]),
+                    "prune": partial(store.prune, epoch, 1e9, Retention(age_s=1.0)),
+                }
+                with armed(dies_at(f"store.{name}.{when}")), pytest.raises(Crash):
+                    await attempts[name]()
+            async with opened(instance) as (store,):
+                later, found = await store.take_over(1000.0)
+                happened = {
+                    "take_over": later == epoch + 2,
+                    "record": len(await store.log(job)) == 2 and found.nodes != (),
+                    "prune": not await store.jobs(JobFilter(ids=(job,))),
+                }
+                assert happened[name] is kept
+
+    run(work())
+
+
+def test_every_transaction_has_its_two_points_and_every_method_that_writes_is_one() -> None:
+    for name in TRANSACTIONS:
+        assert {f"store.{name}.before", f"store.{name}.after"} <= REGISTRY.keys()
+    methods = {name for name in vars(Store) if not name.startswith("_")}
+    assert methods - READS - LIFE == set(TRANSACTIONS) - {"migrate"}
+
+
+def test_a_key_is_known_for_some_days_even_if_its_jobs_are_forgotten(instance: Instances) -> None:
+    async def work() -> None:
+        async with opened(instance) as (store,):
+            epoch, _ = await store.take_over(0.0)
+            await store.record(epoch, [new(1, key="a", seen_at=10.0), new(2, key="a", seen_at=10.0), new(3)])
+            await store.record(epoch, [new(4, key="b", seen_at=KEYS_KEPT_S)])
+            await store.record(epoch, [ended(job) for job in (1, 2, 3, 4)])
+            assert await store.prune(epoch, 1000.0, Retention(count=0)) == 4
+            epoch, found = await store.take_over(1000.0)
+            assert found.keys == {"a": (1, 2), "b": (4,)}
+            epoch, found = await store.take_over(KEYS_KEPT_S + 11.0)
+            assert found.keys == {"b": (4,)}
+            await store.prune(epoch, KEYS_KEPT_S + 11.0, Retention())
+            assert (await store.take_over(0.0))[1].keys == {"b": (4,)}
+
+    run(work())
+
+
+def test_forgetting_keeps_the_newest_the_awaited_and_the_highest_ids(instance: Instances) -> None:
+    async def work() -> None:
+        async with opened(instance) as (store,):
+            epoch, _ = await store.take_over(0.0)
+            await store.record(epoch, [change for job in range(1, 7) for change in (new(job), line(job, 0))])
+            await store.record(epoch, [ended(job, 100.0 * job) for job in range(1, 7)])
+            await store.record(
+                epoch, [new(7, depends_on=[2]), IntentNew(1, 3, "end", {}), IdHighest(7, 1, -1)]
+            )
+            assert await store.prune(epoch, 1000.0, Retention(None, None)) == 0
+            assert await store.prune(epoch, 550.0, Retention(age_s=100.0, count=None)) == 2  # 1 and 4
+            assert [row.new.id for row in await store.jobs(JobFilter())] == [7, 6, 5, 3, 2]
+            assert await store.prune(epoch, 550.0, Retention(age_s=None, count=1)) == 1  # 5
+            assert await store.prune(epoch, 550.0, Retention(age_s=None, count=1)) == 0
+            assert await store.log(1) == []
+            _, found = await store.take_over(0.0)
+            assert found.highest == IdHighest(7, 1, -1)
+            assert [row.new.id for row in found.jobs] == [2, 7]
+            assert len(found.jobs[0].log) == 1
+
+    run(work())
+
+
+FOUND: list[tuple[JobFilter, list[int]]] = [
+    (JobFilter(), [4, 3, 2, 1]),
+    (JobFilter(limit=2), [4, 3]),
+    (JobFilter(limit=0), []),
+    (JobFilter(ids=(1, 4, 99)), [4, 1]),
+    (JobFilter(ids=()), []),
+    (JobFilter(states=("INACTIVE",)), [3, 2]),
+    (JobFilter(states=("RUN", "NEW")), [4, 1]),
+    (JobFilter(results=("FAILED",)), [3]),
+    (JobFilter(queue="long"), [3]),
+    (JobFilter(name="other"), [4]),
+    (JobFilter(owner="ada", name="sleep"), [3, 2, 1]),
+    (JobFilter(owner="bob"), []),
+    (JobFilter(since=200.0), [3]),
+]
+
+
+def test_a_filter_finds_what_it_names_newest_first(instance: Instances) -> None:
+    async def work() -> None:
+        async with opened(instance) as (store,):
+            epoch, _ = await store.take_over(0.0)
+            await store.record(epoch, [new(1), new(2), new(3), new(4, name="other"), line(1, 0)])
+            await store.record(
+                epoch, [live(1, JobState.RUN), ended(2, 200.0), ended(3, 300.0, "FAILED", "long")]
+            )
+            for wanted, found in FOUND:
+                rows = await store.jobs(wanted)
+                assert [row.new.id for row in rows] == found, wanted
+                assert all(row.log == () for row in rows)
+
+    run(work())
+
+
+def test_a_log_is_read_in_its_order(instance: Instances) -> None:
+    async def work() -> None:
+        async with opened(instance) as (store,):
+            epoch, _ = await store.take_over(0.0)
+            await store.record(epoch, [new(1), *(line(1, number, f"e{number}") for number in range(12))])
+            await store.record(epoch, [line(1, 12, "e12")])
+            assert [event.name for event in await store.log(1)] == [f"e{number}" for number in range(13)]
+            assert await store.log(2) == []
+
+    run(work())
+
+
+def test_many_whole_lives_in_one_record_leave_only_history(instance: Instances) -> None:
+    async def work() -> None:
+        lives = [change for job in range(1, 301) for change in whole_life(job)]
+        found = await recorded_after(instance, tuple(lives))
+        assert (found.jobs, found.allocations, found.intents) == ((), (), ())
+        assert found.highest == IdHighest(300, 300, 0)
+        async with opened(instance) as (store,):
+            assert len(await store.jobs(JobFilter(states=("INACTIVE",)))) == 300
+            assert len(await store.log(300)) == 11
+
+    run(work())

@@ -1,0 +1,122 @@
+"""Whatever is recorded, in whatever batches: both stores remember the same, or refuse the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import psycopg
+import pytest
+from changes import opened
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from servers import Server, fresh_database
+
+from penstock.errors import Corrupt
+from penstock.model.job import JobEvent, JobState
+from penstock.sched.records import (
+    AllocationGone,
+    AllocationNew,
+    Change,
+    DrainGone,
+    DrainSet,
+    IdHighest,
+    IntentDone,
+    IntentNew,
+    JobLive,
+    JobLogged,
+    JobNew,
+    NodeForgotten,
+    NodeNew,
+    QueueSet,
+    SlotsFreed,
+)
+from penstock.store.memory import MemoryStore
+from penstock.store.migrate import migrate
+from penstock.store.port import JobFilter, Retention, Store
+from penstock.store.postgres import PostgresStore
+
+Batches = list[list[Change]]
+
+_jobs = st.integers(1, 4)
+_few = st.integers(0, 3)
+_times = st.integers(0, 50).map(lambda number: number / 4)
+_words = st.sampled_from(["", "a", "tab\t", "line\n", "\\N", "\\", "漢'\""])
+_documents = st.dictionaries(
+    st.sampled_from(["depends_on", "x", "y\\"]),
+    st.lists(st.integers(1, 4), max_size=2) | _words | st.none() | st.floats(-1e6, 1e6),
+    max_size=2,
+)
+_lives = st.builds(
+    JobLive,
+    *(_jobs, st.sampled_from(JobState), _words, _few, _few, _words, st.none() | _few),
+    *(st.none() | _times, st.none() | _times, _documents),
+)
+_changes = st.one_of(
+    st.builds(JobNew, _jobs, _words, _words, _times, _documents, _words, _words),
+    _lives,
+    st.builds(JobLogged, _jobs, _few, st.builds(JobEvent, _times, _words, _documents)),
+    st.builds(AllocationNew, _jobs, st.integers(0, 1), _few, st.none() | _few, _documents),
+    st.builds(SlotsFreed, _jobs, st.lists(_few, max_size=2).map(tuple), _times),
+    st.builds(AllocationGone, _jobs, _times),
+    st.builds(IntentNew, _few, _jobs, _words, _documents),
+    st.builds(IntentDone, _few),
+    st.builds(lambda number: NodeNew(f"n{number}", number), _few),
+    st.builds(NodeForgotten, st.sampled_from(["n0", "n1"])),
+    st.builds(DrainSet, _words, _words, _words, _times),
+    st.builds(DrainGone, _words),
+    st.builds(QueueSet, _words, st.booleans(), st.booleans(), _words, _words),
+    st.builds(IdHighest, _few, _few, _few),
+)
+_START: list[Change] = [JobNew(1, "", "", 0.0, {}), JobNew(2, "", "", 0.0, {"depends_on": [1]}, key="k")]
+
+
+async def _told(store: Store, batches: Sequence[Sequence[Change]]) -> list[object]:
+    """Everything that a store answers to a history."""
+    epoch, _ = await store.take_over(0.0)
+    answers: list[object] = []
+    for batch in batches:
+        try:
+            await store.record(epoch, batch)
+        except Corrupt:
+            answers.append("refused")
+    _, found = await store.take_over(1.0)
+    answers += [found, await store.jobs(JobFilter())]
+    answers += [await store.log(job) for job in range(1, 5)]
+    epoch, _ = await store.take_over(1.0)
+    answers.append(await store.prune(epoch, 8.0, Retention(age_s=2.0, count=1)))
+    answers.append((await store.take_over(1.0))[1])
+    return answers
+
+
+@pytest.fixture(scope="module")
+def url(server: Server) -> str:
+    return fresh_database(server)
+
+
+_EMPTY = (
+    "ALTER TABLE job_events DISABLE TRIGGER USER",
+    "TRUNCATE jobs, job_events, allocations, freed_slots, intents, nodes, drains, queues, submissions",
+    "ALTER TABLE job_events ENABLE TRIGGER USER",
+    "UPDATE instance SET began_at = NULL, highest_job = 0, highest_intent = 0, highest_rank = -1",
+)
+
+
+async def _empty(url: str) -> None:
+    """A fresh database for each example would cost more than the example."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await migrate(connection)
+        for statement in _EMPTY:
+            await connection.execute(statement.encode())
+
+
+@settings(max_examples=40)
+@given(batches=st.lists(st.lists(_changes, max_size=6), max_size=6))
+def test_both_stores_answer_the_same(url: str, batches: Batches) -> None:
+    async def work() -> None:
+        await _empty(url)
+        async with opened(lambda: PostgresStore(url), MemoryStore) as (postgres, memory):
+            history = [_START, *batches, *([change] for change in (batches[0] if batches else []))]
+            assert await _told(postgres, history) == await _told(memory, history)
+
+    asyncio.run(work())
