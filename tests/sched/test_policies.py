@@ -30,7 +30,9 @@ def workloads(draw: st.DrawFn) -> list[OracleJob]:
     return jobs
 
 
-def starts_of(jobs: list[OracleJob], units: int, policy: str, driver: Driver | None = None) -> dict[int, float]:
+def starts_of(
+    jobs: list[OracleJob], units: int, policy: str, driver: Driver | None = None
+) -> dict[int, float]:
     """The starts that a scheduler gives on one divisible pool, on a virtual clock."""
     runs: dict[int, float] = {}
     driver = driver or Driver(pool_of(units), settings_of(policy), runs_s=lambda job: runs[job], deep=False)
@@ -139,10 +141,9 @@ def test_starts_on_real_traces_are_those_of_the_reference_simulator(
     rows = rows[first:]
     epoch = rows[0][0]
     jobs = [
-        OracleJob(int(at - epoch), asked, int(limit), min(int(run), int(limit))) for at, run, asked, limit in rows
+        OracleJob(int(at - epoch), asked, int(limit), min(int(run), int(limit)))
+        for at, run, asked, limit in rows
     ]
     told = [[float(job.arrives), float(job.runs_s), job.units, float(job.limit_s)] for job in jobs]
     starts, _ = refsim.sim(told, units, DEPTHS[policy])
     assert starts_of(jobs, units, policy) == starts
-
-

@@ -29,6 +29,7 @@ __all__ = [
     "counts_of",
     "group_of",
     "member_request",
+    "payload_of",
     "spec_of_submission",
     "spec_of_work",
     "tasks_on_slots",
@@ -177,6 +178,14 @@ def _text(values: Mapping[str, object], key: str, where: str) -> str:
     if not isinstance(found, str):
         raise BadRequest("not a text", where=f"{where}.{key}", found=repr(found)[:80], expected="a text")
     return found
+
+
+def payload_of(text: str) -> dict[str, object]:
+    """What a driver gets of a jobspec that was accepted before."""
+    jobspec = parse_jobspec(text)
+    system = _system_of(text)
+    name = _text(_under(system, "job"), "name", "attributes.system.job")
+    return _payload(name or jobspec.tasks[0].command[0].rpartition("/")[2], jobspec, system)
 
 
 def _payload(name: str, jobspec: Jobspec, system: Mapping[str, object]) -> dict[str, object]:

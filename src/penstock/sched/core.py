@@ -25,7 +25,7 @@ from penstock.sched.settings import Settings
 from penstock.world.facts import WorkSet
 from penstock.world.intents import Intent, Tell
 
-__all__ = ["Core", "Journal", "OpenIntent", "Reply", "Shapes"]
+__all__ = ["Core", "Journal", "OpenIntent", "Reply", "Shapes", "live_of"]
 
 _SHAPES_SWEEP: Final = 10_000
 
@@ -104,14 +104,14 @@ class Journal:
 
     def take(self) -> tuple[Change, ...]:
         """All changes of the step; the journal is empty afterwards, but for what goes to drivers."""
-        live: list[Change] = [_live(job) for job in self._touched.values()]
+        live: list[Change] = [live_of(job) for job in self._touched.values()]
         changes = (*self._changes, *live)
         self._changes = []
         self._touched = {}
         return changes
 
 
-def _live(job: Job) -> JobLive:
+def live_of(job: Job) -> JobLive:
     return JobLive(
         id=job.id,
         state=job.state,

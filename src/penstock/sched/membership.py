@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 _LEFT_OVER: Final = "left over: "
+_SIGNALLED: Final = "signal"
 
 
 # Groups
@@ -257,8 +258,8 @@ def _ended(core: Core, job: Job, member: Member, fact: Observed, now: float) -> 
         _fail_if_submitted(core, job, now, "exec", f"node failure on {member.node} (rank {rank})")
     elif fact.cause == UNKNOWN_END:
         _fail_if_submitted(core, job, now, "exec", f"the end of task {member.index} is unknown")
-    elif fact.cause and not job.work and fact.status != 0 and not fact.started:
-        _fail_if_submitted(core, job, now, "exec", f"task {member.index} (host {member.node}): {fact.cause}")
+    elif fact.cause not in ("", _SIGNALLED) and fact.status != 0:
+        _fail_if_submitted(core, job, now, "exec", fact.cause)  # It could not even be started.
 
 
 def _fail_if_submitted(core: Core, job: Job, now: float, kind: str, note: str) -> None:

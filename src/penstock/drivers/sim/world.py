@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from penstock.world.facts import (
     Capacity,
@@ -201,12 +202,12 @@ class SimWorld:
 
     def probe(self, members: Sequence[str]) -> None:
         for member in members:
-            self.later(0.0, lambda member=member: [self._probed(member)])  # type: ignore[misc]
+            self.later(0.0, partial(self._probed, member))
 
-    def _probed(self, member: str) -> Observed:
+    def _probed(self, member: str) -> list[Fact]:
         if member in self.runs:
-            return self._observed(member)
-        return Observed(member, Phase.WAITING, self.now)
+            return [self._observed(member)]
+        return [Observed(member, Phase.WAITING, self.now)]
 
     def forget(self, members: Iterable[str]) -> None:
         """The scheduler has recorded their end: nobody needs to remember them."""

@@ -1,0 +1,1 @@
+"""The wiring: settings, start-up, and the only place that builds everything."""

@@ -1,0 +1,259 @@
+"""The process of an instance: builds everything, serves until it is told to stop, takes everything down.
+
+`penstock start` runs it in the background and waits on a pipe for one line: that it is ready, or why not.
+Ctrl-C and `penstock stop` end what runs; SIGTERM leaves tasks running for the next start to take up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from penstock.app.configuration import Configuration
+from penstock.app.identity import Identity, claim, lock, write_identity
+from penstock.drivers.local.settings import LocalSettings
+from penstock.drivers.local.world import LocalWorld
+from penstock.errors import Conflict, PenstockError
+from penstock.instance.loop import Instance
+from penstock.places import Places, make_places
+from penstock.store.opening import Opened, open_store
+from penstock.store.port import Fenced
+from penstock.web.answers import Answers, Surroundings
+from penstock.web.app import create_app
+from penstock.web.server import BearerOnly, listen_tcp, make_socket, read_token, serve
+from penstock.world.wishes import Cancel
+
+__all__ = ["Options", "run"]
+
+_LOG: Final = logging.getLogger("penstock")
+_END_TASKS_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    places: Places
+    configuration: Configuration
+    nodes: int | None
+    cores: int | None
+    gpus: int | None
+    database: str | None
+    listen: str
+    report: int | None  # a descriptor to tell on that we are ready
+
+
+def run(options: Options) -> int:
+    """Runs until told to stop; returns an exit code."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        make_places(options.places)
+        held = lock(options.places)
+        identity = _identity(options)
+        asyncio.run(_serve(options, identity))
+        os.close(held)
+    except PenstockError as error:
+        _report(options.report, {"error": str(error), "kind": type(error).__name__})
+        _LOG.error("%s", error)
+        return 3 if not isinstance(error, Conflict) else 1
+    return 0
+
+
+def _identity(options: Options) -> Identity:
+    wanted = Identity(
+        "", options.nodes or 1, options.cores or _cores(), options.gpus or 0, options.database or ""
+    )
+    found = claim(options.places, wanted)
+    if options.nodes is not None and options.nodes < found.nodes:
+        raise Conflict(f"this instance has {found.nodes} nodes, which may be in use; it can only get more")
+    told = Identity(
+        found.id,
+        options.nodes or found.nodes,
+        options.cores or found.cores,
+        options.gpus if options.gpus is not None else found.gpus,
+        options.database if options.database is not None else found.database,
+    )
+    if told != found:
+        write_identity(options.places, told)
+    return told
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _report(descriptor: int | None, told: dict[str, object]) -> None:
+    if descriptor is not None:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, json.dumps(told).encode() + b"\n")
+            os.close(descriptor)
+
+
+async def _serve(options: Options, identity: Identity) -> None:
+    places = options.places
+    listening = [make_socket(places.socket)]
+    opened = await open_store(
+        identity.database or None, places, on_away=lambda text: _LOG.warning("%s", text)
+    )
+    local = LocalSettings(nodes=identity.nodes, cores_per_node=identity.cores, gpus_per_node=identity.gpus)
+    world = LocalWorld(places, local)
+    instance = Instance(
+        options.configuration.settings, opened.store, world, retention=options.configuration.retention
+    )
+    stopping: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def stop(keep_tasks: bool) -> None:
+        if not stopping.done():
+            stopping.set_result(keep_tasks)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop, True)
+    loop.add_signal_handler(signal.SIGINT, stop, False)
+    around = _surroundings(options, identity, opened, world, stop)
+    app = create_app(Answers(instance, around))
+    servers = [asyncio.create_task(serve(app, listening))]
+    if options.listen:
+        guarded = BearerOnly(app, read_token(places.token))
+        servers.append(asyncio.create_task(serve(guarded, [listen_tcp(options.listen)])))
+    running = asyncio.create_task(instance.run())
+    watching = asyncio.create_task(_tell_ready(instance, options.report))
+    try:
+        await _first_of(stopping, running, *servers)
+        if stopping.done():
+            await _stop(instance, world, running, keep_tasks=stopping.result())
+    finally:
+        await _take_down(places, opened, [watching, running, *servers])
+    if not stopping.done():
+        _raise_cause(running, servers)
+
+
+async def _first_of(stopping: asyncio.Future[bool], *tasks: asyncio.Task[None]) -> None:
+    """Until somebody wants us to stop, or a part of us has ended."""
+    waiting: set[asyncio.Future[bool] | asyncio.Future[None]] = {stopping, *tasks}
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _raise_cause(running: asyncio.Task[None], servers: list[asyncio.Task[None]]) -> None:
+    for task in (running, *servers):
+        if task.done() and not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            assert error is not None
+            if isinstance(error, Fenced):
+                raise Conflict(f"another instance has taken over: {error}") from error
+            raise error
+
+
+async def _tell_ready(instance: Instance, report: int | None) -> None:
+    await instance.is_ready.wait()
+    _report(report, {"ready": True, "pid": os.getpid()})
+    _LOG.info("ready: epoch %d", instance.epoch)
+
+
+async def _stop(
+    instance: Instance, world: LocalWorld, running: asyncio.Task[None], *, keep_tasks: bool
+) -> None:
+    _LOG.info("stopping; tasks are %s", "kept" if keep_tasks else "ended")
+    if not keep_tasks and instance.is_ready.is_set():
+        with contextlib.suppress(PenstockError):
+            await _end_jobs(instance)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await world.stop(keep_tasks=keep_tasks)
+
+
+async def _end_jobs(instance: Instance) -> None:
+    """Cancels what runs, and waits until it is over: nothing may be left behind."""
+    ids = await instance.consult(
+        lambda scheduler, _: tuple(job.id for job in scheduler.core.jobs.values() if not job.state.is_pending)
+    )
+    if ids:
+        await instance.wish(Cancel(ids, "the instance was stopped"))
+    deadline = time.monotonic() + _END_TASKS_S
+    while time.monotonic() < deadline:
+        left = await instance.consult(
+            lambda scheduler, _: sum(1 for job in scheduler.core.jobs.values() if not job.state.is_pending)
+        )
+        if not left:
+            return
+        await asyncio.sleep(0.05)
+    _LOG.warning("some jobs have not ended in time; their tasks are killed")
+
+
+async def _take_down(places: Places, opened: Opened, tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await opened.store.close()
+    if opened.embedded is not None:
+        await asyncio.to_thread(opened.embedded.stop)
+    with contextlib.suppress(FileNotFoundError):
+        places.socket.unlink()
+
+
+def _surroundings(
+    options: Options, identity: Identity, opened: Opened, world: LocalWorld, stop: Callable[[bool], None]
+) -> Surroundings:
+    settings = options.configuration.settings
+    began = time.time()
+    oversubscribed = identity.nodes * identity.cores > _cores()
+
+    def agents() -> list[dict[str, object]]:
+        return [
+            {
+                "node": one.node,
+                "rank": one.rank,
+                "pid": one.pid or None,
+                "state": "up" if one.state == "up" else "away",
+                "why": "" if one.state == "up" else one.state,
+                "tasks": one.tasks,
+            }
+            for one in world.status()
+        ]
+
+    def database() -> dict[str, object]:
+        embedded = opened.embedded
+        pid = embedded.pid() if embedded is not None else None
+        is_up = embedded.is_running() if embedded is not None else True
+        return {
+            "pid": pid,
+            "embedded": embedded is not None,
+            "state": "up" if is_up else "away",
+            "server_version": "",
+        }
+
+    def output_paths(job: int, index: int, spec: object) -> tuple[Path, Path]:
+        return world.output_paths(job, index, spec)  # type: ignore[arg-type]
+
+    return Surroundings(
+        identity={
+            "id": identity.id,
+            "version": version("penstock"),
+            "state": str(options.places.state),
+            "started_at": began,
+            "world": "local",
+        },
+        agents=agents,
+        database=database,
+        settings={
+            "policy": ", ".join(dict.fromkeys(str(queue.backfill) for queue in settings.queues)),
+            "match_policy": settings.match_policy,
+            "queue_depth": settings.queue_depth,
+            "forecast_depth": settings.forecast_depth,
+            "oversubscribed": oversubscribed,
+            "nodes": identity.nodes,
+            "cores": identity.cores,
+        },
+        output_paths=output_paths,
+        shutdown=stop,
+    )

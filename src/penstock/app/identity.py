@@ -1,0 +1,112 @@
+"""Which instance a state directory belongs to, and what it was started with.
+
+The file is written once the directory is ours, and says who made it. A directory that holds something else,
+was made by a newer version, or is in use is refused with nothing touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import Conflict, Unavailable
+from penstock.places import Places
+
+__all__ = ["FORMAT", "Identity", "claim", "lock", "write_identity"]
+
+FORMAT: Final = 1
+_SIZE_MAX: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    id: str
+    nodes: int
+    cores: int
+    gpus: int
+    database: str = ""  # "": our own
+
+
+def claim(places: Places, wanted: Identity | None) -> Identity:
+    """The identity of the state directory; a new one gets what is wanted."""
+    try:
+        text = places.identity.read_text("utf-8")
+    except FileNotFoundError:
+        others = [
+            path.name for path in places.state.iterdir() if path.name not in ("instance.lock", "instance.log")
+        ]
+        if others:
+            raise Conflict(
+                f"{places.state} is not an instance's state directory: it holds {sorted(others)[0]!r}; "
+                "name an empty one with --state"
+            ) from None
+        fresh = wanted or Identity("", 1, 1, 0)
+        fresh = replace(fresh, id=fresh.id or uuid.uuid4().hex)
+        write_identity(places, fresh)
+        return fresh
+    return _read(places.identity, text)
+
+
+def _read(path: Path, text: str) -> Identity:
+    try:
+        found = json.loads(text[:_SIZE_MAX])
+        version = int(found["format"])
+        if version > FORMAT:
+            raise Conflict(
+                f"{path.parent} was made by a newer Penstock ({found.get('made_by', 'unknown')}): "
+                "use that one, or another --state"
+            )
+        return Identity(
+            str(found["id"]),
+            int(found["nodes"]),
+            int(found["cores"]),
+            int(found["gpus"]),
+            str(found["database"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise Conflict(f"{path} is damaged ({error}); restore it, or name another --state") from error
+
+
+def write_identity(places: Places, identity: Identity) -> None:
+    from importlib.metadata import version
+
+    told = {
+        "format": FORMAT,
+        "made_by": version("penstock"),
+        "id": identity.id,
+        "nodes": identity.nodes,
+        "cores": identity.cores,
+        "gpus": identity.gpus,
+        "database": identity.database,
+    }
+    fresh = places.identity.with_suffix(".new")
+    try:
+        with fresh.open("w", encoding="utf-8") as stream:
+            stream.write(json.dumps(told, indent=1) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        fresh.rename(places.identity)
+    except OSError as error:
+        raise Unavailable(f"cannot write {places.identity}: {error.strerror}") from error
+
+
+def lock(places: Places) -> int:
+    """Holds the state directory for this process; returns the descriptor that must stay open."""
+    try:
+        held = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise Unavailable(f"cannot write {places.lock}: {error.strerror}") from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        pid = os.pread(held, 20, 0).decode("ascii", "replace").strip()
+        os.close(held)
+        raise Conflict(f"an instance runs in {places.state} already (pid {pid or 'unknown'})") from None
+    os.ftruncate(held, 0)
+    os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
+    return held

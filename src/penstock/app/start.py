@@ -1,0 +1,196 @@
+"""`penstock start`: an instance in the background, ready when the command returns; or in the foreground."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+
+from penstock.cli import exits
+from penstock.cli.client import Client
+from penstock.cli.group import SETTINGS, json_option, state_option
+from penstock.cli.screen import Progress, say, say_json
+from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
+from penstock.places import Places, make_places, places_of
+
+__all__ = ["start"]
+
+_READY_S: Final = 120.0
+_REPORT_MAX: Final = 64 << 10
+
+
+@click.command(context_settings=SETTINGS)
+@state_option
+@json_option
+@click.option(
+    "--nodes", type=click.IntRange(1, 1024), help="How many node agents.  [default: as before, or 1]"
+)
+@click.option(
+    "--cores", type=click.IntRange(1, 4096), help="Cores that each of them offers.  [default: the machine's]"
+)
+@click.option("--gpus", type=click.IntRange(0, 1024), help="GPUs that each of them offers.  [default: 0]")
+@click.option("--policy", default="", metavar="POLICY", help="fcfs, easy, hybrid[:DEPTH] or conservative.")
+@click.option(
+    "--match-policy", default="", metavar="POLICY", help="Which nodes are preferred: lonode, first, pack, ..."
+)
+@click.option(
+    "--queue-depth", type=click.IntRange(1), help="Jobs of a queue that one pass looks at.  [default: all]"
+)
+@click.option(
+    "--config", "config", type=click.Path(path_type=Path, dir_okay=False), help="Queues and limits (TOML)."
+)
+@click.option(
+    "--database", metavar="URL", help="A PostgreSQL database.  [default: our own, in the state directory]"
+)
+@click.option("--listen", default="", metavar="ADDRESS:PORT", help="Also serve the API on TCP, with a token.")
+@click.option("--foreground", is_flag=True, help="Do not go to the background; for supervisors.")
+def start(
+    state: str | None,
+    output_format: str,
+    nodes: int | None,
+    cores: int | None,
+    gpus: int | None,
+    policy: str,
+    match_policy: str,
+    queue_depth: int | None,
+    config: Path | None,
+    database: str | None,
+    listen: str,
+    foreground: bool,
+) -> int:
+    """Start an instance: node agents as processes, a queue that survives, and its API.
+
+    Returns when it is ready. The state directory names it: --state DIR, or PENSTOCK_STATE.
+    """
+    from penstock.app.configuration import read_configuration
+
+    places = places_of(state, os.environ)
+    configuration = read_configuration(
+        config, policy=policy, match_policy=match_policy, queue_depth=queue_depth
+    )
+    if foreground:
+        from penstock.app.daemon import Options, run
+
+        return run(Options(places, configuration, nodes, cores, gpus, database, listen, _report_descriptor()))
+    argv = _argv(nodes, cores, gpus, policy, match_policy, queue_depth, config, database, listen)
+    _start_in_background(places, argv)
+    status = Client(places).get("/v1/status")
+    if output_format == "json":
+        say_json(status)
+        return exits.OK
+    settings = status["settings"]
+    total = settings["nodes"] * settings["cores"]
+    note = (
+        f" (more than the {os.cpu_count()} of this machine: oversubscribed)"
+        if settings["oversubscribed"]
+        else ""
+    )
+    say(f"penstock: ready: {settings['nodes']} nodes, {total} cores{note}; policy {settings['policy']}")
+    say(f"state {places.state}; try `penstock run hostname`, `penstock jobs -a`, `penstock stop`")
+    return exits.OK
+
+
+def _argv(
+    nodes: int | None,
+    cores: int | None,
+    gpus: int | None,
+    policy: str,
+    match_policy: str,
+    queue_depth: int | None,
+    config: Path | None,
+    database: str | None,
+    listen: str,
+) -> list[str]:
+    told = {
+        "--nodes": nodes,
+        "--cores": cores,
+        "--gpus": gpus,
+        "--policy": policy or None,
+        "--match-policy": match_policy or None,
+        "--queue-depth": queue_depth,
+        "--config": config.resolve() if config is not None else None,
+        "--database": database,
+        "--listen": listen or None,
+    }
+    return [text for key, value in told.items() if value is not None for text in (key, str(value))]
+
+
+def _report_descriptor() -> int | None:
+    found = os.environ.pop("PENSTOCK_REPORT", "")
+    return int(found) if found.isdigit() else None
+
+
+def _start_in_background(places: Places, argv: list[str]) -> None:
+    """Starts the daemon, and waits for the line in which it says that it is ready, or why not."""
+    make_places(places)
+    reads, writes = os.pipe()
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.cli",
+        "start",
+        "--foreground",
+        "--state",
+        str(places.state),
+        *argv,
+    ]
+    environment = {**os.environ, "PENSTOCK_REPORT": str(writes)}
+    try:
+        log = os.open(places.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise Unavailable(f"cannot write {places.log}: {error.strerror}") from error
+    daemon = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(writes,),
+        start_new_session=True,
+        env=environment,
+        cwd="/",
+    )
+    os.close(writes)
+    os.close(log)
+    try:
+        told = _wait_for_report(reads, daemon)
+    finally:
+        os.close(reads)
+    if "error" in told:
+        kinds = {"BadRequest": BadRequest, "Conflict": Conflict, "Fenced": Conflict}
+        kind: type[PenstockError] = kinds.get(str(told.get("kind")), Unavailable)
+        raise kind(str(told["error"]))
+
+
+def _wait_for_report(reads: int, daemon: subprocess.Popen[bytes]) -> dict[str, object]:
+    began = time.monotonic()
+    text = b""
+    progress = Progress("starting", int(_READY_S))
+    try:
+        while not text.endswith(b"\n"):
+            passed = time.monotonic() - began
+            if passed > _READY_S:
+                return {
+                    "error": f"not ready after {_READY_S:g} s; its log may say why",
+                    "kind": "Unavailable",
+                }
+            progress.show(int(passed), "s")
+            if select.select([reads], [], [], 0.2)[0]:
+                piece = os.read(reads, _REPORT_MAX)
+                if not piece:
+                    code = daemon.wait()
+                    return {
+                        "error": f"the instance ended at once (exit {code}); its log may say why",
+                        "kind": "Unavailable",
+                    }
+                text += piece
+    finally:
+        progress.close()
+    found = json.loads(text)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,275 @@
+"""Staying with a job: its output as it comes, its exceptions, our signals to it, and its exit code.
+
+The stream of the instance is read in the main thread, where signals interrupt it. If the connection
+breaks, the job goes on without us: we connect again and leave out what was shown before, counted for each
+task and stream. While the job waits, a thread keeps one line on the terminal that says for what.
+
+A signal may come while we write, and its handler writes as well. Python's buffered streams refuse that, so
+everything here goes straight to the file descriptors.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any, Final
+
+from penstock.cli import exits
+from penstock.cli.client import Client, Doc, NoInstance, Refused, StreamBroken, job_path
+from penstock.cli.screen import SLOW_S, complain, is_terminal, paint, shown, width
+from penstock.cli.times import clock, span
+from penstock.errors import Unavailable
+
+__all__ = ["attach_to", "exit_code", "tell_end"]
+
+_FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
+_TWICE_S: Final = 2.0
+_RETRY_S: Final = 1.0
+_RETRIES_MAX: Final = 120
+
+
+class _Detached(Exception):
+    """The user leaves; the job stays."""
+
+
+def attach_to(client: Client, job: str, *, label: bool = False) -> int:
+    """Follows the job to its end; the exit code for the shell."""
+    following = _Following(client, job, label)
+    before = following.take_signals()
+    try:
+        end = following.follow()
+    except _Detached:
+        complain("detaching...")
+        return exits.OK
+    finally:
+        following.line.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    tell_end(end)
+    return exit_code(end)
+
+
+def exit_code(job: Doc) -> int:
+    """As Flux tells it: the job's code, 128 and the signal, and 1 if it never ran or broke otherwise."""
+    status = job.get("waitstatus")
+    if status is None:
+        return exits.FAILED
+    if status & 0x7F:
+        return 128 + int(status & 0x7F)
+    code = int(status >> 8)
+    exception = job.get("exception") or {}
+    if code == 0 and exception.get("occurred") and exception.get("severity") == 0:
+        return exits.FAILED
+    return code
+
+
+def tell_end(job: Doc) -> None:
+    """One line about an end that was not a good one, if the exceptions have not told it."""
+    status = job.get("waitstatus")
+    if not status or (job.get("exception") or {}).get("type") == "cancel":
+        return
+    code = exit_code(job)
+    if 128 < code < 128 + 65:
+        complain(f"task(s) {signal.strsignal(code - 128) or f'signal {code - 128}'}")
+    else:
+        complain(f"task(s) exited with exit code {code}")
+
+
+def _write(target: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(target, data) :]
+
+
+def _warn(text: str) -> None:
+    """As `complain`, but safe in a signal handler."""
+    _write(sys.stderr.fileno(), f"{paint('penstock:', 'red', stream=sys.stderr)} {shown(text)}\n".encode())
+
+
+class _Following:
+    def __init__(self, client: Client, job: str, label: bool) -> None:
+        self._client = client
+        self._job = job
+        self._label = label
+        self._shown: dict[tuple[int, str], int] = {}  # bytes shown so far
+        self._events_shown = 0
+        self._at_line_start: dict[tuple[int, str], bool] = {}
+        self._submitted_at = 0.0
+        self._interrupted_at = self._stopped_at = -_TWICE_S
+        self.line = _WaitingLine(client, job)
+
+    def follow(self) -> Doc:
+        self.line.start()
+        tries = 0
+        while True:
+            try:
+                end = self._read_once()
+                if end is not None:
+                    return end
+            except (StreamBroken, NoInstance) as error:
+                if tries == 0:
+                    self.line.stop()
+                    _warn(f"{error}; the job goes on, waiting for the instance")
+                tries += 1
+                if tries > _RETRIES_MAX:
+                    raise
+            time.sleep(_RETRY_S)
+
+    def _read_once(self) -> Doc | None:
+        skip = dict(self._shown)
+        events = 0
+        for event in self._client.stream(job_path(self._job, "output"), follow=1):
+            if event.name == "end":
+                return event.data
+            if event.name == "output":
+                self._show_output(event.data, skip)
+            elif event.name == "job":
+                events += 1
+                if events > self._events_shown:
+                    self._events_shown = events
+                    self._show_event(event.data)
+            elif event.name == "error":
+                raise Unavailable(str(event.data.get("error", {}).get("message", "the stream failed")))
+        return None
+
+    def _show_output(self, data: Doc, skip: dict[tuple[int, str], int]) -> None:
+        target = sys.stderr if data["stream"] == "stderr" else sys.stdout
+        key = (int(data["index"]), str(data["stream"]))
+        raw = base64.b64decode(data["base64"]) if "base64" in data else str(data["data"]).encode()
+        known = skip.get(key, 0)
+        skip[key] = max(0, known - len(raw))
+        raw = raw[known:]
+        self._shown[key] = self._shown.get(key, 0) + len(raw)
+        if not raw:
+            return
+        self.line.stop()
+        if self._label:
+            raw = self._labelled(key, raw)
+        _write(target.fileno(), raw)
+
+    def _labelled(self, key: tuple[int, str], raw: bytes) -> bytes:
+        mark = f"{key[0]}: ".encode()
+        start = mark if self._at_line_start.get(key, True) else b""
+        self._at_line_start[key] = raw.endswith(b"\n")
+        body = raw[:-1].replace(b"\n", b"\n" + mark) + raw[-1:]
+        return start + body
+
+    def _show_event(self, event: Doc) -> None:
+        name, context = event["name"], event.get("context") or {}
+        if name == "submit":
+            self._submitted_at = float(event["timestamp"])
+        if name in ("start", "finish", "clean") or (name == "exception" and context.get("severity") == 0):
+            self.line.stop()
+        if name == "exception":
+            offset = max(0.0, float(event["timestamp"]) - self._submitted_at)
+            text = f"{offset:.3f}s: job.exception {self._job} type={context.get('type')} "
+            text += f"severity={context.get('severity')} {context.get('note', '')}"
+            _write(sys.stderr.fileno(), (shown(text.rstrip()) + "\n").encode())
+
+    def take_signals(self) -> dict[signal.Signals, Any]:
+        before: dict[signal.Signals, Any] = {}
+        for number in _FORWARDED:
+            before[number] = signal.signal(number, self._forward)
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
+        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
+        return before
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        try:
+            self._client.post(job_path(self._job, "signal"), {"signal": number})
+        except (Refused, Unavailable) as error:
+            _warn(str(error))
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        now = time.monotonic()
+        if now - self._interrupted_at >= _TWICE_S:
+            self._interrupted_at = now
+            self.line.pause()
+            _warn("one more ctrl-C within 2s to cancel or ctrl-Z to detach")
+            return
+        try:
+            body = {"ids": [self._job], "note": "interrupted by ctrl-C"}
+            self._client.post("/v1/jobs/cancel", body)
+        except (Refused, Unavailable) as error:
+            _warn(str(error))
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        now = time.monotonic()
+        if now - self._interrupted_at < _TWICE_S:
+            raise _Detached
+        if now - self._stopped_at >= _TWICE_S:
+            self._stopped_at = now
+            self.line.pause()
+            _warn("one more ctrl-Z to suspend")
+            return
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class _WaitingLine:
+    """The line that says for what the job waits: from two seconds on, only on a terminal."""
+
+    def __init__(self, client: Client, job: str) -> None:
+        self._client = client
+        self._job = job
+        self._ended = threading.Event()
+        self._lock = threading.RLock()  # A handler may come while its own thread holds it.
+        self._visible = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None and is_terminal(sys.stderr):
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+
+    def pause(self) -> None:
+        """Makes room for another line; the next second draws it again."""
+        with self._lock:
+            self._clear()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.pause()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        wait_s = SLOW_S
+        while not self._ended.wait(wait_s):
+            wait_s = 1.0
+            try:
+                job = self._client.get(job_path(self._job))
+            except (Refused, Unavailable):
+                continue
+            if job.get("state") not in ("DEPEND", "PRIORITY", "SCHED"):
+                self.pause()
+                continue
+            text = waiting_text(job, time.time())
+            passed = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - began))
+            with self._lock:
+                if not self._ended.is_set():
+                    room = max(10, width() - len(passed) - 3)
+                    line = shown(f"penstock: {text}")
+                    line = line if len(line) <= room else line[: room - 3] + "..."
+                    _write(sys.stderr.fileno(), f"\r\x1b[K{line}  {passed}".encode())
+                    self._visible = True
+
+    def _clear(self) -> None:
+        if self._visible:
+            _write(sys.stderr.fileno(), b"\r\x1b[K")
+            self._visible = False
+
+
+def waiting_text(job: Doc, now: float) -> str:
+    """`ƒX starts in about 5m (14:05:10): REASON`."""
+    start_at = (job.get("forecast") or {}).get("start_at")
+    reason = job.get("reason") or "waiting for resources"
+    if start_at is None:
+        return f"{job['id']} {reason}"
+    left = max(0.0, start_at - now)
+    return f"{job['id']} starts in about {span(left)} ({clock(start_at, now)}): {reason}"

@@ -1,0 +1,204 @@
+"""The way to the instance: HTTP over its Unix socket, without asyncio, one connection a request.
+
+A refusal comes back as `Refused` with the server's own sentence. If nobody listens, that is `NoInstance`,
+which says how to start one. `meant` remembers what the user typed (a queue, nodes, jobs), so that after a
+refusal `did_you_mean` can look up what exists and offer the nearest.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote, urlencode
+
+from penstock.errors import Conflict, Unavailable
+from penstock.model.jobid import encode_jobid, parse_jobid
+from penstock.places import Places, places_of
+
+__all__ = ["Client", "Doc", "NoInstance", "Refused", "ServerEvent", "StreamBroken", "client_of", "job_path"]
+
+Doc: TypeAlias = dict[str, Any]
+
+_CONNECT_S: Final = 10.0
+_ANSWER_S: Final = 660.0  # longer than the longest wait of the API
+_SUGGESTIONS_JOBS_MAX: Final = 10_000
+
+
+class NoInstance(Unavailable):
+    """Nobody listens on the socket of this state directory."""
+
+
+class StreamBroken(Unavailable):
+    """The connection ended before the answer did."""
+
+
+class Refused(Conflict):
+    """The instance answered, with an error."""
+
+    def __init__(self, status: int, error: Mapping[str, Any]) -> None:
+        self.status = status
+        self.kind = str(error.get("kind", ""))
+        self.where = str(error.get("where", ""))
+        super().__init__(str(error.get("message") or error.get("summary") or f"status {status}"))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    name: str
+    number: str
+    data: Doc
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_ANSWER_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_CONNECT_S)
+        self.sock.connect(self._path)
+        self.sock.settimeout(_ANSWER_S)
+
+
+class Client:
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self._meant: dict[str, list[str]] = {}
+
+    def get(self, path: str, **query: object) -> Doc:
+        return self._ask("GET", path, query, None)
+
+    def post(self, path: str, body: object) -> Doc:
+        return self._ask("POST", path, {}, body)
+
+    def stream(self, path: str, **query: object) -> Iterator[ServerEvent]:
+        """Server-sent events until the server ends them; `StreamBroken` if the connection does."""
+        connection = self._connect("GET", path, query, None)
+        try:
+            answer = connection.getresponse()
+            if answer.status >= 400:
+                raise _refused(answer.status, answer.read())
+            if connection.sock is not None:
+                connection.sock.settimeout(60.0)  # Four keep-alives: a silent server is a lost one.
+            yield from _events(answer)
+        except (OSError, http.client.HTTPException) as error:
+            raise StreamBroken(f"the connection to the instance was lost: {error}") from error
+        finally:
+            connection.close()
+
+    def meant(self, kind: str, *names: str) -> None:
+        """`kind` is queue, node or job. Jobs are compared as F58, however they were typed."""
+        for name in names:
+            if name:
+                known_as = encode_jobid(parse_jobid(name)) if kind == "job" else name
+                self._meant.setdefault(kind, []).append(known_as)
+
+    def did_you_mean(self) -> str:
+        """A hint for a name that does not exist, or nothing."""
+        for kind, names in self._meant.items():
+            try:
+                known = self._known(kind)
+            except (Refused, Unavailable):
+                continue
+            for name in names:
+                if hint := _nearest(name, known):
+                    return hint
+        return ""
+
+    def _known(self, kind: str) -> list[str]:
+        if kind == "queue":
+            return [queue["name"] for queue in self.get("/v1/queues")["queues"]]
+        if kind == "node":
+            return [node["name"] for node in self.get("/v1/resources")["nodes"]]
+        states = "active,inactive"
+        return [job["id"] for job in self.get("/v1/jobs", states=states, limit=_SUGGESTIONS_JOBS_MAX)["jobs"]]
+
+    def _ask(self, method: str, path: str, query: Mapping[str, object], body: object) -> Doc:
+        connection = self._connect(method, path, query, body)
+        try:
+            answer = connection.getresponse()
+            text = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise StreamBroken(f"the instance went away before it answered: {error}") from error
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise _refused(answer.status, text)
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise Unavailable("the instance answered with something else than an object")
+        return found
+
+    def _connect(
+        self, method: str, path: str, query: Mapping[str, object], body: object
+    ) -> http.client.HTTPConnection:
+        given = {name: str(value) for name, value in query.items() if value is not None and value != ""}
+        target = f"{path}?{urlencode(given)}" if given else path
+        text = None if body is None else json.dumps(body).encode()
+        headers = {} if text is None else {"Content-Type": "application/json"}
+        connection = _UnixConnection(str(self.places.socket))
+        try:
+            connection.request(method, target, text, headers)
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise NoInstance(
+                f"no instance runs here ({self.places.state}): start one with `penstock start`"
+            ) from None
+        except PermissionError:
+            raise NoInstance(f"{self.places.socket} belongs to another user") from None
+        except BrokenPipeError:
+            # The server refused before it had read all; its answer says why.
+            return connection
+        except OSError as error:
+            raise StreamBroken(f"the instance does not answer: {error}") from error
+        return connection
+
+
+def client_of(state: str | None) -> Client:
+    """The client of the instance that `--state` or the environment names."""
+    return Client(places_of(state, os.environ))
+
+
+def job_path(job: str, *rest: str) -> str:
+    return "/".join(["/v1/jobs", quote(job, safe=""), *rest])
+
+
+def _refused(status: int, text: bytes) -> Refused:
+    try:
+        error = json.loads(text)["error"]
+    except (ValueError, KeyError, TypeError):
+        error = {"message": f"the instance answered with status {status}"}
+    return Refused(status, error)
+
+
+def _events(answer: http.client.HTTPResponse) -> Iterator[ServerEvent]:
+    name, number, data = "", "", ""
+    while line := answer.readline():
+        text = line.decode().rstrip("\r\n")
+        key, _, value = text.partition(": ")
+        if not text:
+            if data:
+                yield ServerEvent(name, number, json.loads(data))
+            name, number, data = "", "", ""
+        elif key == "event":
+            name = value
+        elif key == "id":
+            number = value
+        elif key == "data":
+            data += value
+    if not answer.isclosed():
+        raise StreamBroken("the connection to the instance was lost")
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    if name in known:
+        return ""
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,192 @@
+"""Tables by format strings as Flux users write them: `{id.f58:>12} ?:{queue:<8.8} {name:<10.10+}`.
+
+A field has an optional conversion (`!F` a span, `!H` h:m:s, `!D` ISO, `!d` strftime with its format before
+`::`, `!P` percent) and a width. Before a field, `?:` drops the column if it is empty in every row and
+`+:` widens it to fit. `h` prints `-` for what is empty or zero, a trailing `+` marks what was cut.
+The text between fields is kept.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+from penstock.cli.screen import shown
+from penstock.errors import BadRequest
+from penstock.model.duration import format_duration
+
+__all__ = ["Cell", "Column", "Table", "parse_format"]
+
+Cell: TypeAlias = str | int | float | bool | None
+
+_SPEC: Final = re.compile(r"([<>^]?)(0?)([0-9]{0,4})(?:\.([0-9]{1,4}))?([dsfg]?)(h?)(\+?)")
+_PREFIX: Final = re.compile(r"([?+]{1,2}):$")
+_CONVERSIONS: Final = "DdFHP"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    before: str
+    field: str
+    conversion: str
+    align: str
+    width: int
+    cut: int | None
+    dash: bool
+    marks: bool
+    drops: bool
+    widens: bool
+    date_format: str = ""
+    precision: int | None = None  # for numbers with f or g
+    kind: str = ""
+
+
+class Table:
+    """A format that is ready to print rows."""
+
+    def __init__(self, columns: Sequence[Column], after: str, headings: Mapping[str, str]) -> None:
+        self.columns = tuple(columns)
+        self._after = after
+        self._headings = headings
+
+    def lines(
+        self, rows: Sequence[Any], value: Callable[[Any, str], Cell], *, header: bool = True
+    ) -> list[list[str]]:
+        """Each line as its pieces: the text of column i, with what stands before it."""
+        texts = [[_text(column, value(row, column.field)) for column in self.columns] for row in rows]
+        kept = [
+            index
+            for index, column in enumerate(self.columns)
+            if not column.drops or any(row[index] not in ("", "-") for row in texts)
+        ]
+        widths: dict[int, int] = {}
+        for index in kept:
+            column = self.columns[index]
+            heading = self._headings[column.field]
+            widths[index] = column.width
+            if column.widens:
+                fitting = [len(row[index]) for row in texts] + [len(heading) if header else 0]
+                widths[index] = max([column.width, *fitting])
+        made: list[list[str]] = []
+        if header:
+            made.append(
+                [self._piece(index, self._headings[self.columns[index].field], widths) for index in kept]
+            )
+        for row in texts:
+            made.append([self._piece(index, row[index], widths) for index in kept])
+        for line in made:
+            if line:
+                line[0] = (
+                    line[0]
+                    if self.columns[kept[0]].before.strip()
+                    else line[0].removeprefix(self.columns[kept[0]].before)
+                )
+                line[-1] = (line[-1] + self._after).rstrip()
+        return made
+
+    def _piece(self, index: int, text: str, widths: Mapping[int, int]) -> str:
+        column = self.columns[index]
+        if column.cut is not None and not column.widens and len(text) > column.cut:
+            text = text[: column.cut - 1] + "+" if column.marks and column.cut > 1 else text[: column.cut]
+        width = widths[index]
+        aligned = {"<": text.ljust, ">": text.rjust, "^": text.center}[column.align](width)
+        return column.before + aligned
+
+
+def parse_format(text: str, headings: Mapping[str, str]) -> Table:
+    """The columns of a format; `headings` names every field there is."""
+    columns: list[Column] = []
+    after = ""
+    try:
+        parts = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise BadRequest(
+            "not a format", where="-o", found=str(error), expected="such as {id.f58:>12}"
+        ) from error
+    for literal, field, spec, conversion in parts:
+        if field is None:
+            after += literal
+            continue
+        if field not in headings:
+            raise BadRequest(
+                "unknown field", where="-o", found=repr(field), expected="one of " + ", ".join(headings)
+            )
+        columns.append(_column(after + literal, field, spec or "", conversion or ""))
+        after = ""
+    if not columns:
+        raise BadRequest(
+            "a format without fields", where="-o", found=repr(text), expected="such as {id.f58:>12}"
+        )
+    return Table(columns, after, headings)
+
+
+def _column(before: str, field: str, spec: str, conversion: str) -> Column:
+    prefix = _PREFIX.search(before)
+    marks = prefix[1] if prefix else ""
+    date_format = ""
+    if conversion == "d":
+        date_format, _, spec = spec.partition("::")
+    if conversion and conversion not in _CONVERSIONS:
+        raise BadRequest(
+            "unknown conversion", where="-o", found=f"!{conversion}", expected="one of !D !d !F !H !P"
+        )
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise BadRequest("not a width", where="-o", found=repr(spec), expected="such as >12, <10.10+ or >8h")
+    align, _, width, cut, kind, dash, mark = match.groups()
+    number = kind in ("f", "g", "d") and kind != ""
+    return Column(
+        before=before[: prefix.start()] if prefix else before,
+        field=field,
+        conversion=conversion,
+        align=align or "<",
+        width=int(width or 0),
+        cut=int(cut) if cut and not number else None,
+        dash=bool(dash),
+        marks=bool(mark),
+        drops="?" in marks,
+        widens="+" in marks,
+        date_format=date_format,
+        precision=int(cut) if cut and number else None,
+        kind=kind,
+    )
+
+
+def _text(column: Column, value: Cell) -> str:
+    text = shown(_converted(column, value))
+    if column.dash and text in ("", "0s", "0", "0:00:00"):
+        return "-"
+    return text
+
+
+def _converted(column: Column, value: Cell) -> str:
+    if value is None or value == "":
+        return ""
+    if column.conversion and isinstance(value, (int, float)):
+        return _time(column, float(value))
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float):
+        if column.kind in ("f", "g"):
+            return format(value, f".{column.precision if column.precision is not None else 6}{column.kind}")
+        return f"{value:.15g}"
+    return str(value)
+
+
+def _time(column: Column, value: float) -> str:
+    if column.conversion == "F":
+        return format_duration(max(0.0, value))
+    if column.conversion == "H":
+        return str(timedelta(seconds=round(max(0.0, value))))
+    if column.conversion == "P":
+        return f"{value * 100:.3g}%"
+    if value <= 0:
+        return ""
+    when = datetime.fromtimestamp(value)
+    if column.conversion == "D":
+        return when.strftime("%Y-%m-%dT%H:%M:%S")
+    return when.strftime(column.date_format or "%Y-%m-%dT%H:%M:%S")

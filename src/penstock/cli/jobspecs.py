@@ -1,0 +1,288 @@
+"""From the options of `submit` and `run` to a jobspec of version 1, exactly as Flux makes it. Pure.
+
+Two ways to say the shape exclude each other. By task: so many tasks, each with cores and gpus, maybe over
+so many nodes. By resource: so many nodes or cores, and how many tasks on each. Nodes without a number of
+tasks mean one task a node, alone on it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+from penstock.cli.times import parse_when
+from penstock.errors import BadRequest
+from penstock.model.duration import BadDuration, parse_duration
+
+__all__ = [
+    "Shape",
+    "Wish",
+    "build_jobspec",
+    "parse_dependency",
+    "parse_signal",
+    "parse_time_limit",
+    "parse_urgency",
+    "select_environment",
+    "substitute",
+]
+
+_URGENCIES: Final = {"hold": 0, "default": 16, "expedite": 31}
+_SIGNAL_DEFAULT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    nodes: int | None = None
+    ntasks: int | None = None
+    cores_per_task: int | None = None
+    gpus_per_task: int | None = None
+    tasks_per_node: int | None = None
+    cores: int | None = None
+    gpus_per_node: int | None = None
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One job as the command line says it. Texts may hold `{cc}`."""
+
+    command: tuple[str, ...]
+    shape: Shape = Shape()
+    time_limit: str = ""
+    queue: str = ""
+    name: str = ""
+    dependencies: tuple[str, ...] = ()
+    begin_time: str = ""
+    requires: str = ""
+    output: str = ""
+    error: str = ""
+    label_io: bool = False
+    signal: str | None = None  # None: none; "" all defaults
+    cwd: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def build_jobspec(wish: Wish, now: float) -> dict[str, Any]:
+    if not wish.command:
+        _refuse("job command and arguments are missing", "command", expected="COMMAND [ARGUMENTS...]")
+    resources, count, per_resource = _resources(wish.shape)
+    system: dict[str, Any] = {
+        "duration": parse_time_limit(wish.time_limit) if wish.time_limit else 0.0,
+        "environment": dict(wish.environment),
+        "cwd": wish.cwd,
+    }
+    if wish.name:
+        system["job"] = {"name": wish.name}
+    if wish.queue:
+        system["queue"] = wish.queue
+    dependencies = [parse_dependency(text) for text in wish.dependencies]
+    if wish.begin_time:
+        dependencies.append({"scheme": "begin-time", "value": str(parse_when(wish.begin_time, now))})
+    if dependencies:
+        system["dependencies"] = dependencies
+    if wish.requires:
+        from penstock.cli.requires import parse_requires
+
+        system["constraints"] = parse_requires(wish.requires)
+    options = _shell_options(wish)
+    if per_resource:
+        options["per-resource"] = per_resource
+    if options:
+        system["shell"] = {"options": options}
+    return {
+        "resources": resources,
+        "tasks": [{"command": list(wish.command), "slot": "task", "count": count}],
+        "attributes": {"system": system},
+        "version": 1,
+    }
+
+
+def _resources(shape: Shape) -> tuple[list[dict[str, Any]], dict[str, int], dict[str, Any] | None]:
+    by_resource = (shape.tasks_per_node, shape.cores, shape.gpus_per_node)
+    if any(value is not None for value in by_resource):
+        if any(value is not None for value in (shape.ntasks, shape.cores_per_task, shape.gpus_per_task)):
+            _refuse(
+                "per-task and per-resource options do not mix",
+                "options",
+                expected="-n -c -g, or --cores --tasks-per-node --gpus-per-node",
+            )
+        return _by_resource(shape)
+    return _by_task(shape)
+
+
+def _by_task(shape: Shape) -> tuple[list[dict[str, Any]], dict[str, int], None]:
+    exclusive = shape.exclusive
+    ntasks = shape.ntasks
+    if ntasks is None:
+        ntasks = shape.nodes or 1
+        exclusive = exclusive or shape.nodes is not None
+    children = _children(shape.cores_per_task or 1, shape.gpus_per_task)
+    if shape.nodes is None:
+        if exclusive:
+            _refuse("exclusive can only be set with a node count", "--exclusive", expected="-N NODES as well")
+        return [_slot(ntasks, children)], {"per_slot": 1}, None
+    if shape.nodes > ntasks:
+        _refuse(
+            "node count must not be greater than task count",
+            "--nodes",
+            found=f"{shape.nodes} nodes, {ntasks} tasks",
+        )
+    slots = math.ceil(ntasks / shape.nodes)
+    count = {"per_slot": 1} if ntasks % shape.nodes == 0 else {"total": ntasks}
+    return [_node(shape.nodes, exclusive, _slot(slots, children))], count, None
+
+
+def _by_resource(shape: Shape) -> tuple[list[dict[str, Any]], dict[str, int], dict[str, Any] | None]:
+    count = shape.tasks_per_node
+    per_resource = None if count is None else {"type": "node", "count": count}
+    if shape.nodes is None:
+        if shape.tasks_per_node is not None or shape.gpus_per_node is not None or shape.exclusive:
+            _refuse("a node count is needed", "--nodes", found="none", expected="-N NODES as well")
+        assert shape.cores is not None
+        return [_slot(shape.cores, _children(1, None))], {"per_slot": 1}, None
+    exclusive, cores_each = shape.exclusive, 1
+    if shape.cores is None:
+        exclusive = True
+    elif shape.cores % shape.nodes:
+        _refuse(
+            "the cores do not divide evenly over the nodes",
+            "--cores",
+            found=f"{shape.cores} cores, {shape.nodes} nodes",
+        )
+    else:
+        cores_each = shape.cores // shape.nodes
+    slot = _slot(1, _children(cores_each, shape.gpus_per_node))
+    return [_node(shape.nodes, exclusive, slot)], {"per_slot": 1}, per_resource
+
+
+def _children(cores: int, gpus: int | None) -> list[dict[str, Any]]:
+    core = {"type": "core", "count": cores}
+    return [core, {"type": "gpu", "count": gpus}] if gpus else [core]
+
+
+def _slot(count: int, children: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "slot", "count": count, "with": children, "label": "task"}
+
+
+def _node(count: int, exclusive: bool, slot: dict[str, Any]) -> dict[str, Any]:
+    node: dict[str, Any] = {"type": "node", "count": count}
+    return {**node, "exclusive": True, "with": [slot]} if exclusive else {**node, "with": [slot]}
+
+
+def _shell_options(wish: Wish) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    output: dict[str, Any] = {}
+    for stream, path in (("stdout", wish.output), ("stderr", wish.error)):
+        if path:
+            output[stream] = {"type": "file", "path": path}
+            if wish.label_io:
+                output[stream]["label"] = True
+    if output:
+        options["output"] = output
+    if wish.signal is not None:
+        options["signal"] = parse_signal(wish.signal)
+    return options
+
+
+def parse_time_limit(text: str) -> float:
+    """Seconds. A number alone is minutes."""
+    seconds = float(text) * 60 if re.fullmatch(r"[0-9]+(\.[0-9]*)?", text) else parse_duration(text)
+    if math.isinf(seconds):
+        raise BadDuration(
+            "a time limit is finite", where="--time-limit", found=repr(text), expected="30, 90s, 1.5h, 2d"
+        )
+    return seconds
+
+
+def parse_urgency(text: str) -> int:
+    if text in _URGENCIES:
+        return _URGENCIES[text]
+    if not (text.isdecimal() and text.isascii() and int(text) <= 31):
+        _refuse("not an urgency", "--urgency", repr(text), "0 to 31, hold, default or expedite")
+    return int(text)
+
+
+def parse_dependency(text: str) -> dict[str, Any]:
+    body, _, query = text.partition("?")
+    scheme, colon, value = body.partition(":")
+    if not scheme or (not colon and scheme != "singleton"):
+        _refuse("not a dependency", "--dependency", repr(text), "SCHEME:VALUE[?KEY=VALUE[&KEY=VALUE]]")
+    found: dict[str, Any] = {"scheme": scheme, "value": value}
+    for pair in query.split("&") if query else ():
+        key, equals, setting = pair.partition("=")
+        if not key or not equals or key in found:
+            _refuse("not an option of a dependency", "--dependency", repr(pair), "KEY=VALUE, each key once")
+        found[key] = setting
+    return found
+
+
+def parse_signal(text: str) -> dict[str, Any]:
+    """`[SIG][@TIME]`: by default USR1, 60 seconds before the end."""
+    name, at, left = text.partition("@")
+    seconds = parse_duration(left) if at and left else _SIGNAL_DEFAULT_S
+    if not name:
+        return {"signum": int(signal.SIGUSR1), "timeleft": seconds}
+    if name.isdecimal() and 1 <= int(name) <= 64:
+        return {"signum": int(name), "timeleft": seconds}
+    word = name.upper()
+    found = getattr(signal, word if word.startswith("SIG") else f"SIG{word}", None)
+    if not isinstance(found, signal.Signals):
+        _refuse("not a signal", "--signal", repr(name), "a number or a name such as USR1 or SIGTERM")
+    return {"signum": int(found), "timeleft": seconds}
+
+
+def select_environment(
+    own: Mapping[str, str], rules: Iterable[str], removed: Iterable[str]
+) -> tuple[dict[str, str], list[str]]:
+    """The job's environment, and the names that cannot be sent because they are no text."""
+    chosen = dict(own)
+    for pattern in removed:
+        chosen = {name: value for name, value in chosen.items() if not fnmatch.fnmatchcase(name, pattern)}
+    for rule in rules:
+        name, equals, value = rule.partition("=")
+        if not name:
+            _refuse("not a variable", "--env", repr(rule), "NAME or NAME=VALUE")
+        if equals:
+            chosen[name] = value
+        elif name in own:
+            chosen[name] = own[name]
+    unsendable = [name for name, value in chosen.items() if not _is_text(name + value)]
+    for name in unsendable:
+        del chosen[name]
+    return chosen, unsendable
+
+
+def substitute(wish: Wish, cc: str) -> Wish:
+    """The wish of one copy: `{cc}` in the command and in every text becomes the copy's id."""
+    from dataclasses import replace
+
+    def put(text: str) -> str:
+        return text.replace("{cc}", cc)
+
+    return replace(
+        wish,
+        command=tuple(put(word) for word in wish.command),
+        name=put(wish.name),
+        output=put(wish.output),
+        error=put(wish.error),
+        cwd=put(wish.cwd),
+        dependencies=tuple(put(text) for text in wish.dependencies),
+        requires=put(wish.requires),
+    )
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse(summary: str, where: str, found: str = "", expected: str = "") -> NoReturn:
+    raise BadRequest(summary, where=where, found=found, expected=expected)

@@ -1,0 +1,134 @@
+"""`penstock queue`: the queues, in the words of `flux queue`."""
+
+from __future__ import annotations
+
+import math
+
+import click
+
+from penstock.cli import exits
+from penstock.cli.client import Client, Doc
+from penstock.cli.formats import Cell, parse_format
+from penstock.cli.group import SETTINGS, json_option, with_client
+from penstock.cli.screen import paint, say, say_json, shown
+from penstock.model.duration import format_duration
+
+__all__ = ["queue"]
+
+_LIST = "+:{queue:<8} {en:>2} {st:>2} {tdefault:>8} {tlimit:>8} {pending:>8} {running:>8} ?:{policy:<10}"
+_HEADINGS = {
+    name: name.upper() for name in ("queue", "en", "st", "tdefault", "tlimit", "pending", "running", "policy")
+}
+
+
+@click.group(context_settings=SETTINGS)
+def queue() -> None:
+    """The queues: who may submit, and whether jobs start."""
+
+
+@queue.command("list", context_settings=SETTINGS)
+@with_client
+@json_option
+@click.option("-n", "--no-header", is_flag=True, help="Without the line of headings.")
+def list_(client: Client, no_header: bool, output_format: str) -> None:
+    """List the queues; * marks the default one."""
+    answer = client.get("/v1/queues")
+    if output_format == "json":
+        say_json(answer)
+        return
+    lines = parse_format(_LIST, _HEADINGS).lines(answer["queues"], _cell, header=not no_header)
+    for index, pieces in enumerate(lines):
+        text = "".join(pieces)
+        say(paint(text, "bold") if index == 0 and not no_header else text)
+
+
+def _cell(row: Doc, name: str) -> Cell:
+    if name == "queue":
+        return f"{row['name'] or '(all)'}{'*' if row['default'] else ''}"
+    if name in ("en", "st"):
+        return "✔" if row["enabled" if name == "en" else "started"] else "✗"
+    if name in ("tdefault", "tlimit"):
+        seconds = row["duration_default_s" if name == "tdefault" else "duration_max_s"]
+        return format_duration(seconds if seconds else math.inf)
+    found = row.get(name)
+    return found if isinstance(found, (str, int)) else None
+
+
+@queue.command(context_settings=SETTINGS)
+@with_client
+@json_option
+@click.argument("names", nargs=-1)
+@click.option("-v", "--verbose", is_flag=True, help="With the numbers of jobs.")
+def status(client: Client, names: tuple[str, ...], verbose: bool, output_format: str) -> None:
+    """Say whether jobs may be submitted and whether they start."""
+    found = _chosen(client, names)
+    if output_format == "json":
+        say_json({"queues": found})
+        return
+    for each in found:
+        say(_submission(each))
+        say(_scheduling(each))
+        if verbose:
+            prefix = _prefix(each)
+            say(shown(f"{prefix}{each['pending']} jobs pending"))
+            say(shown(f"{prefix}{each['running']} running jobs"))
+
+
+def _chosen(client: Client, names: tuple[str, ...]) -> list[Doc]:
+    found: list[Doc] = client.get("/v1/queues")["queues"]
+    client.meant("queue", *names)
+    known = {each["name"] for each in found}
+    for name in names:
+        if name not in known:
+            hint = client.did_you_mean()
+            raise exits.Ended(exits.FAILED, f"'{name}' is not a valid queue" + (f"; {hint}" if hint else ""))
+    return [each for each in found if not names or each["name"] in names]
+
+
+def _prefix(each: Doc) -> str:
+    return f"{each['name']}: " if each["name"] else ""
+
+
+def _submission(each: Doc) -> str:
+    if each["enabled"]:
+        return shown(f"{_prefix(each)}Job submission is enabled")
+    reason = each["reason_disabled"]
+    return shown(f"{_prefix(each)}Job submission is disabled" + (f": {reason}" if reason else ""))
+
+
+def _scheduling(each: Doc) -> str:
+    if each["started"]:
+        return shown(f"{_prefix(each)}Scheduling is started")
+    reason = each["reason_stopped"]
+    return shown(f"{_prefix(each)}Scheduling is stopped" + (f": {reason}" if reason else ""))
+
+
+def _verb(verb: str, about: str) -> None:
+    @queue.command(verb, context_settings=SETTINGS, help=about)
+    @with_client
+    @json_option
+    @click.argument("names", nargs=-1)
+    @click.option("-a", "--all", "everything", is_flag=True, help="All queues.")
+    @click.option("-m", "--message", metavar="REASON", default="", help="Why.")
+    def change(
+        client: Client, names: tuple[str, ...], everything: bool, message: str, output_format: str
+    ) -> None:
+        found = _chosen(client, names)
+        if not names and not everything and len(found) > 1:
+            raise exits.Ended(exits.USAGE, "Named queues are defined. Specify queues or use --all.")
+        reason = message or ("disabled by administrator" if verb == "disable" else "")
+        targets = [each["name"] for each in found] if names else ["-"]
+        changed: list[Doc] = []
+        for name in targets:
+            changed += client.post(f"/v1/queues/{name or '-'}/{verb}", {"reason": reason})["queues"]
+        if output_format == "json":
+            say_json({"queues": changed})
+            return
+        for each in changed:
+            say(_submission(each) if verb in ("enable", "disable") else _scheduling(each))
+
+
+_verb("enable", "Let jobs be submitted.")
+_verb("disable", "Let no jobs be submitted.")
+_verb("start", "Let jobs start.")
+_verb("stop", "Let no jobs start; running jobs go on.")

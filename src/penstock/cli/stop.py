@@ -1,0 +1,72 @@
+"""`penstock stop`: asks the instance to stop, and returns when it is gone: socket and process."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+import click
+
+from penstock.cli import exits
+from penstock.cli.client import Client, NoInstance, Refused, StreamBroken
+from penstock.cli.group import SETTINGS, json_option, with_client
+from penstock.cli.screen import Progress, say_json
+from penstock.errors import Unavailable
+
+__all__ = ["stop"]
+
+_ASK_S: Final = 0.1
+
+
+@click.command(context_settings=SETTINGS)
+@with_client
+@json_option
+@click.option("--keep-tasks", is_flag=True, help="Leave running jobs alone; the next start takes them up.")
+@click.option("--timeout", type=click.FloatRange(min=0), default=120.0, metavar="SECONDS", show_default=True)
+def stop(client: Client, keep_tasks: bool, timeout: float, output_format: str) -> int:
+    """Stop the instance. Jobs that wait are kept; jobs that run are ended unless --keep-tasks."""
+    pid = int(client.get("/v1/status")["instance"]["pid"])
+    client.post("/v1/shutdown", {"keep_tasks": keep_tasks})
+    began = time.monotonic()
+    progress = Progress("stopping", max(1, int(timeout)))
+    while _is_there(client, pid):
+        passed = time.monotonic() - began
+        if passed > timeout:
+            progress.close()
+            raise exits.Ended(exits.FAILED, f"the instance (pid {pid}) has not stopped after {timeout:g} s")
+        progress.show(int(passed), f"s{_running(client)}")
+        time.sleep(_ASK_S)
+    progress.close()
+    if output_format == "json":
+        say_json({"stopped": pid, "seconds": round(time.monotonic() - began, 3)})
+    return exits.OK
+
+
+def _is_there(client: Client, pid: int) -> bool:
+    if client.places.socket.exists():
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            return stream.read().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False
+
+
+def _running(client: Client) -> str:
+    """How many jobs still run, if it can be asked."""
+    try:
+        running = client.get("/v1/status")["jobs"]["running"]
+    except (NoInstance, StreamBroken, Refused, Unavailable):
+        return ""
+    return f", {running} jobs still run"

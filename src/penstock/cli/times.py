@@ -1,0 +1,62 @@
+"""Points in time as people type and read them. The present is an argument, never asked for here."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime, timedelta
+
+from penstock.errors import BadRequest
+from penstock.model.duration import format_duration, parse_duration
+
+__all__ = ["clock", "day_and_time", "parse_when", "span"]
+
+_CLOCK = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?")
+
+
+def parse_when(text: str, now: float, *, past: bool = False) -> float:
+    """Seconds since 1970 for `now`, `+1h`, `-30m`, `14:30`, or an ISO date and time.
+
+    A time of day is the next one, or the last one if `past`.
+    """
+    body = text.strip()
+    if body == "now":
+        return now
+    if body[:1] in ("+", "-"):
+        span_s = parse_duration(body[1:])
+        if not math.isinf(span_s):
+            return now + span_s if body[0] == "+" else now - span_s
+    if match := _CLOCK.fullmatch(body):
+        today = datetime.fromtimestamp(now).astimezone()
+        at = today.replace(hour=int(match[1]), minute=int(match[2]), second=int(match[3] or 0), microsecond=0)
+        if past and at.timestamp() > now:
+            at -= timedelta(days=1)
+        elif not past and at.timestamp() <= now:
+            at += timedelta(days=1)
+        return at.timestamp()
+    try:
+        return datetime.fromisoformat(body).astimezone().timestamp()
+    except (ValueError, OverflowError):
+        raise BadRequest(
+            "not a point in time",
+            where="time",
+            found=repr(text[:80]),
+            expected="now, +1h, -30m, 14:30, 2026-06-21 or 2026-06-21T08:00",
+        ) from None
+
+
+def clock(at: float, now: float) -> str:
+    """`14:05` today, `Nov17 14:05` on another day."""
+    when, today = datetime.fromtimestamp(at), datetime.fromtimestamp(now)
+    return when.strftime("%H:%M:%S" if when.date() == today.date() else "%b%d %H:%M")
+
+
+def day_and_time(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def span(seconds: float) -> str:
+    """A span without a false precision: whole seconds above ten."""
+    if seconds < 0:
+        return f"-{span(-seconds)}"
+    return format_duration(round(seconds) if seconds >= 10 else round(seconds, 1))

@@ -1,0 +1,56 @@
+"""`penstock hold`, `release` and `urgency`: who goes first."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.client import Client, Doc, job_path
+from penstock.cli.group import SETTINGS, json_option, with_client
+from penstock.cli.jobspecs import parse_urgency
+from penstock.cli.screen import say, say_json
+from penstock.model.job import URGENCY_DEFAULT, URGENCY_EXPEDITE, URGENCY_HOLD
+from penstock.model.jobid import parse_jobid
+
+__all__ = ["hold", "release", "urgency"]
+
+
+@click.command(context_settings=SETTINGS)
+@with_client
+@json_option
+@click.argument("ids", nargs=-1, required=True)
+def hold(client: Client, ids: tuple[str, ...], output_format: str) -> None:
+    """Hold jobs back: they do not start before `penstock release`."""
+    _change(client, ids, URGENCY_HOLD, output_format)
+
+
+@click.command(context_settings=SETTINGS)
+@with_client
+@json_option
+@click.argument("ids", nargs=-1, required=True)
+def release(client: Client, ids: tuple[str, ...], output_format: str) -> None:
+    """Let held jobs go on, with the default urgency."""
+    _change(client, ids, URGENCY_DEFAULT, output_format)
+
+
+@click.command(context_settings=SETTINGS)
+@with_client
+@json_option
+@click.argument("id_", metavar="ID")
+@click.argument("value", metavar="URGENCY")
+@click.option("-v", "--verbose", is_flag=True, help="Say what it was before.")
+def urgency(client: Client, id_: str, value: str, verbose: bool, output_format: str) -> None:
+    """Change the urgency of a job that waits: 0..31, hold, default or expedite."""
+    (answer,) = _change(client, (id_,), parse_urgency(value), output_format)
+    if verbose and output_format != "json":
+        words = {URGENCY_HOLD: "job held", URGENCY_EXPEDITE: "job expedited"}
+        say(words.get(answer["urgency"], f"old urgency: {answer['old']}"))
+
+
+def _change(client: Client, ids: tuple[str, ...], value: int, output_format: str) -> list[Doc]:
+    client.meant("job", *ids)
+    for text in ids:
+        parse_jobid(text)
+    answers = [client.post(job_path(text, "urgency"), {"urgency": value}) for text in ids]
+    if output_format == "json":
+        say_json({"jobs": [{"id": text, **answer} for text, answer in zip(ids, answers, strict=True)]})
+    return answers

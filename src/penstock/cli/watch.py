@@ -1,0 +1,58 @@
+"""`penstock jobs --watch`: the table, drawn anew every second by rich, until ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from penstock.cli.client import Client, NoInstance, StreamBroken
+from penstock.cli.exits import USAGE, Ended
+from penstock.cli.fields import HEADINGS
+from penstock.cli.formats import parse_format
+from penstock.cli.jobs import job_table
+from penstock.cli.screen import is_terminal
+from penstock.cli.times import day_and_time
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["watch"]
+
+_STEP_S: Final = 1.0
+
+
+def watch(client: Client, query: dict[str, object], form: str) -> None:
+    if not is_terminal(sys.stdout):
+        raise Ended(USAGE, "--watch needs a terminal; `penstock jobs -o json` is for programs")
+    from rich.console import Console
+    from rich.live import Live
+
+    table = parse_format(form, HEADINGS)
+    console = Console(highlight=False)
+
+    def picture() -> Text:
+        from rich.text import Text
+
+        now = time.time()
+        try:
+            found = client.get("/v1/jobs", **query)["jobs"]
+        except (NoInstance, StreamBroken) as error:
+            return Text(f"{day_and_time(now)}  {error}")
+        running = sum(job["state"] in ("RUN", "CLEANUP") for job in found)
+        pending = sum(job["state"] in ("DEPEND", "PRIORITY", "SCHED") for job in found)
+        lines = job_table(table, found, now, columns=console.width)
+        room = max(3, console.height - 3)
+        if len(lines) > room:
+            lines = [*lines[:room], f"... and {len(lines) - room} more"]
+        title = f"{day_and_time(now)}  {running} running, {pending} pending  (ctrl-C ends)"
+        return Text.from_ansi("\n".join([title, "", *lines]), no_wrap=True)
+
+    try:
+        with Live(picture(), console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                live.refresh()
+                time.sleep(_STEP_S)
+                live.update(picture())
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,628 @@
+"""The API's questions and wishes, put to a running instance.
+
+Questions are answered between the turns of the loop, so what is told is durable; the history comes from the
+store. Wishes are fulfilled by the scheduler and answered once that is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from penstock.errors import BadRequest, PenstockError
+from penstock.instance.loop import Instance
+from penstock.model.hostlist import parse_hostlist
+from penstock.model.idset import parse_idset
+from penstock.model.job import JobEvent, JobState
+from penstock.model.jobid import encode_jobid
+from penstock.sched.ask import payload_of
+from penstock.sched.core import live_of
+from penstock.sched.dependencies import parse_dependencies
+from penstock.sched.job import Job
+from penstock.sched.reasons import Why
+from penstock.sched.records import JobLive, JobNew
+from penstock.sched.requests import UnknownJobId
+from penstock.sched.state import Scheduler
+from penstock.store.port import JobFilter
+from penstock.web.outputs import follow_files
+from penstock.web.service import CancelSelection, Doc, JobsQuery, Stream, Submission
+from penstock.web.views import Beside, job_doc, members_doc, rset_doc, spans_of, why_doc
+from penstock.world.facts import Requeue
+from penstock.world.wishes import Cancel, Drain, Past, QueueChange, SetUrgency, Signal, Submit, Undrain
+from penstock.world.wishes import Submission as Asked
+
+__all__ = ["Answers", "Surroundings"]
+
+_TIMELINE_BACK_S: Final = 60.0
+_TIMELINE_AHEAD_S: Final = 600.0
+_TIMELINE_JOBS_MAX: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What only the application knows of itself."""
+
+    identity: Mapping[str, object]
+    agents: Callable[[], list[Doc]]
+    database: Callable[[], Doc]
+    settings: Mapping[str, object]
+    output_paths: Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None
+    shutdown: Callable[[bool], None]
+
+
+class Answers:
+    def __init__(self, instance: Instance, around: Surroundings) -> None:
+        self._instance = instance
+        self._around = around
+        self._inactive = 0
+
+    # The instance
+
+    async def status(self) -> Doc:
+        ready = self._instance.is_ready.is_set()
+        counts: Doc = {"pending": None, "running": None, "inactive": None}
+        nodes: Doc = {"up": None, "down": None}
+        if ready:
+            counts, nodes = await self._instance.consult(_count)
+        identity = {
+            **self._around.identity,
+            "pid": os.getpid(),
+            "epoch": self._instance.epoch,
+            "ready": ready,
+        }
+        if not ready:
+            identity["why_not_ready"] = self._instance.why_not_ready
+        return {
+            "instance": identity,
+            "agents": self._around.agents(),
+            "database": self._around.database(),
+            "jobs": counts,
+            "nodes": nodes,
+            "settings": dict(self._around.settings),
+        }
+
+    async def shutdown(self, keep_tasks: bool) -> None:
+        self._around.shutdown(keep_tasks)
+
+    # Jobs
+
+    async def submit(self, jobs: list[Submission], key: str, owner: str) -> list[Doc]:
+        asked = tuple(Asked(job.jobspec.decode(), owner, job.urgency, Requeue(job.requeue)) for job in jobs)
+        past = await self._past(asked)
+        numbers = cast(tuple[int, ...], await self._instance.wish(Submit(asked, key, past)))
+        return [{"id": encode_jobid(number)} for number in numbers]
+
+    async def _past(self, asked: Sequence[Asked]) -> tuple[Past, ...]:
+        """What became of jobs that are over and that some of these depend on."""
+        wanted = sorted({number for one in asked for number in _targets(one.jobspec)})
+        if not wanted:
+            return ()
+        active = await self._instance.consult(lambda scheduler, _: set(scheduler.core.jobs))
+        over = tuple(number for number in wanted if number not in active)
+        rows = await self._instance.store.jobs(JobFilter(ids=over, limit=len(over))) if over else []
+        told: list[Past] = []
+        for row in rows:
+            times = cast(dict[str, float], row.live.detail.get("times", {}))
+            has_exception = bool(row.live.detail.get("exception"))
+            told.append(
+                Past(
+                    row.new.id,
+                    "RUN" in times,
+                    row.live.started_at is not None,
+                    row.live.result == "COMPLETED",
+                    has_exception,
+                )
+            )
+        return tuple(told)
+
+    async def jobs(self, query: JobsQuery) -> list[Doc]:
+        active = [state for state in query.states if state is not JobState.INACTIVE]
+        docs: list[Doc] = []
+        if active:
+            docs = await self._instance.consult(lambda scheduler, now: _active_docs(scheduler, now, query))
+        left = query.limit - len(docs)
+        if left > 0 and (JobState.INACTIVE in query.states or query.results):
+            docs += await self._inactive_docs(query, left)
+        return docs
+
+    async def _inactive_docs(self, query: JobsQuery, limit: int) -> list[Doc]:
+        results = None if JobState.INACTIVE in query.states else tuple(one.value for one in query.results)
+        wanted = JobFilter(
+            ids=query.ids,
+            states=(JobState.INACTIVE.value,),
+            results=results,
+            queue=query.queue or None,
+            name=query.name or None,
+            owner=query.owner or None,
+            since=query.since,
+            limit=limit,
+        )
+        rows = await self._instance.store.jobs(wanted)
+        ranks = await self._ranks()
+        return [job_doc(row.new, row.live, ranks) for row in rows]
+
+    async def _ranks(self) -> dict[str, int]:
+        return await self._instance.consult(lambda scheduler, _: dict(scheduler.core.ranks))
+
+    async def _rows(self, job: int) -> tuple[JobNew, JobLive]:
+        """A job as it is recorded, active or over."""
+        found = await self._instance.consult(lambda scheduler, _: _rows_of(scheduler, job))
+        if found is not None:
+            return found
+        rows = await self._instance.store.jobs(JobFilter(ids=(job,), limit=1))
+        if not rows:
+            raise UnknownJobId(job)
+        return rows[0].new, rows[0].live
+
+    async def _doc(self, job: int) -> Doc:
+        doc = await self._instance.consult(lambda scheduler, now: _active_doc(scheduler, now, job))
+        if doc is not None:
+            return doc
+        new, live = await self._rows(job)
+        return job_doc(new, live, await self._ranks())
+
+    async def job(self, job: int) -> Doc:
+        doc = await self._doc(job)
+        new, live = await self._rows(job)
+        ranks = await self._ranks()
+        doc["jobspec"] = _decoded(new)
+        doc["R"] = rset_doc(new, live, ranks)
+        doc["members"] = members_doc(live)
+        doc["output"] = [
+            {"index": index, "stdout": str(stdout), "stderr": str(stderr)}
+            for index, stdout, stderr in self._outputs(new, live)
+        ]
+        return doc
+
+    def _outputs(self, new: JobNew, live: JobLive) -> list[tuple[int, Path, Path]]:
+        paths = self._around.output_paths
+        payload = _payload(new)
+        if paths is None or payload is None:
+            return []
+        members = cast(list[Doc], live.detail.get("members", []))
+        told: list[tuple[int, Path, Path]] = []
+        for member in members:
+            stdout, stderr = paths(new.id, member["index"], payload)
+            told.append((member["index"], stdout, stderr))
+        return told
+
+    async def eventlog(self, job: int) -> list[Doc]:
+        log = await self._log(job)
+        if not log:
+            raise UnknownJobId(job)
+        return [_event_doc(event) for event in log]
+
+    async def _log(self, job: int) -> list[JobEvent]:
+        active = await self._instance.consult(lambda scheduler, _: _log_of(scheduler, job))
+        return active if active is not None else await self._instance.store.log(job)
+
+    async def follow_eventlog(self, job: int) -> Stream:
+        log = await self._log(job)
+        if not log:
+            raise UnknownJobId(job)
+        return self._followed(job, log)
+
+    async def _followed(self, job: int, log: list[JobEvent]) -> Stream:
+        feed = self._instance.feed.watch(job)
+        told = 0
+        try:
+            waiting = asyncio.ensure_future(anext(feed, None))
+            await asyncio.sleep(0)  # From here on nothing is missed; what came meanwhile is in the log.
+            log = await self._log(job)
+            while True:
+                for event in log[told:]:
+                    yield _event_doc(event)
+                    if event.name == "clean":
+                        return
+                told = len(log)
+                if await waiting is None:
+                    return
+                waiting = asyncio.ensure_future(anext(feed, None))
+                log = await self._log(job)
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await feed.aclose()
+
+    async def why(self, job: int) -> Doc:
+        doc = await self._instance.consult(lambda scheduler, now: _why_doc(scheduler, now, job))
+        if doc is not None:
+            return doc
+        _, live = await self._rows(job)
+        sentence = f"it is over: {live.result}"
+        return why_doc(job, live.state, Why("", sentence), Beside(), ())
+
+    async def cancel(self, selection: CancelSelection, note: str) -> Doc:
+        ids = selection.ids
+        if ids is None:
+            wanted = JobsQuery(states=selection.states, queue=selection.queue, limit=sys.maxsize)
+            ids = await self._instance.consult(lambda scheduler, _: tuple(_select(scheduler, wanted)))
+        done = cast(dict[int, PenstockError | None], await self._instance.wish(Cancel(ids, note)))
+        canceled = [encode_jobid(number) for number, error in done.items() if error is None]
+        errors: list[Doc] = []
+        for number, error in done.items():
+            if error is not None:
+                known = await self._instance.store.jobs(JobFilter(ids=(number,), limit=1))
+                note_told = "job is inactive" if known else "unknown job id"
+                errors.append({"id": encode_jobid(number), "message": note_told})
+        return {"canceled": canceled, "errors": errors}
+
+    async def urgency(self, job: int, urgency: int) -> Doc:
+        old = await self._instance.wish(SetUrgency(job, urgency))
+        return {"old": old, "urgency": urgency}
+
+    async def signal(self, job: int, signum: int) -> None:
+        await self._instance.wish(Signal(job, signum))
+
+    async def wait(self, job: int, timeout_s: float) -> Doc:
+        await self._rows(job)
+        try:
+            async with asyncio.timeout(timeout_s):
+                stream = await self.follow_eventlog(job)
+                try:
+                    async for _ in stream:
+                        pass
+                finally:
+                    await stream.aclose()
+        except TimeoutError:
+            pass
+        return await self._doc(job)
+
+    # Output and events
+
+    async def output(self, job: int, follow: bool) -> AsyncGenerator[tuple[str, Doc], None]:
+        await self._rows(job)
+        return self._output(job, follow)
+
+    async def _output(self, job: int, follow: bool) -> AsyncGenerator[tuple[str, Doc], None]:
+        """What the tasks print and what happens to the job, until it is over."""
+        files = follow_files()
+        events: asyncio.Queue[Doc | None] = asyncio.Queue()
+        follower = asyncio.create_task(self._pump(job, events)) if follow else None
+        try:
+            is_over = not follow
+            while True:
+                new, live = await self._rows(job)
+                for piece in files.read(self._outputs(new, live)):
+                    yield "output", piece
+                if is_over:
+                    break
+                try:
+                    event = await asyncio.wait_for(events.get(), files.pause_s)
+                except TimeoutError:
+                    continue
+                is_over = event is None
+                if event is not None:
+                    yield "job", event
+            for piece in files.rest():
+                yield "output", piece
+            yield "end", await self._doc(job)
+        finally:
+            if follower is not None:
+                follower.cancel()
+                await asyncio.gather(follower, return_exceptions=True)
+
+    async def _pump(self, job: int, events: asyncio.Queue[Doc | None]) -> None:
+        stream = await self.follow_eventlog(job)
+        try:
+            async for event in stream:
+                events.put_nowait(event)
+        finally:
+            await stream.aclose()
+            events.put_nowait(None)
+
+    async def events(self, since: int | None) -> Stream:
+        return self._events(since)
+
+    async def _events(self, since: int | None) -> Stream:
+        feed = self._instance.feed.watch(None, since)
+        try:
+            async for item in feed:
+                yield {
+                    "seq": item.seq,
+                    "id": encode_jobid(item.job),
+                    **_event_doc(item.event),
+                    "state": item.state.value,
+                }
+        finally:
+            await feed.aclose()
+
+    # Nodes and queues
+
+    async def resources(self) -> list[Doc]:
+        return await self._instance.consult(lambda scheduler, _: _node_docs(scheduler))
+
+    async def drain(self, targets: str, reason: str, overwrite: bool) -> list[Doc]:
+        nodes = await self._targets(targets)
+        await self._instance.wish(Drain(nodes, reason, "", overwrite))
+        return [doc for doc in await self.resources() if doc["name"] in nodes]
+
+    async def undrain(self, targets: str) -> list[Doc]:
+        nodes = await self._targets(targets)
+        await self._instance.wish(Undrain(nodes))
+        return [doc for doc in await self.resources() if doc["name"] in nodes]
+
+    async def _targets(self, text: str) -> tuple[str, ...]:
+        """A hostlist of names, or an idset of ranks."""
+        names = {rank: node for node, rank in (await self._ranks()).items()}
+        if not text.strip("0123456789,-[] "):
+            found: list[str] = []
+            for rank in parse_idset(text):
+                if rank not in names:
+                    raise BadRequest(
+                        "no such rank",
+                        where="targets",
+                        found=str(rank),
+                        expected=f"one of {sorted(names)[:8]}",
+                    )
+                found.append(names[rank])
+            return tuple(found)
+        return parse_hostlist(text)
+
+    async def queues(self) -> list[Doc]:
+        return await self._instance.consult(lambda scheduler, _: _queue_docs(scheduler))
+
+    async def change_queue(self, name: str, verb: str, reason: str) -> list[Doc]:
+        every = [queue.name for queue in self._instance.settings.queues]
+        for one in every if name == "-" else [name]:
+            enabled = verb == "enable" if verb in ("enable", "disable") else None
+            started = verb == "start" if verb in ("start", "stop") else None
+            await self._instance.wish(QueueChange(one, enabled, started, reason))
+        return [doc for doc in await self.queues() if name in ("-", doc["name"])]
+
+    # Time
+
+    async def timeline(self, since_s: float | None, until_s: float | None) -> Doc:
+        now = time.time()
+        begin = now - (since_s if since_s is not None else _TIMELINE_BACK_S)
+        past = await self._instance.store.jobs(
+            JobFilter(states=(JobState.INACTIVE.value,), since=begin, limit=_TIMELINE_JOBS_MAX)
+        )
+        told = await self._instance.consult(lambda scheduler, at: _timeline(scheduler, at, begin))
+        rows = {node["name"]: node["spans"] for node in told["nodes"]}
+        for row in past:
+            for node, span in spans_of(row.new, row.live, now).items():
+                if node in rows:
+                    rows[node].append(span)
+            start = _start_doc(row.new, row.live)
+            if start is not None:
+                told["starts"].append(start)
+        ends = [span["to"] for spans in rows.values() for span in spans if span["to"] is not None]
+        told["to"] = now + until_s if until_s is not None else max([*ends, now + 60.0])
+        told["to"] = min(told["to"], now + 100 * _TIMELINE_AHEAD_S) if until_s is None else told["to"]
+        return told
+
+
+# Documents of what is active; to be called between turns
+
+
+def _count(scheduler: Scheduler, _now: float) -> tuple[Doc, Doc]:
+    jobs = scheduler.core.jobs.values()
+    pending = sum(1 for job in jobs if job.state.is_pending)
+    up = sum(1 for node in scheduler.core.cluster.nodes.values() if node.vertex.up)
+    total = len(scheduler.core.cluster.nodes)
+    return (
+        {"pending": pending, "running": len(jobs) - pending, "inactive": None},
+        {"up": up, "down": total - up},
+    )
+
+
+def _new_of(job: Job) -> JobNew:
+    return JobNew(job.id, job.owner, job.spec.name, job.seen_at, job.plain, job.work)
+
+
+def _rows_of(scheduler: Scheduler, number: int) -> tuple[JobNew, JobLive] | None:
+    job = scheduler.core.jobs.get(number)
+    return (_new_of(job), live_of(job)) if job is not None else None
+
+
+def _log_of(scheduler: Scheduler, number: int) -> list[JobEvent] | None:
+    job = scheduler.core.jobs.get(number)
+    return list(job.log) if job is not None else None
+
+
+def _select(scheduler: Scheduler, query: JobsQuery) -> list[int]:
+    """Active jobs that a query wants: pending in the order of the queue, then running, newest first."""
+    core = scheduler.core
+    chosen = [
+        job
+        for job in core.jobs.values()
+        if job.state in query.states
+        and (query.ids is None or job.id in query.ids)
+        and query.queue in ("", job.queue)
+        and query.name in ("", job.spec.name)
+        and query.owner in ("", job.owner)
+    ]
+    pending = [job for job in chosen if job.state.is_pending]
+    running = [job for job in chosen if not job.state.is_pending]
+    pending.sort(key=lambda job: (-job.priority, job.seen_at, job.id))
+    running.sort(key=lambda job: (-(job.placed_at or 0), -job.id))
+    return [job.id for job in (*pending, *running)]
+
+
+def _active_docs(scheduler: Scheduler, now: float, query: JobsQuery) -> list[Doc]:
+    memo: dict[int, Why] = {}
+    ahead = scheduler.jobs_ahead() if len(scheduler.core.pending) else {}
+    chosen = _select(scheduler, query)[: query.limit]
+    return [_doc_of(scheduler, scheduler.core.jobs[number], now, memo, ahead) for number in chosen]
+
+
+def _active_doc(scheduler: Scheduler, now: float, number: int) -> Doc | None:
+    job = scheduler.core.jobs.get(number)
+    return _doc_of(scheduler, job, now, {}, scheduler.jobs_ahead()) if job is not None else None
+
+
+def _doc_of(scheduler: Scheduler, job: Job, now: float, memo: dict[int, Why], ahead: dict[int, int]) -> Doc:
+    beside = _beside(job, scheduler.why(job.id, now, memo), ahead)
+    return job_doc(_new_of(job), live_of(job), scheduler.core.ranks, beside)
+
+
+def _beside(job: Job, why: Why, ahead: dict[int, int]) -> Beside:
+    return Beside(
+        job.forecast if job.state is JobState.SCHED else None,
+        why,
+        ahead.get(job.id),
+        tuple(sorted(job.open_dependencies)),
+        job.spec.begin_at if job.is_begin_waiting else None,
+    )
+
+
+def _why_doc(scheduler: Scheduler, now: float, number: int) -> Doc | None:
+    job = scheduler.core.jobs.get(number)
+    if job is None:
+        return None
+    why = scheduler.why(number, now)
+    ahead = scheduler.jobs_ahead()
+    first = sorted(ahead, key=lambda other: ahead[other])[: min(ahead.get(number, 0), 5)]
+    return why_doc(number, job.state, why, _beside(job, why, ahead), first)
+
+
+def _node_docs(scheduler: Scheduler) -> list[Doc]:
+    core = scheduler.core
+    docs: list[Doc] = []
+    for name, known in sorted(core.cluster.nodes.items(), key=lambda item: item[1].rank):
+        drain = core.drains.get(name)
+        free = dict.fromkeys(("core", "gpu"), 0)
+        total = dict.fromkeys(("core", "gpu"), 0)
+        for vertex in known.vertex.below():
+            if vertex.type in total:
+                total[vertex.type] += vertex.size
+                booked = vertex.state is not None and any(one.units for one in vertex.state.bookings.values())
+                free[vertex.type] += 0 if booked else vertex.size
+        jobs = sorted(
+            {core.job_of_member[key] for key in core.members_on.get(name, ()) if key in core.job_of_member}
+        )
+        in_use = bool(jobs) or free["core"] < total["core"]
+        docs.append(
+            {
+                "name": name,
+                "rank": known.rank,
+                "state": "down" if not known.vertex.up else "allocated" if in_use else "free",
+                "up": known.fact.up,
+                "drained": drain is not None,
+                "drain_reason": drain.reason if drain is not None else "",
+                "drained_at": drain.at if drain is not None else None,
+                "why": known.fact.why,
+                "cores": total["core"],
+                "gpus": total["gpu"],
+                "cores_free": free["core"],
+                "gpus_free": free["gpu"],
+                "properties": sorted(known.vertex.properties),
+                "jobs": [encode_jobid(job) for job in jobs],
+            }
+        )
+    return docs
+
+
+def _queue_docs(scheduler: Scheduler) -> list[Doc]:
+    core = scheduler.core
+    docs: list[Doc] = []
+    for place, queue in enumerate(core.settings.queues):
+        state = core.queue_state(queue.name)
+        mine = [job for job in core.jobs.values() if job.queue == queue.name]
+        pending = sum(1 for job in mine if job.state.is_pending)
+        docs.append(
+            {
+                "name": queue.name,
+                "default": place == 0,
+                "enabled": state.enabled,
+                "started": state.started,
+                "reason_disabled": state.reason_disabled,
+                "reason_stopped": state.reason_stopped,
+                "policy": str(queue.backfill),
+                "duration_default_s": queue.duration_default_s,
+                "duration_max_s": queue.duration_max_s,
+                "constraint": queue.constraint_text,
+                "pending": pending,
+                "running": len(mine) - pending,
+            }
+        )
+    return docs
+
+
+def _timeline(scheduler: Scheduler, now: float, begin: float) -> Doc:
+    core = scheduler.core
+    known = sorted(core.cluster.nodes.items(), key=lambda item: item[1].rank)
+    rows: dict[str, list[Doc]] = {name: [] for name, _ in known}
+    starts: list[Doc] = []
+    for job in core.jobs.values():
+        new, live = _new_of(job), live_of(job)
+        for node, span in spans_of(new, live, now).items():
+            if node in rows:
+                rows[node].append(span)
+        start = _start_doc(new, live)
+        if start is not None:
+            starts.append(start)
+    for number, planned in core.planned.items():
+        waiting = core.jobs.get(number)
+        if waiting is None or waiting.state is not JobState.SCHED:
+            continue
+        for node, cores in planned.units:
+            if node in rows:
+                kind = "reserved" if planned.is_reservation else "forecast"
+                rows[node].append(
+                    {
+                        "job": encode_jobid(number),
+                        "name": waiting.spec.name,
+                        "from": float(planned.start_s),
+                        "to": None if planned.end_s is None else float(planned.end_s),
+                        "kind": kind,
+                        "cores": cores,
+                    }
+                )
+    capacity = {name: sum(1 for vertex in one.vertex.below() if vertex.type == "core") for name, one in known}
+    nodes = [{"name": name, "cores": capacity[name], "spans": spans} for name, spans in rows.items()]
+    return {"now": now, "from": begin, "to": now, "nodes": nodes, "starts": starts}
+
+
+def _start_doc(new: JobNew, live: JobLive) -> Doc | None:
+    """What a job was promised, and when it really began."""
+    promise = cast(list[float] | None, live.detail.get("promise"))
+    if not promise:
+        return None
+    begun = cast(float | None, live.detail.get("placed_at"))
+    return {
+        "job": encode_jobid(new.id),
+        "name": new.name,
+        "promised_first": promise[0],
+        "promised_last": promise[1],
+        "started_at": begun,
+        "error_s": None if begun is None else begun - promise[0],
+    }
+
+
+def _event_doc(event: JobEvent) -> Doc:
+    return {"timestamp": event.at, "name": event.name, "context": event.context}
+
+
+def _decoded(new: JobNew) -> Any:
+    text = new.spec.get("jobspec")
+    return msgspec.json.decode(text) if isinstance(text, str) else None
+
+
+def _payload(new: JobNew) -> Mapping[str, object] | None:
+    """What the driver got of a submitted job."""
+    text = new.spec.get("jobspec")
+    if not isinstance(text, str):
+        return None
+    return {**payload_of(text), "id_f58": encode_jobid(new.id), "owner": new.owner}
+
+
+def _targets(text: str) -> list[int]:
+    if '"dependencies"' not in text:
+        return []
+    found = msgspec.json.decode(text)
+    system = found.get("attributes", {}).get("system", {}) if isinstance(found, dict) else {}
+    try:
+        depends, _ = parse_dependencies(system.get("dependencies") if isinstance(system, dict) else None)
+    except PenstockError:
+        return []  # The scheduler refuses it with the reason.
+    return [dependency.job for dependency in depends if dependency.job]

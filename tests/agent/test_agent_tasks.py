@@ -1,0 +1,297 @@
+"""What a task sees and how it ends, with a real agent, judged by what the tasks themselves write."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.agent.home import Home
+from penstock.agent.processes import bearers
+from penstock.agent.records import Stage, Warn
+from penstock.agent.wire import Answered, Shutdown
+from tests.agent.rig import Rig, processes_with, small_disk, until
+
+FOREVER = "while :; do sleep 0.05; done"
+
+
+def test_a_task_runs_and_its_output_environment_and_status_are_kept() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        script = 'pwd; env; echo oops >&2; [ -d "$FLUX_JOB_TMPDIR" ] && : > "$FLUX_JOB_TMPDIR/x"; exit 3'
+        tmpdir = str(rig.home / "tmp" / "jobtmp-0-f2")
+        spec = rig.spec(script, rank=1, size=4, nnodes=2, local_id=1, tmpdir=tmpdir, gpus="0,2")
+        assert client.start(spec).outcome is Answered.APPLIED
+        ended = client.wait("1/1/0")
+        assert (ended.status, ended.cause) == (3 << 8, "")
+        lines = rig.stdout().splitlines()
+        assert lines[0] == str(rig.work)
+        for line in (
+            "FLUX_JOB_ID=ƒ2",
+            "FLUX_JOB_SIZE=4",
+            "FLUX_JOB_NNODES=2",
+            "FLUX_TASK_RANK=1",
+            "FLUX_TASK_LOCAL_ID=1",
+            f"FLUX_JOB_TMPDIR={tmpdir}",
+            "CUDA_VISIBLE_DEVICES=0,2",
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            "PENSTOCK_JOB_ID=1",
+            f"WORK={rig.work}",
+        ):
+            assert line in lines
+        assert not any(line.startswith(("HOME=", "PYTEST")) for line in lines)
+        assert rig.stderr() == "oops\n"
+        assert os.stat(rig.base / "out" / "out").st_mode & 0o777 == 0o600
+        until(lambda: not os.path.exists(tmpdir), "the job's directory is removed")
+
+
+def test_lines_can_be_labelled_and_none_is_lost() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        client.start(rig.spec("seq 1 3000; printf end; echo err >&2", rank=7, label_io=True))
+        assert client.wait("1/1/0").status == 0
+        assert rig.stdout().splitlines() == [f"7: {n}" for n in range(1, 3001)] + ["7: end"]
+        assert rig.stderr() == "7: err\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "text"),
+    [
+        (("nosuch-command",), 127 << 8, "start failed: nosuch-command: No such file or directory"),
+        (("/etc/passwd",), 126 << 8, "start failed: /etc/passwd: Permission denied"),
+        (("a\0b",), 126 << 8, "start failed"),
+    ],
+)
+def test_a_command_that_cannot_be_started_says_why(command: tuple[str, ...], status: int, text: str) -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        client.start(rig.spec("", command=command))
+        ended = client.wait("1/1/0")
+        assert ended.status == status
+        assert text in ended.cause
+
+
+def test_without_its_directory_a_task_runs_in_tmp_and_is_told() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        client.start(rig.spec("pwd", cwd="/no/such/place"))
+        assert client.wait("1/1/0").status == 0
+        assert rig.stdout() == "/tmp\n"
+        expected = (
+            "Could not change dir to /no/such/place: No such file or directory. Going to /tmp instead\n"
+        )
+        assert rig.stderr().endswith(expected)
+
+
+def test_an_output_file_that_cannot_be_opened_is_the_cause_of_the_end() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        client.start(rig.spec("echo ran >> ran", stdout="/proc/no/out", marks=str(rig.base / "marks")))
+        ended = client.wait("1/1/0")
+        assert ended.status == 126 << 8
+        assert ended.cause == "could not open output file /proc/no/out: No such file or directory"
+        assert rig.lines("ran") == []
+
+
+def test_a_named_file_is_emptied_once_for_each_attempt_whoever_comes_first() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        shared = rig.work / "shared"
+        shared.write_text("old\n")
+        marks = str(rig.base / "marks")
+        for attempt, members in ((1, ("a", "b")), (2, ("c",))):
+            for member in members:
+                spec = rig.spec(
+                    f"echo {member}", member, stdout="shared", stderr="", marks=marks, attempt=attempt
+                )
+                client.start(spec)
+                assert client.wait(member).status == 0
+            assert shared.read_text().split() == list(members)
+
+
+def test_at_its_limit_a_task_gets_sigalrm() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        client.start(rig.spec("exec sleep 1000", end_at=time.time() + 0.3))
+        ended = client.wait("1/1/0")
+        assert (ended.status, ended.cause) == (signal.SIGALRM, "timeout")
+
+
+def test_a_task_that_ignores_its_limit_is_killed_with_all_it_has_started() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        script = f"trap 'echo alarm >> seen' ALRM; trap 'echo warned >> seen' USR1; sleep 4321.5 & {FOREVER}"
+        warn = Warn(signal.SIGUSR1, 0.6)
+        began = time.monotonic()
+        client.start(rig.spec(script, end_at=time.time() + 1.0, grace_s=0.4, warn=warn))
+        ended = client.wait("1/1/0")
+        assert (ended.status, ended.cause) == (signal.SIGKILL, "timeout")
+        assert 1.3 < time.monotonic() - began < 8
+        assert rig.lines("seen") == ["warned", "alarm"]
+        assert processes_with("4321.5") == []
+
+
+def test_a_task_whose_limit_has_passed_is_not_started() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        client.start(rig.spec("echo ran >> ran", end_at=time.time() - 1))
+        ended = client.wait("1/1/0")
+        assert (ended.status, ended.cause) == (signal.SIGALRM, "timeout")
+        assert rig.lines("ran") == []
+
+
+def test_descendants_that_hide_are_gone_before_the_end_is_told() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        hide = (
+            "(setsid sh -c 'env -i sleep 5432.1 & echo up >> up' &) ; while [ ! -s up ]; do sleep 0.01; done"
+        )
+        client.start(rig.spec(hide))
+        assert client.wait("1/1/0").status == 0
+        assert rig.lines("up") == ["up"]
+        assert processes_with("5432.1") == []
+
+
+def test_a_signal_alone_does_not_end_a_task_and_is_sent_once() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        client.start(rig.spec(f"trap 'echo usr >> seen' USR1; trap 'exit 5' TERM; echo up >> up; {FOREVER}"))
+        until(lambda: rig.lines("up"), "the task runs")
+        for _ in range(3):
+            assert client.end("1/1/0", signal.SIGUSR1, None, key="7").outcome is Answered.APPLIED
+        until(lambda: rig.lines("seen"), "the signal is seen")
+        assert client.end("1/1/0", signal.SIGTERM, 5.0, key="8", why="cancel").outcome is Answered.APPLIED
+        ended = client.wait("1/1/0")
+        assert (ended.status, ended.cause) == (5 << 8, "cancel")
+        assert rig.lines("seen") == ["usr"]
+        assert client.end("1/1/0", key="9").outcome is Answered.GONE
+
+
+def test_after_its_grace_a_task_is_killed() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        client.start(rig.spec(f"trap 'echo term >> seen' TERM; echo up >> up; {FOREVER}"))
+        until(lambda: rig.lines("up"), "the task runs")
+        client.end("1/1/0", signal.SIGTERM, 0.3)
+        assert client.wait("1/1/0").status == signal.SIGKILL
+        assert rig.lines("seen") == ["term"]
+
+
+def test_what_is_ended_or_forgotten_before_it_comes_never_starts_even_after_a_restart() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        assert client.end("a").outcome is Answered.GONE
+        assert client.forget("b").outcome is Answered.APPLIED
+        for _ in range(2):
+            for member in ("a", "b"):
+                assert client.start(rig.spec("echo ran >> ran", member)).outcome is Answered.GONE
+            rig.kill_agent()
+            client = rig.agent()
+        assert rig.lines("ran") == []
+        client.release("a")
+        assert client.start(rig.spec("echo ran >> ran", "a")).outcome is Answered.APPLIED
+        client.wait("a")
+
+
+def test_a_task_that_has_started_cannot_be_forgotten() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        client.start(rig.spec("sleep 1000"))
+        assert client.forget("1/1/0").outcome is Answered.CONFLICT
+        client.end("1/1/0", signal.SIGKILL, 0)
+        client.wait("1/1/0")
+
+
+def test_the_same_task_sent_again_runs_once() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        for _ in range(3):
+            assert client.start(rig.spec("echo ran >> ran")).outcome is Answered.APPLIED
+        client.wait("1/1/0")
+        assert client.start(rig.spec("echo ran >> ran")).outcome is Answered.APPLIED
+        assert rig.lines("ran") == ["ran"]
+        client.release("1/1/0")
+        until(lambda: rig.files_of("1/1/0") == [], "its directory is removed")
+        assert client.probe("1/1/0").outcome is Answered.GONE
+
+
+def test_the_number_of_tasks_is_bounded() -> None:
+    with Rig() as rig:
+        client = rig.agent("", "--tasks-max", "1")
+        assert client.start(rig.spec("sleep 1000", "a")).outcome is Answered.APPLIED
+        refused = client.start(rig.spec("true", "b"))
+        assert refused.outcome is Answered.CONFLICT
+        assert "may have no more" in refused.detail
+
+
+def test_an_agent_that_is_told_to_leaves_its_tasks_and_the_next_one_has_them() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        client.start(rig.spec("echo up >> up; while [ ! -e go ]; do sleep 0.02; done; exit 4"))
+        until(lambda: rig.lines("up"), "the task runs")
+        agent = rig.agents[-1]
+        agent.terminate()
+        assert agent.wait(10) == 0
+        (rig.work / "go").touch()
+        until(lambda: "exit.json" in rig.files_of("1/1/0"), "the exit is written without an agent")
+        client = rig.agent()
+        assert client.wait("1/1/0").status == 4 << 8
+        assert rig.lines("up") == ["up"]
+
+
+def test_a_shutdown_that_kills_ends_every_task_first() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        for member in ("a", "b"):
+            client.start(rig.spec("exec sleep 1000", member))
+            client.wait(member, Stage.RUNNING)
+        client.send(Shutdown(1, kill=True))
+        assert {client.wait(member).cause for member in ("a", "b")} == {"shutdown"}
+        assert rig.agents[-1].wait(10) == 0
+
+
+def test_a_full_disk_refuses_a_start_and_delays_an_exit_but_loses_neither() -> None:
+    with Rig() as rig, small_disk(rig.home, "256k") as there:
+        if not there:
+            pytest.skip("this user cannot mount a small file system")
+        client = rig.agent()
+        client.start(rig.spec("echo up >> up; while [ ! -e go ]; do sleep 0.02; done; exit 6", "a"))
+        until(lambda: rig.lines("up"), "the task runs")
+        ballast = _fill(rig.home)
+        refused = client.start(rig.spec("echo ran >> ran", "b"))
+        assert refused.outcome is Answered.CONFLICT
+        assert refused.detail == f"no space left on {rig.home}"
+        assert rig.files_of("b") == []
+        (rig.work / "go").touch()
+        token = rig.tokens()[0]
+        until(lambda: not bearers(token), "the command has ended")
+        assert "exit.json" not in rig.files_of("a")
+        ballast.unlink()
+        assert client.wait("a").status == 6 << 8
+        assert client.start(rig.spec("echo ran >> ran", "b")).outcome is Answered.APPLIED
+        client.wait("b")
+        assert rig.lines("ran") == ["ran"]
+        rig.kill_agent()
+
+
+def _fill(path: Path) -> Path:
+    ballast = path / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        size = 1 << 16
+        while size:
+            try:
+                file.write(b"x" * size)
+            except OSError:
+                size //= 2
+    return ballast
+
+
+def test_a_supervisor_is_known_by_its_lock() -> None:
+    with Rig() as rig:
+        client = rig.agent()
+        client.start(rig.spec("sleep 1000"))
+        client.wait("1/1/0", Stage.RUNNING)
+        assert Home(rig.home).task("1/1/0").try_lock() is None

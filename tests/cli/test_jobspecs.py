@@ -1,0 +1,214 @@
+"""The table of options and what Flux makes of them, row by row; and every little language of the options."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.cli.jobspecs import (
+    Shape,
+    Wish,
+    build_jobspec,
+    parse_dependency,
+    parse_signal,
+    parse_time_limit,
+    parse_urgency,
+    select_environment,
+    substitute,
+)
+from penstock.cli.requires import parse_requires
+from penstock.cli.times import parse_when
+from penstock.errors import BadRequest
+from penstock.model.jobspec import parse_jobspec
+from tests.web.canned import NOW
+
+
+def slot(count: int, cores: int, gpus: int = 0) -> dict[str, Any]:
+    inside: list[dict[str, Any]] = [{"type": "core", "count": cores}]
+    if gpus:
+        inside.append({"type": "gpu", "count": gpus})
+    return {"type": "slot", "count": count, "with": inside, "label": "task"}
+
+
+def node(count: int, inside: dict[str, Any], exclusive: bool = False) -> dict[str, Any]:
+    made: dict[str, Any] = {"type": "node", "count": count, "with": [inside]}
+    return {**made, "exclusive": True} if exclusive else made
+
+
+PER_SLOT = {"per_slot": 1}
+TABLE = [
+    (Shape(ntasks=4), slot(4, 1), PER_SLOT),
+    (Shape(ntasks=4, cores_per_task=2, gpus_per_task=1), slot(4, 2, 1), PER_SLOT),
+    (Shape(nodes=2, ntasks=4), node(2, slot(2, 1)), PER_SLOT),
+    (Shape(nodes=4, ntasks=5), node(4, slot(2, 1)), {"total": 5}),
+    (Shape(nodes=2), node(2, slot(1, 1), exclusive=True), PER_SLOT),
+    (Shape(nodes=2, ntasks=4, exclusive=True), node(2, slot(2, 1), exclusive=True), PER_SLOT),
+    (Shape(nodes=2, tasks_per_node=3), node(2, slot(1, 1), exclusive=True), PER_SLOT),
+    (Shape(nodes=2, cores=8), node(2, slot(1, 4)), PER_SLOT),
+    (Shape(nodes=2, gpus_per_node=4), node(2, slot(1, 1, 4), exclusive=True), PER_SLOT),
+    (Shape(cores=8), slot(8, 1), PER_SLOT),
+    (Shape(), slot(1, 1), PER_SLOT),
+]
+
+
+@pytest.mark.parametrize(("shape", "resource", "count"), TABLE)
+def test_options_become_resources_as_in_flux(
+    shape: Shape, resource: dict[str, Any], count: dict[str, int]
+) -> None:
+    spec = build_jobspec(Wish(("app",), shape, cwd="/tmp"), NOW)
+    assert spec["resources"] == [resource]
+    assert spec["tasks"] == [{"command": ["app"], "slot": "task", "count": count}]
+    assert list(spec) == ["resources", "tasks", "attributes", "version"]
+    assert parse_jobspec(json.dumps(spec)).version == 1
+
+
+def test_tasks_on_each_node_are_an_option_of_the_shell() -> None:
+    spec = build_jobspec(Wish(("app",), Shape(nodes=2, tasks_per_node=3)), NOW)
+    options = spec["attributes"]["system"]["shell"]["options"]
+    assert options == {"per-resource": {"type": "node", "count": 3}}
+
+
+def test_the_flat_example_byte_for_byte() -> None:
+    wish = Wish(("app",), Shape(ntasks=4, cores_per_task=2, gpus_per_task=1), time_limit="10", cwd="/tmp")
+    assert json.dumps(build_jobspec(wish, NOW), separators=(",", ":")) == (
+        '{"resources":[{"type":"slot","count":4,"with":[{"type":"core","count":2},{"type":"gpu","count":1}],'
+        '"label":"task"}],"tasks":[{"command":["app"],"slot":"task","count":{"per_slot":1}}],'
+        '"attributes":{"system":{"duration":600.0,"environment":{},"cwd":"/tmp"}},"version":1}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (Shape(nodes=3, ntasks=2), "node count must not be greater than task count"),
+        (Shape(exclusive=True), "exclusive can only be set with a node count"),
+        (Shape(ntasks=1, cores=2), "do not mix"),
+        (Shape(nodes=3, cores=8), "do not divide"),
+        (Shape(tasks_per_node=2), "node count is needed"),
+    ],
+)
+def test_shapes_that_contradict_themselves_are_refused(shape: Shape, words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        build_jobspec(Wish(("app",), shape), NOW)
+
+
+def test_a_command_is_needed() -> None:
+    with pytest.raises(BadRequest, match="job command and arguments are missing"):
+        build_jobspec(Wish(()), NOW)
+
+
+def test_all_other_options_are_attributes() -> None:
+    wish = Wish(
+        ("app",), time_limit="1.5h", queue="q", name="n", dependencies=("afterok:f1?x=y", "singleton"),
+        begin_time="+1h", requires="a", output="o", error="e", label_io=True, signal="TERM@2m", cwd="/w",
+        environment={"A": "1"},
+    )  # fmt: skip
+    assert build_jobspec(wish, NOW)["attributes"]["system"] == {
+        "duration": 5400.0,
+        "environment": {"A": "1"},
+        "cwd": "/w",
+        "job": {"name": "n"},
+        "queue": "q",
+        "dependencies": [
+            {"scheme": "afterok", "value": "f1", "x": "y"},
+            {"scheme": "singleton", "value": ""},
+            {"scheme": "begin-time", "value": str(NOW + 3600)},
+        ],
+        "constraints": {"properties": ["a"]},
+        "shell": {
+            "options": {
+                "output": {
+                    "stdout": {"type": "file", "path": "o", "label": True},
+                    "stderr": {"type": "file", "path": "e", "label": True},
+                },
+                "signal": {"signum": 15, "timeleft": 120.0},
+            }
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a,b", {"properties": ["a", "b"]}),
+        ("a|b", {"or": [{"properties": ["a"]}, {"properties": ["b"]}]}),
+        ("-host:n7", {"not": [{"hostlist": ["n7"]}]}),
+        ("rank:0", {"ranks": ["0"]}),
+        ("a host:n[1-2,5]", {"and": [{"properties": ["a"]}, {"hostlist": ["n[1-2,5]"]}]}),
+        ("not (a or b) & c", {"and": [{"not": [{"or": [{"properties": ["a"]}, {"properties": ["b"]}]}]},
+                                      {"properties": ["c"]}]}),
+    ],
+)  # fmt: skip
+def test_constraints(text: str, expected: dict[str, Any]) -> None:
+    assert parse_requires(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a|", "(a", "a)", "x:y", "host:", "|", "(" * 40 + "a"])
+def test_what_is_no_constraint_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="--requires"):
+        parse_requires(text)
+
+
+def test_time_limits_and_urgencies() -> None:
+    assert [parse_time_limit(text) for text in ("30", "1.5", "90s", "2h")] == [1800, 90, 90, 7200]
+    assert [parse_urgency(text) for text in ("hold", "default", "expedite", "7")] == [0, 16, 31, 7]
+    for bad in ("32", "-1", "fast", "٣"):
+        with pytest.raises(BadRequest):
+            parse_urgency(bad)
+    for bad in ("inf", "x"):
+        with pytest.raises(BadRequest):
+            parse_time_limit(bad)
+
+
+def test_signals() -> None:
+    assert parse_signal("") == {"signum": 10, "timeleft": 60.0}
+    assert parse_signal("@10s") == {"signum": 10, "timeleft": 10.0}
+    assert parse_signal("SIGTERM") == parse_signal("term") == parse_signal("15")
+    for bad in ("NONE", "99", "TERM@x"):
+        with pytest.raises(BadRequest):
+            parse_signal(bad)
+
+
+@pytest.mark.parametrize("text", ["afterok", ":f1", "afterok:f1?x", "afterok:f1?value=2"])
+def test_what_is_no_dependency_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="dependency"):
+        parse_dependency(text)
+
+
+def test_points_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    assert parse_when("now", NOW) == NOW
+    assert parse_when("+90s", NOW) == NOW + 90
+    assert parse_when("-1h", NOW) == NOW - 3600
+    assert parse_when("23:13:20", NOW) == NOW + 3600
+    assert parse_when("21:13:20", NOW) == NOW + 23 * 3600
+    assert parse_when("21:13:20", NOW, past=True) == NOW - 3600
+    assert parse_when("2023-11-14T22:13:20", NOW) == NOW
+    for bad in ("soon", "25:00", "+inf", ""):
+        with pytest.raises(BadRequest):
+            parse_when(bad, NOW)
+
+
+def test_the_environment_is_chosen_by_rules() -> None:
+    own = {"HOME": "/h", "A_1": "x", "A_2": "y", "BAD": "\udcff"}
+    assert select_environment(own, ["A_2", "NEW=1=2", "NONE"], ["A_*"]) == (
+        {"HOME": "/h", "A_2": "y", "NEW": "1=2"},
+        ["BAD"],
+    )
+
+
+def test_a_copy_has_its_own_id_in_every_text() -> None:
+    wish = substitute(
+        Wish(("app", "{cc}"), name="n{cc}", output="o{cc}", dependencies=("afterok:{cc}",)), "7"
+    )
+    assert (wish.command, wish.name, wish.output, wish.dependencies) == (
+        ("app", "7"),
+        "n7",
+        "o7",
+        ("afterok:7",),
+    )
