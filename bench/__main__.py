@@ -1,8 +1,8 @@
 """`python -m bench`: every case in a process of its own, one after the other, then a table.
 
 Processes do not run side by side: on few cores they would slow each other down, and even CPU time
-would tell of it. The whole ends within five minutes: each phase has its budget, and what cannot
-begin in time is left out and named.
+would tell of it. The matcher's part ends within five minutes: each phase has its budget, and what cannot
+begin in time is left out and named. The part of the whole instance comes last.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 
 from bench import peer
 from bench.inputs import CASES
+from bench.instance import InstanceReport, measure_long_queue, measure_mock, measure_processes
 from bench.report import Report
 from bench.run import Measurement, PhaseResult
 
@@ -56,8 +57,22 @@ def main() -> int:
         rates = ", ".join(f"{phase.name} {phase.rate:,.1f}/s" for phase in one.phases)
         _tell(f"[{place}/{len(jobs)}] {label}: {rates or 'load'}; load {one.load_cpu_s:.2f} s")
     report = Report(measurements, left_out, time.monotonic() - began, asked.budget_s)
-    print(report.json() if asked.output == "json" else report.markdown())
+    whole = _measure_instance(asked.instance_jobs)
+    if asked.output == "json":
+        told = json.loads(report.json())
+        print(json.dumps({**told, "instance": whole.plain()}, indent=1))
+    else:
+        print(report.markdown() + "\n" + whole.markdown())
     return 1 if left_out else 0
+
+
+def _measure_instance(jobs: int) -> InstanceReport:
+    _tell(f"instance: {jobs} no-op jobs on 1,000 imagined nodes")
+    mock = measure_mock(jobs, 1000)
+    _tell(f"instance: {mock.rate:,.1f} jobs/s; now {jobs // 10} real processes")
+    real = measure_processes(max(jobs // 10, 1))
+    _tell(f"instance: {real.rate:,.1f} jobs/s; now a pass over {jobs * 10} pending jobs")
+    return InstanceReport((mock, real), measure_long_queue(jobs * 10, 50))
 
 
 def _measure_apart(case: str, nodes: int, policy: str, budget_s: float, left_s: float) -> Measurement:
@@ -92,6 +107,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=tuple(CASES))
     parser.add_argument("--sizes", nargs="+", type=int, default=_SIZES, metavar="NODES")
     parser.add_argument("--policies", nargs="+", choices=peer.POLICIES, default=peer.POLICIES)
+    parser.add_argument("--instance-jobs", type=int, default=10_000, help="no-op jobs (%(default)s)")
     parser.add_argument("--budget-s", type=float, default=_BUDGET_S, help="CPU s per phase (%(default)s)")
     return parser.parse_args()
 

@@ -1,0 +1,249 @@
+"""What a whole instance does in a second: submitted through the socket, to the end, everything durable.
+
+Two workloads stand beside the figures of a Flux instance on this kind of machine: no-op jobs on imagined
+nodes (a driver behind the port; queue, PostgreSQL with fsync, API and socket are real), and real processes
+on four agents. The third is a pass over a long queue, in one process and without a store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from penstock.cli.client import Client
+from penstock.drivers.sim.mock import MockWorld
+from penstock.instance.loop import Instance
+from penstock.places import Places, make_places, places_of
+from penstock.sched.records import Recorded
+from penstock.sched.recovery import scheduler_from
+from penstock.sched.settings import DEFAULT_QUEUE, QueueSettings, Settings, parse_backfill
+from penstock.store.opening import open_store
+from penstock.web.answers import Answers, Surroundings
+from penstock.web.app import create_app
+from penstock.web.server import make_socket, serve
+from penstock.world.facts import Capacity, NodeSet, Snapshot
+from penstock.world.wishes import Submission, Submit
+
+__all__ = [
+    "Figure",
+    "InstanceReport",
+    "LongQueue",
+    "measure_long_queue",
+    "measure_mock",
+    "measure_processes",
+]
+
+FLUX_MOCK = (66.0, 94.0)  # jobs a second, submit to inactive
+FLUX_REAL = (23.0, 29.0)
+_CHUNK = 1000
+_READY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    jobs: int
+    seconds: float
+    flux: tuple[float, float]
+    events: int
+
+    @property
+    def rate(self) -> float:
+        return self.jobs / self.seconds
+
+
+@dataclass(frozen=True)
+class LongQueue:
+    """One pass over a long queue: the first, which fills the cluster, and the next, which starts nothing."""
+
+    jobs: int
+    shapes: int
+    started: int
+    first_cpu_s: float
+    next_cpu_s: float
+
+
+@dataclass(frozen=True)
+class InstanceReport:
+    figures: tuple[Figure, ...]
+    queue: LongQueue
+
+    def plain(self) -> dict[str, object]:
+        figures = [{**dataclasses.asdict(figure), "rate": figure.rate} for figure in self.figures]
+        return {"figures": figures, "queue": dataclasses.asdict(self.queue)}
+
+    def markdown(self) -> str:
+        lines = [
+            "| whole instance, submit to inactive | jobs | jobs/s | Flux, jobs/s | ratio | rows of events |",
+            "|---|---|---|---|---|---|",
+        ]
+        for one in self.figures:
+            low, high = one.flux
+            ratio = f"{one.rate / high:.1f} to {one.rate / low:.1f}"
+            told = f"{one.jobs:,} | {one.rate:,.0f} | {low:g} to {high:g} | {ratio} | {one.events:,}"
+            lines.append(f"| {one.name} | {told} |")
+        queue = self.queue
+        lines += [
+            "",
+            f"A pass over {queue.jobs:,} pending jobs of {queue.shapes} shapes: {queue.first_cpu_s:.2f} CPU s "
+            f"for the first, which starts {queue.started:,}; {queue.next_cpu_s * 1000:.0f} CPU ms for the next.",
+        ]
+        return "\n".join(lines)
+
+
+def jobspec(cores: int = 1, duration_s: int = 60, command: str = "true") -> dict[str, Any]:
+    slot = {"type": "slot", "count": 1, "label": "task", "with": [{"type": "core", "count": cores}]}
+    return {
+        "version": 1,
+        "resources": [slot],
+        "tasks": [{"command": [command], "slot": "task", "count": {"per_slot": 1}}],
+        "attributes": {
+            "system": {"duration": duration_s, "environment": {"PATH": "/usr/bin:/bin"}, "cwd": "/tmp"}
+        },
+    }
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Places]:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as base:
+        os.chmod(base, 0o711)
+        yield places_of(f"{base}/s", {**os.environ, "PENSTOCK_RUNTIME": base})
+
+
+def measure_mock(jobs: int, nodes: int, cores: int = 4) -> Figure:
+    """No-op jobs on imagined nodes, EASY, match policy `first`."""
+    with _scratch() as places:
+        command = [sys.executable, "-m", "bench.instance", str(places.state), str(nodes), str(cores)]
+        environment = {**os.environ, "PENSTOCK_RUNTIME": str(places.state.parent)}
+        with subprocess.Popen(command, env=environment) as served:
+            try:
+                return _submit_and_wait("no-op jobs", places, jobs, FLUX_MOCK)
+            finally:
+                served.terminate()
+
+
+def measure_processes(jobs: int, nodes: int = 4, cores: int = 4) -> Figure:
+    """Real `true` processes on real agents."""
+    with _scratch() as places:
+        environment = {**os.environ, "PENSTOCK_RUNTIME": str(places.state.parent)}
+        start = [sys.executable, "-m", "penstock.cli", "start", "--state", str(places.state)]
+        start += ["--nodes", str(nodes), "--cores", str(cores), "--match-policy", "first"]
+        subprocess.run(start, env=environment, check=True, stdout=subprocess.DEVNULL)
+        try:
+            return _submit_and_wait("real `true` processes", places, jobs, FLUX_REAL)
+        finally:
+            stop = [sys.executable, "-m", "penstock.cli", "stop", "--state", str(places.state)]
+            subprocess.run(stop, env=environment, check=False)
+
+
+def _submit_and_wait(name: str, places: Places, jobs: int, flux: tuple[float, float]) -> Figure:
+    client = Client(places)
+    deadline = time.monotonic() + _READY_S
+    while True:
+        with contextlib.suppress(Exception):
+            if client.get("/v1/status")["instance"]["ready"]:
+                break
+        if time.monotonic() > deadline:
+            raise TimeoutError("the instance was not ready in time")
+        time.sleep(0.1)
+    began = time.monotonic()
+    one = {"jobspec": jobspec(), "urgency": 16, "requeue": "never"}
+    for first in range(0, jobs, _CHUNK):
+        client.post("/v1/jobs", {"jobs": [one] * min(_CHUNK, jobs - first)})
+    while True:
+        counts = client.get("/v1/status")["jobs"]
+        if not counts["pending"] and not counts["running"]:
+            break
+        time.sleep(0.02)
+    seconds = time.monotonic() - began
+    return Figure(name, jobs, seconds, flux, _events(places, jobs))
+
+
+def _events(places: Places, jobs: int) -> int:
+    """Rows of `job_events`; every job must have come to its end."""
+    from penstock.store.embedded import EmbeddedPostgres
+
+    with psycopg.connect(EmbeddedPostgres(places).start()) as connection:
+        counted = connection.execute("SELECT count(*) FROM job_events").fetchone()
+        ended = connection.execute("SELECT count(*) FROM jobs WHERE state = 'INACTIVE'").fetchone()
+        fsync = connection.execute("SHOW fsync").fetchone()
+    assert counted is not None
+    assert ended is not None
+    assert ended[0] == jobs, f"{ended[0]} of {jobs} jobs have ended"
+    assert fsync == ("on",)
+    return int(counted[0])
+
+
+def measure_long_queue(jobs: int, shapes: int, nodes: int = 1000, cores: int = 4) -> LongQueue:
+    """CPU seconds of one pass over a queue where almost nothing fits; the first pass, and the next one."""
+    queue = QueueSettings(DEFAULT_QUEUE, parse_backfill("easy"))
+    scheduler = scheduler_from(Settings(queues=(queue,), match_policy="first"), Recorded(), 0.0)
+    told = tuple(NodeSet(f"node{number}", (Capacity("core", cores),)) for number in range(nodes))
+    scheduler.handle([Snapshot(nodes=told)], 0.0)
+    texts = [json.dumps(jobspec(1 + shape % cores, 600 + shape)) for shape in range(shapes)]
+    submissions = tuple(Submission(texts[place % shapes], "bench") for place in range(jobs))
+    for first in range(0, jobs, _CHUNK):
+        scheduler.handle([Submit(submissions[first : first + _CHUNK])], 1.0)
+    spent: list[float] = []
+    for now in (2.0, 3.0):
+        began = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+        passing = scheduler.plan(now, deep=False)
+        for _ in passing:
+            pass
+        spent.append(resource.getrusage(resource.RUSAGE_SELF).ru_utime - began)
+    return LongQueue(jobs, shapes, jobs - len(scheduler.core.pending), spent[0], spent[1])
+
+
+async def _serve_mock(places: Places, nodes: int, cores: int) -> None:
+    make_places(places)
+    listening = make_socket(places.socket)
+    opened = await open_store(None, places)
+    queue = QueueSettings(DEFAULT_QUEUE, parse_backfill("easy"))
+    settings = Settings(queues=(queue,), match_policy="first")
+    instance = Instance(settings, opened.store, MockWorld(nodes, cores))
+    around = Surroundings(
+        identity={
+            "id": "bench",
+            "version": "",
+            "state": str(places.state),
+            "started_at": 0.0,
+            "world": "mock",
+        },
+        agents=list,
+        database=lambda: {"pid": None, "embedded": True, "state": "up"},
+        settings={},
+        output_paths=None,
+        shutdown=lambda _keep: None,
+    )
+    running = asyncio.create_task(instance.run())
+    serving = asyncio.create_task(serve(create_app(Answers(instance, around)), [listening]))
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(15, stopping.set)
+    try:
+        waiting = {asyncio.ensure_future(stopping.wait()), running, serving}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        running.cancel()
+        serving.cancel()
+        await asyncio.gather(running, serving, return_exceptions=True)
+        await opened.store.close()
+        if opened.embedded is not None:
+            opened.embedded.stop()
+
+
+if __name__ == "__main__":
+    _state, _nodes, _cores = sys.argv[1:4]
+    asyncio.run(_serve_mock(places_of(_state, os.environ), int(_nodes), int(_cores)))
