@@ -5,7 +5,8 @@ between turns, when all that it can see is durable. A shallow pass follows whate
 a deep one (with forecasts) comes when nothing else is to be done, and takes a bounded share of the time.
 
 A store that is away ends the present life: what waits is refused, the loop waits for the store, takes over
-again, and goes on from what was recorded. `Fenced` ends the instance: somebody else has taken over.
+again, and goes on from what was recorded. `Fenced` ends the instance: somebody else has taken over. Both are
+also noticed when there is nothing to write: every few seconds nothing at all is recorded.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _DEEP_SHARE: Final = 5  # a deep pass may take one part in so many of the time
 _DEEP_EVERY_S: Final = 0.5
 _REFRESH_S: Final = 30.0  # forecasts grow old while nothing happens
 _PRUNE_EVERY_S: Final = 600.0
+_BEAT_EVERY_S: Final = 2.0
 _INBOX_MAX: Final = 200_000
 
 
@@ -78,6 +80,7 @@ class Instance:
         self._deep_due = 0.0
         self._deep_wanted = True
         self._pruned_at = 0.0
+        self._beat_due = 0.0  # by the monotonic clock
 
     @property
     def epoch(self) -> int:
@@ -153,7 +156,7 @@ class Instance:
             await asyncio.sleep(0)
             return
         now = self._clock()
-        times = [now + _REFRESH_S]
+        times = [now + _REFRESH_S, now + self._beat_due - time.monotonic()]
         wake_at = scheduler.wake_at()
         if wake_at is not None:
             times.append(wake_at)
@@ -203,6 +206,7 @@ class Instance:
         if scheduler.core.cluster.is_complete:
             await self._pass(scheduler)
         await self._prune()
+        await self._beat()
 
     def _answer(self, questions: list[_Question]) -> None:
         for question in questions:
@@ -247,6 +251,12 @@ class Instance:
         if now - self._pruned_at >= _PRUNE_EVERY_S:
             self._pruned_at = now
             await self.store.prune(self.epoch, now, self._retention)
+
+    async def _beat(self) -> None:
+        """Finds out that the store is away, or that somebody else has taken over, though nothing happens."""
+        if time.monotonic() >= self._beat_due:
+            await self.store.record(self.epoch, ())
+            self._beat_due = time.monotonic() + _BEAT_EVERY_S
 
     def _scheduler(self) -> Scheduler:
         assert self._turns.scheduler is not None

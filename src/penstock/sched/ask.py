@@ -17,6 +17,7 @@ from typing import Final
 from penstock.engine.request import SLOT, Group, Placement, Request
 from penstock.errors import BadRequest
 from penstock.model.constraint import And, Constraint
+from penstock.model.duration import format_duration
 from penstock.model.jobspec import Count, Jobspec, Resource, parse_jobspec
 from penstock.sched.dependencies import Dependency, parse_dependencies
 from penstock.sched.settings import QueueSettings, Settings
@@ -67,7 +68,19 @@ def spec_of_submission(submission: Submission, settings: Settings) -> JobSpec:
     jobspec = parse_jobspec(submission.jobspec)
     if len(jobspec.tasks) != 1:
         raise BadRequest("not one task", where="tasks", found=str(len(jobspec.tasks)), expected="exactly one")
+    if not jobspec.resources:
+        raise BadRequest(
+            "nothing is asked for", where="resources", found="[]", expected="at least one resource"
+        )
     task = jobspec.tasks[0]
+    labels = _labels(jobspec.resources)
+    if task.slot not in labels:
+        raise BadRequest(
+            "no such slot",
+            where="tasks[0].slot",
+            found=repr(task.slot),
+            expected=" or ".join(map(repr, labels)),
+        )
     if not task.command:
         raise BadRequest(
             "job command and arguments are missing", where="tasks[0].command", expected="a command"
@@ -83,7 +96,7 @@ def spec_of_submission(submission: Submission, settings: Settings) -> JobSpec:
     depends, begin_at = parse_dependencies(system.get("dependencies"))
     constraint = _both(jobspec.constraint, queue.constraint)
     request = Request((Group(jobspec.resources, constraint),), limit_s, Placement())
-    per_slot, size = _task_count(jobspec)
+    per_slot, size = _per_node(jobspec, system) or _task_count(jobspec)
     return JobSpec(
         name=name,
         queue=queue.name,
@@ -97,6 +110,15 @@ def spec_of_submission(submission: Submission, settings: Settings) -> JobSpec:
         nodes_asked=_nodes_asked(jobspec),
         payload=_payload(name, jobspec, system),
     )
+
+
+def _labels(resources: tuple[Resource, ...]) -> list[str]:
+    """The labels of the slots, which tasks can name."""
+    found: list[str] = []
+    for resource in resources:
+        found += [resource.label] if resource.label else []
+        found += _labels(resource.with_)
+    return found
 
 
 def counts_of(spec: JobSpec) -> dict[str, object]:
@@ -124,8 +146,8 @@ def _limit(duration_s: float, queue: QueueSettings) -> int | None:
         raise BadRequest(
             "the time limit is longer than the queue allows",
             where="attributes.system.duration",
-            found="no limit" if limit_s is None else f"{limit_s} s",
-            expected=f"at most {most} s in queue {queue.name}",
+            found="no limit" if limit_s is None else format_duration(limit_s),
+            expected=f"at most {format_duration(most)} in queue {queue.name}",
         )
     return limit_s
 
@@ -152,6 +174,28 @@ def _task_count(jobspec: Jobspec) -> tuple[int, int]:
             "not a number of tasks", where="tasks[0].count", found=str(count), expected=f"1 to {_MEMBERS_MAX}"
         ) from None
     return per_slot, 0
+
+
+def _per_node(jobspec: Jobspec, system: Mapping[str, object]) -> tuple[int, int] | None:
+    """`--tasks-per-node`: the shell option `per-resource` counts more than the task's own number."""
+    options = _under(_under(system, "shell"), "options")
+    if "per-resource" not in options:
+        return None
+    told = _under(options, "per-resource")
+    count, outer = told.get("count", 1), jobspec.resources[0]
+    is_slot_a_node = outer.type == "node" and [(one.type, one.count.max) for one in outer.with_] == [
+        (SLOT, 1)
+    ]
+    is_count = type(count) is int and 1 <= count <= _MEMBERS_MAX
+    if told.get("type", "node") != "node" or not is_slot_a_node or not is_count:
+        raise BadRequest(
+            "not a number of tasks",
+            where="attributes.system.shell.options.per-resource",
+            found=repr(options["per-resource"])[:80],
+            expected=f"type node, a count from 1 to {_MEMBERS_MAX}, and one slot on each node",
+        )
+    assert isinstance(count, int)
+    return count, 0
 
 
 def _nodes_asked(jobspec: Jobspec) -> int | None:

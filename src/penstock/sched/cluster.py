@@ -14,9 +14,11 @@ from typing import Final
 
 from penstock.engine import CONTAINMENT, Engine, Graph, Kind, Placement, Slot, Vertex, VertexSpec, elastic
 from penstock.engine.allocation import Grant
-from penstock.engine.booking import Mark
-from penstock.engine.engine import Part
+from penstock.engine.booking import Mark, Span
+from penstock.engine.engine import Job, Part
+from penstock.engine.planner import FOREVER
 from penstock.model.idset import encode_idset
+from penstock.sched.records import Plain
 from penstock.world.facts import Capacity, HoldSet, NodeSet
 
 __all__ = ["Cluster", "KnownNode", "booking_of", "grants_of"]
@@ -72,15 +74,16 @@ class Cluster:
         self.version += 1
         return True
 
-    def remove_node(self, node: str) -> bool:
+    def remove_node(self, node: str) -> tuple[int, ...]:
+        """Takes a node away. Returns the jobs that hold nothing any more."""
         known = self.nodes.pop(node, None)
         if known is None:
-            return False
+            return ()
         for hold in self._holds_on.get(node, ()):
             self.engine.holds.remove(hold)
-        self._remove_vertex(known.vertex)
+        emptied = self._remove_vertex(known.vertex)
         self.version += 1
-        return True
+        return emptied
 
     def drain(self, node: str, is_drained: bool) -> None:
         known = self.nodes.get(node)
@@ -129,54 +132,44 @@ class Cluster:
     # Bookings
 
     def restore(
-        self, job: int, rows: Iterable[tuple[Mapping[str, object], int, int | None]], freed: Iterable[int]
+        self, job: int, rows: Iterable[tuple[int, Plain, int, int | None]], freed: Iterable[int]
     ) -> None:
-        """Books again what a job held, all parts as one; what lay on nodes that are gone stays away."""
-        marks: list[Mark] = []
-        slots: list[Slot] = []
-        starts: list[int] = []
-        ends: list[int | None] = []
+        """Books again what a job held, part by part; what lay on nodes that are gone stays away."""
+        parts: dict[int, Part] = {}
         placement = Placement()
-        for data, start_s, end_s in rows:
-            marks.extend(self._marks(data))
-            slots.extend(self._slots(data))
-            starts.append(start_s)
-            ends.append(end_s)
+        for key, data, start_s, end_s in rows:
+            marks = {mark.vertex.index: mark for mark in self._marks(data)}
             rules = data.get("placement")
             if isinstance(rules, list):
                 placement = Placement(bool(rules[0]), str(rules[1]))
-        known_ends = [end for end in ends if end is not None]
-        end = max(known_ends) if len(known_ends) == len(ends) else None
-        if not any(mark.booked for mark in marks):
+            span = Span(start_s, FOREVER if end_s is None else end_s, live=True)
+            parts[key] = Part(marks, span, tuple(self._slots(data)))
+        made = 1 + max((slot.number for part in parts.values() for slot in part.slots), default=-1)
+        last = max(parts, default=0)
+        kept = {key: part for key, part in parts.items() if any(mark.booked for mark in part.marks.values())}
+        if not kept:
             return
-        rules_now = (
-            placement if not placement.within or self._is_inside_one(marks, placement) else Placement()
-        )
-        self.engine.update(
-            job,
-            marks,
-            min(starts),
-            end,
-            Kind.ALLOCATED,
-            min(starts),
-            slots=tuple(slots),
-            placement=rules_now,
-            force=True,
-        )
+        top = self._domain([mark for part in kept.values() for mark in part.marks.values()], placement)
+        if top is None:
+            placement, top = Placement(placement.distinct_nodes), self.engine.graph.root
+        self.engine.put_back(Job(job, Kind.ALLOCATED, placement, top, kept, last + 1, made))
         gone = list(freed)
         if gone:
             self.engine.release_slots(job, gone)
 
-    def _is_inside_one(self, marks: list[Mark], placement: Placement) -> bool:
+    def _domain(self, marks: list[Mark], placement: Placement) -> Vertex | None:
+        """The vertex that all of a job lies below; none if that is not one any more."""
         graph = self.engine.graph
+        if not placement.within:
+            return graph.root
         domains = {
-            above.index
+            above.index: above
             for mark in marks
             if mark.booked
             for above in (mark.vertex, *graph.ancestors(mark.vertex))
             if above.type == placement.within
         }
-        return len(domains) == 1
+        return next(iter(domains.values())) if len(domains) == 1 else None
 
     def _marks(self, data: Mapping[str, object]) -> list[Mark]:
         found = data.get("marks")
@@ -244,9 +237,9 @@ class Cluster:
                 self._add_units(known.vertex, new, len(units), known.rank)
         self._is_dirty = True
 
-    def _remove_vertex(self, vertex: Vertex) -> None:
-        elastic.remove(self.engine, vertex, recount=False)
+    def _remove_vertex(self, vertex: Vertex) -> tuple[int, ...]:
         self._is_dirty = True
+        return elastic.remove(self.engine, vertex, recount=False).emptied
 
     def _show(self, known: KnownNode) -> None:
         known.vertex.up = known.fact.up and not known.is_drained

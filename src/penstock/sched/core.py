@@ -157,7 +157,7 @@ class Core:
     reservations: dict[int, float] = field(default_factory=dict)  # of the last pass: job -> start
     planned: dict[int, Planned] = field(default_factory=dict)  # where and when, as far as is foreseen
     notable: list[str] = field(default_factory=list)  # what happened since the last pass, for slips
-    to_lay: list[tuple[int, list[tuple[Plain, int, int | None]], tuple[int, ...]]] = field(
+    to_lay: list[tuple[int, list[tuple[int, Plain, int, int | None]], tuple[int, ...]]] = field(
         default_factory=list
     )
     ranks: dict[str, int] = field(default_factory=dict)  # of nodes that are there, or were at the last stop
@@ -212,12 +212,17 @@ class Core:
             if not there:
                 del self.members_on[node]
 
-    def lay_bookings(self) -> None:
-        """Books what was recorded of active jobs, once the nodes are known that it lies on."""
-        for job, rows, freed in self.to_lay:
-            if job in self.jobs:
-                self.cluster.restore(job, rows, freed)
+    def lay_bookings(self) -> list[Job]:
+        """Books what was recorded of active jobs, once the nodes are known that it lies on.
+
+        Returns the jobs of which nothing is left to book.
+        """
+        for number, rows, freed in self.to_lay:
+            if number in self.jobs:
+                self.cluster.restore(number, rows, freed)
+        laid = [self.jobs[number] for number, _, _ in self.to_lay if number in self.jobs]
         self.to_lay = []
+        return [job for job in laid if job.id not in self.cluster.engine.jobs]
 
     def shapes_sweep(self) -> None:
         """Forgets the shapes that nobody asks for, once there are many."""

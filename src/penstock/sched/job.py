@@ -155,7 +155,7 @@ def detail_of(job: Job) -> dict[str, object]:
         ("broken", job.broken),
         ("parked", job.is_parked),
     ):
-        if value:
+        if value not in (None, ""):
             told[key] = value
     for key, flag in (
         ("work_gone", job.is_work_gone),
@@ -191,9 +191,9 @@ def _told(member: Member) -> dict[str, object]:
         ("seen_at", member.seen_at),
         ("recreated", member.is_recreated),
         ("owed", member.is_owed),
-        ("refused_by", sorted(member.refused_by)),
+        ("refused_by", sorted(member.refused_by) or None),
     ):
-        if value:
+        if value not in (None, "", False):
             told[key] = value
     return told
 

@@ -30,6 +30,8 @@ __all__ = [
     "UNKNOWN_END",
     "end_members",
     "forget_job",
+    "free_some",
+    "holds_nothing",
     "member_ended",
     "note_namesakes",
     "note_running",
@@ -127,7 +129,7 @@ def note_namesakes(core: Core, owner: str, name: str, now: float) -> None:
 def start_job(core: Core, job: Job, found: Allocation, now: float) -> None:
     """Records an allocation that a pass has made, and the intent to place every member."""
     core.pending.remove(job.id)
-    _record_part(core, job)
+    _record_part(core, job, found)
     job.placed_at = now
     job.end_at = None if job.spec.limit_s is None else now + job.spec.limit_s
     job.held = _held(core, job)
@@ -146,10 +148,11 @@ def start_job(core: Core, job: Job, found: Allocation, now: float) -> None:
     note_progress(core, job, now)
 
 
-def _record_part(core: Core, job: Job) -> None:
-    """Writes down the part of the job's bookings that was made last."""
+def _record_part(core: Core, job: Job, found: Allocation) -> None:
+    """Writes down the part of the job's bookings that an answer of the engine has made."""
     holder = core.cluster.engine.jobs[job.id]
-    key = next(reversed(holder.parts))
+    made = found.slots[0].number
+    key = next(key for key, part in holder.parts.items() if any(slot.number == made for slot in part.slots))
     part = holder.parts[key]
     from_engine = core.cluster.engine.allocation(job.id)
     core.journal.add(
@@ -221,7 +224,7 @@ def _sit(core: Core, job: Job, member: Member, slot: Slot) -> None:
 def place_late(core: Core, job: Job, member: Member, found: Allocation) -> None:
     """Records what a pass has found for one more member of a job that has started."""
     core.pending.remove(job.id, member.key)
-    _record_part(core, job)
+    _record_part(core, job, found)
     _sit(core, job, member, found.slots[-1])
     for node, kinds in _held(core, job).items():
         job.held.setdefault(node, {}).update(kinds)
@@ -368,12 +371,10 @@ def _free_slots(core: Core, job: Job, now: float) -> None:
     ]
     if not gone:
         return
-    engine.release_slots(job.id, gone)
-    core.journal.add(SlotsFreed(job.id, tuple(gone), now))
+    free_some(core, job, gone, now)
     ranks = [core.cluster.nodes[node].rank for node in left_nodes if node in core.cluster.nodes]
     if ranks:
         core.journal.log(job, "release", now, ranks=encode_idset(ranks), final=False)
-    core.disturb()
 
 
 def note_running(core: Core, job: Job, now: float) -> None:
@@ -424,12 +425,35 @@ def _status(job: Job, is_fatal: bool) -> int:
     return 256 if worst == 0 and is_fatal else worst << 8
 
 
+def free_some(core: Core, job: Job, slots: list[int], now: float) -> None:
+    """Gives back some slots. With the last of them the job holds nothing, until a member comes again."""
+    engine = core.cluster.engine
+    holder = engine.jobs.get(job.id)
+    if holder is None:
+        return
+    there = {slot.number for part in holder.parts.values() for slot in part.slots}
+    gone = tuple(slot for slot in slots if slot in there)
+    if not gone:
+        return
+    if engine.release_slots(job.id, gone):
+        holds_nothing(core, job, now)
+    else:
+        core.journal.add(SlotsFreed(job.id, gone, now))
+    core.disturb()
+
+
+def holds_nothing(core: Core, job: Job, now: float) -> None:
+    """The engine has nothing booked for a job any more: what was recorded of it is over, once."""
+    if job.holds_units:
+        job.holds_units = False
+        core.journal.add(AllocationGone(job.id, now))
+
+
 def free_all(core: Core, job: Job, now: float) -> None:
     engine = core.cluster.engine
     if job.id in engine.jobs:
         engine.release(job.id)
-    job.holds_units = False
-    core.journal.add(AllocationGone(job.id, now))
+    holds_nothing(core, job, now)
     core.disturb()
 
 

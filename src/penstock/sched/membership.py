@@ -225,17 +225,27 @@ def _take_place(core: Core, job: Job, member: Member, phase: MemberPhase) -> Non
         return
     if member.phase is MemberPhase.RUNNING and phase is MemberPhase.PLACED:
         return
+    was_silent = member.phase is MemberPhase.LOST
     member.phase, member.lost_at = phase, None
     core.journal.touch(job)
     for number in list(core.intents_of_member.get(member.key, ())):
         if isinstance(core.intents[number].intent, Place):
             settle_member(core, number, member.key)
+        elif was_silent:
+            core.again.add(number)  # Whoever was silent may not have heard it.
 
 
 def _not_there(core: Core, job: Job, member: Member, now: float) -> None:
-    """The world says that it knows no such member, or that it is on no node."""
-    if member.phase is MemberPhase.PLACING:
-        core.again.update(core.intents_of_member.get(member.key, ()))  # Its intent is carried out again.
+    """The world says that it knows no such member, or that it is on no node.
+
+    One that was never seen there has not begun, also if its node was silent meanwhile: its intents are
+    carried out again. Of a job that is ending it need not begin any more.
+    """
+    numbers = core.intents_of_member.get(member.key, set())
+    placing = {number for number in numbers if isinstance(core.intents[number].intent, Place)}
+    again = numbers - placing if job.is_ending else numbers
+    if placing and again:
+        core.again.update(again)
     elif member.phase.is_live:
         vanished(core, job, member, now)
 

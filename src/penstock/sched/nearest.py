@@ -26,7 +26,7 @@ def nearest_fit(engine: Engine, request: Request) -> str:
         most = _largest(engine, request, path, asked.min)
         if most:
             kind = _at(group.resources, path).type
-            return f"{most} {kind} instead of {asked.min} would fit"
+            return f"with {most} {kind if most == 1 else f'{kind}s'} instead of {asked.min} it would fit"
     bare = replace(request, groups=(replace(group, constraint=None),))
     if group.constraint is not None and _fits(engine, bare):
         return "without its constraint it would fit"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.sched.core import Core
-from penstock.sched.lifecycle import NODE_FAILURE, member_ended, raise_exception
+from penstock.sched.lifecycle import NODE_FAILURE, holds_nothing, member_ended, raise_exception
 from penstock.sched.records import NodeForgotten, NodeNew
 from penstock.world.facts import HoldSet, NodeSet
 
@@ -36,7 +36,9 @@ def node_gone(core: Core, node: str, now: float) -> None:
         job.members[key].is_owed = False  # What it had went with the node.
         if not job.work and not job.is_ending:
             raise_exception(core, job, now, "exec", f"node failure on {node} (rank {core.ranks[node]})")
-    core.cluster.remove_node(node)
+    for number in core.cluster.remove_node(node):
+        if number in core.jobs:
+            holds_nothing(core, core.jobs[number], now)
     core.ranks.pop(node, None)
     core.journal.add(NodeForgotten(node))
     core.notable.append(f"{node} is gone")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from penstock.engine import Allocation, Engine, Kind, MatchOp
 from penstock.engine.request import Request
@@ -33,6 +34,7 @@ class Walk:
     buckets: list[Bucket]
     backfill: Callable[[str], Backfill]  # by queue
     request: Callable[[int], Request]  # by shape
+    end_at: Callable[[int], float | None]  # of a job that has begun
     queue_depth: int | None = None
     chosen: frozenset[Entry] | None = None  # only these; None: all
 
@@ -139,9 +141,14 @@ def _try(
 def _extend(plan: Walk, entry: Entry, bucket: Bucket, result: WalkResult) -> None:
     """One more member for a job that has begun: now, or in a later walk."""
     result.matches += 1
-    if entry.job not in plan.engine.jobs:
-        return
-    answer = plan.engine.extend(entry.job, plan.request(bucket.shape), plan.now)
+    request = plan.request(bucket.shape)
+    if entry.job in plan.engine.jobs:
+        answer = plan.engine.extend(entry.job, request, plan.now)
+    else:  # It has nothing left that could be extended.
+        end_at = plan.end_at(entry.job)
+        left_s = None if end_at is None else max(1, ceil(end_at) - plan.now)
+        left = replace(request, duration_s=left_s)
+        answer = plan.engine.match(entry.job, left, plan.now, explain=False, prove=False)
     if isinstance(answer, Allocation):
         result.started.append((entry, answer))
     else:

@@ -106,7 +106,7 @@ class AllocationGone:
 @dataclass(frozen=True, slots=True)
 class IntentNew:
     id: int
-    job: int
+    job: int  # 0: about something that is left over of a job that may be forgotten
     kind: str  # "place", "retract", "end"
     payload: Plain
 

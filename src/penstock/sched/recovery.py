@@ -140,7 +140,7 @@ def _allocations(core: Core, rows: tuple[AllocationRow, ...]) -> None:
     for row in rows:
         by_job.setdefault(row.part.job, []).append(row)
     for number, parts in by_job.items():
-        told = [(row.part.data, row.part.start_s, row.part.end_s) for row in parts]
+        told = [(row.part.part, row.part.data, row.part.start_s, row.part.end_s) for row in parts]
         freed = tuple(sorted({slot for row in parts for slot in row.freed}))
         core.to_lay.append((number, told, freed))
         if number in core.jobs:
@@ -180,5 +180,6 @@ def _is_settled(core: Core, intent: Intent, key: str) -> bool:
     if member is None:
         return intent.job != 0
     if isinstance(intent, Place):
-        return member.phase is not MemberPhase.PLACING
+        was_silent = member.phase is MemberPhase.LOST and member.started_at is None
+        return member.phase is not MemberPhase.PLACING and not was_silent
     return member.phase is MemberPhase.ENDED

@@ -156,11 +156,8 @@ def check_possible(core: Core, request: Request) -> None:
     answer = core.cluster.engine.match(0, request, 0, MatchOp.SATISFIABILITY)
     if isinstance(answer, Never):
         nearest = nearest_fit(core.cluster.engine, request)
-        raise CanNeverRun(
-            f"unsatisfiable request: {answer.reason.clause}",
-            where="resources",
-            expected=nearest or "a request that fits on the nodes there are",
-        )
+        told = f"unsatisfiable request: {answer.reason.clause}"
+        raise CanNeverRun(f"{told}; {nearest}" if nearest else told, where="resources")
 
 
 def _create(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.engine import Never
 from penstock.engine.engine import MatchOp
@@ -20,13 +20,15 @@ from penstock.errors import PenstockError
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
 from penstock.sched import membership, nodes
-from penstock.sched.core import Core, Reply
+from penstock.sched.core import Core, OpenIntent, Reply
 from penstock.sched.forecast import Planned, forecast, planned_of
 from penstock.sched.job import Forecast, Job, MemberPhase, Promise
 from penstock.sched.lifecycle import (
     NODE_FAILURE,
     TIMEOUT,
     end_members,
+    free_some,
+    holds_nothing,
     member_ended,
     place_late,
     raise_exception,
@@ -37,7 +39,7 @@ from penstock.sched.lifecycle import (
 from penstock.sched.order import Bucket, Entry
 from penstock.sched.passes import Walk, WalkResult, walk
 from penstock.sched.reasons import Why, jobs_ahead, why
-from penstock.sched.records import Change, SlotsFreed
+from penstock.sched.records import Change
 from penstock.sched.requests import fulfil
 from penstock.world import wishes
 from penstock.world.facts import (
@@ -54,7 +56,7 @@ from penstock.world.facts import (
     WorkGone,
     WorkSet,
 )
-from penstock.world.intents import Intent, Tell
+from penstock.world.intents import Intent, Place, Tell
 from penstock.world.wishes import Wish
 
 __all__ = ["Scheduler", "Step"]
@@ -150,7 +152,8 @@ class Scheduler:
         for name in [name for name in core.cluster.nodes if name not in present]:
             nodes.node_gone(core, name, now)
         core.cluster.settle()
-        core.lay_bookings()
+        for job in core.lay_bookings():
+            holds_nothing(core, job, now)
         core.cluster.is_complete = True
         held = {hold.hold for hold in fact.holds}
         observed = {one.member for one in fact.observations}
@@ -272,10 +275,8 @@ class Scheduler:
                 try_depend(core, assembled, now)
         core.lately.clear()
         for number, slots in core.owed_slots.items():
-            if number in core.cluster.engine.jobs:
-                core.cluster.engine.release_slots(number, slots)
-                core.journal.add(SlotsFreed(number, tuple(slots), now))
-                core.disturb()
+            if number in core.jobs:
+                free_some(core, core.jobs[number], slots, now)
         core.owed_slots.clear()
         for number, key in core.late:
             begun = core.jobs.get(number)
@@ -284,7 +285,7 @@ class Scheduler:
         core.late.clear()
         settle_step(core, now)
         core.journal.intents.extend(
-            core.intents[number].intent for number in sorted(core.again) if number in core.intents
+            _what_is_left(core.intents[number]) for number in sorted(core.again) if number in core.intents
         )
         core.again.clear()
 
@@ -369,6 +370,7 @@ class Scheduler:
             buckets=started,
             backfill=lambda queue: core.settings.queue(queue).backfill,
             request=core.shapes.request,
+            end_at=lambda job: core.jobs[job].end_at,
             queue_depth=core.settings.queue_depth,
         )
 
@@ -440,6 +442,15 @@ class Scheduler:
 
     def jobs_ahead(self) -> dict[int, int]:
         return jobs_ahead(self.core)
+
+
+def _what_is_left(found: OpenIntent) -> Intent:
+    """An intent as it is carried out again: for those members only whose outcome is not known."""
+    intent = found.intent
+    if isinstance(intent, Place):
+        seats = (replace(seat, is_settled=seat.member not in found.waits_for) for seat in intent.seats)
+        return replace(intent, seats=tuple(seats))
+    return replace(intent, members=tuple(member for member in intent.members if member in found.waits_for))
 
 
 def _natural(name: str) -> tuple[str, int, str]:

@@ -319,7 +319,8 @@ class _Applying:
     def _apply_to_intent(self, change: IntentNew | IntentDone) -> None:
         intents = self._tables.intents
         if isinstance(change, IntentNew):
-            self._require_job(change.job)
+            if change.job:
+                self._require_job(change.job)
             _refuse_if(change.id in intents, f"intent {change.id} is there already")
             self._put(intents, change.id, replace(change, payload=_plain(change.payload)))
         else:

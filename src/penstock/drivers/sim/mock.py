@@ -36,7 +36,7 @@ class MockWorld:
         for intent in intents:
             match intent:
                 case Place():
-                    for seat in intent.seats:
+                    for seat in (seat for seat in intent.seats if not seat.is_settled):
                         sink(Settled(intent.intent, seat.member, Outcome.APPLIED))
                         sink(Observed(seat.member, Phase.RUNNING, now, seat.node))
                         sink(Observed(seat.member, Phase.ENDED, now, seat.node))

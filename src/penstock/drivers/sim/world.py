@@ -78,8 +78,12 @@ class SimWorld:
     runs: dict[str, Run] = field(default_factory=dict)
     tombstones: set[str] = field(default_factory=set)
     epoch: int = 0
+    begun: set[str] = field(default_factory=set)  # every member that has ever begun
     wrongs: list[str] = field(default_factory=list)
+    is_prompt: bool = True  # intents come at once: what others use by then was known when they were made
     _agenda: list[tuple[float, int, Callable[[], list[Fact]]]] = field(default_factory=list)
+    _losses: dict[str, int] = field(default_factory=dict)  # how often each node was lost
+    _turns: dict[str, int] = field(default_factory=dict)  # requests for each member
     _made: int = 0
 
     # Time
@@ -129,7 +133,8 @@ class SimWorld:
             match intent:
                 case Place():
                     for seat in intent.seats:
-                        self._place(intent, seat)
+                        if not seat.is_settled:
+                            self._place(intent, seat)
                 case End():
                     for member in intent.members:
                         self._end(intent, member)
@@ -143,20 +148,34 @@ class SimWorld:
             outcome = Outcome.APPLIED if known is not None else Outcome.GONE
             self.later(0.0, lambda: [Settled(intent.intent, seat.member, outcome)])
             return
+        if seat.member in self.begun:
+            self.wrongs.append(f"{seat.member} has run, and is to run again")
         fate = self.fate_of(intent, seat)
-        self.later(fate.place_s, lambda: self._arrive(intent, seat, fate))
+        losses = self._losses.get(seat.node, 0)
+        # Requests for one member are ordered: a newer one takes the place of one that is under way.
+        turn = self._turns[seat.member] = self._turns.get(seat.member, 0) + 1
 
-    def _arrive(self, intent: Place, seat: Seat, fate: Fate) -> list[Fact]:
+        def arrive() -> list[Fact]:
+            return self._arrive(intent, seat, fate, losses) if turn == self._turns[seat.member] else []
+
+        self.later(fate.place_s, arrive)
+
+    def _arrive(self, intent: Place, seat: Seat, fate: Fate, losses: int) -> list[Fact]:
         if seat.member in self.runs:
             return [Settled(intent.intent, seat.member, Outcome.APPLIED)]
-        if seat.member in self.tombstones:
+        if seat.member in self.tombstones or seat.member in self.begun:
+            # The same request was under way twice; the other one was served.
             return [Settled(intent.intent, seat.member, Outcome.GONE)]
-        if seat.node not in self.nodes:
+        # A node of the same name that came later is another one.
+        if seat.node not in self.nodes or losses != self._losses.get(seat.node, 0):
             return [Settled(intent.intent, seat.member, Outcome.CONFLICT, "no such node")]
         if fate.outcome in (Outcome.CONFLICT, Outcome.GONE):
             return [Settled(intent.intent, seat.member, fate.outcome, fate.cause)]
         run = self.runs[seat.member] = Run(seat, intent.job, Phase.RUNNING, self.now, fate, starts=1)
-        self._check_room(seat.node)
+        if not fate.refused:
+            self.begun.add(seat.member)
+        # What others took while it was on its way is not our wrong.
+        self._check_room(seat.node, with_others=self.is_prompt and fate.place_s == 0)
         if fate.refused:
             run.phase, run.cause, run.starts = Phase.REFUSED, fate.refused, 0
             told = self._observed(seat.member)
@@ -221,12 +240,16 @@ class SimWorld:
     def lose_node(self, node: str) -> NodeGone:
         """The node is gone, with all that ran there."""
         del self.nodes[node]
+        self._losses[node] = self._losses.get(node, 0) + 1
         for key in [key for key, run in self.runs.items() if run.seat.node == node]:
             del self.runs[key]
         return NodeGone(node)
 
-    def _check_room(self, node: str) -> None:
+    def _check_room(self, node: str, *, with_others: bool) -> None:
         used: dict[str, int] = {}
+        for hold in self.holds.values() if with_others else ():
+            for kind, units in hold.amounts if hold.node == node else ():
+                used[kind] = used.get(kind, 0) + units
         for run in self.runs.values():
             if run.seat.node == node and run.phase is Phase.RUNNING:
                 for kind, _, units in run.seat.grants:

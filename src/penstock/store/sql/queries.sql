@@ -105,7 +105,7 @@ SELECT DISTINCT job FROM gone
 -- insert_intents
 -- What must be done, before anybody does it.
 INSERT INTO intents (id, job, kind, payload)
-SELECT id, job, kind, payload
+SELECT id, nullif(job, 0), kind, payload
 FROM json_to_recordset(%(rows)s::json) AS told (id bigint, job bigint, kind text, payload json)
 
 -- delete_intents
@@ -168,7 +168,7 @@ ORDER BY job, part
 
 -- recorded_intents
 -- What is not known to be done.
-SELECT id, job, kind, payload FROM intents ORDER BY id
+SELECT id, coalesce(job, 0), kind, payload FROM intents ORDER BY id
 
 -- recorded_nodes
 -- Nodes in the order of their ranks.

@@ -80,7 +80,7 @@ CREATE TABLE freed_slots (
 
 CREATE TABLE intents (
     id bigint PRIMARY KEY,
-    job bigint NOT NULL REFERENCES jobs (id),
+    job bigint REFERENCES jobs (id), -- none: about what is left over of a job that may be forgotten
     kind text NOT NULL,
     payload json NOT NULL
 );

@@ -1,0 +1,204 @@
+"""Death at every step: whatever failpoint a life ends at, the next one goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.drivers.sim.world import Fate, SimWorld, plain_nodes
+from penstock.sched.requests import CanNeverRun
+from penstock.store.memory import MemoryStore, MemoryTables
+from penstock.store.postgres import PostgresStore
+from penstock.world.facts import Capacity, HoldGone, HoldSet, Outcome, Requeue
+from penstock.world.intents import Place, Seat
+from penstock.world.wishes import Cancel
+from tests.instance.lives import Lives, with_loop
+from tests.sched.driving import settings_of, submission
+from tests.store.servers import fresh_database, started_server
+
+CORES = 2
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> list[tuple[str, dict[str, object]]]:
+    """Things that happen, in order: jobs, waits, cancellations, nodes and holds that come and go."""
+    told: list[tuple[str, dict[str, object]]] = []
+    for _ in range(draw(st.integers(1, 12))):
+        kind = draw(
+            st.sampled_from(
+                ["job"] * 5 + ["wait"] * 3 + ["cancel", "node-gone", "node-back", "hold", "hold-gone"]
+            )
+        )
+        told.append(
+            (
+                kind,
+                {
+                    "nodes": draw(st.integers(0, 3)),
+                    "cores": draw(st.integers(1, 2)),
+                    "limit_s": draw(st.integers(1, 30)),
+                    "which": draw(st.integers(0, 8)),
+                    "requeue": draw(st.sampled_from(list(Requeue))),
+                    "urgency": draw(st.sampled_from([16, 16, 16, 31, 5])),
+                },
+            )
+        )
+    return told
+
+
+@st.composite
+def fates(draw: st.DrawFn) -> list[Fate]:
+    """What becomes of members, in the order in which they are placed."""
+    return [
+        Fate(
+            runs_s=draw(st.integers(0, 25)),
+            status=draw(st.sampled_from([0, 0, 0, 256, 15])),
+            place_s=draw(st.sampled_from([0.0, 0.0, 1.0])),
+            outcome=draw(st.sampled_from([Outcome.APPLIED] * 6 + [Outcome.CONFLICT, Outcome.UNKNOWN])),
+            refused=draw(st.sampled_from(["", "", "", "", "OutOfcpu"])),
+            cause="",
+            ends_on_request_s=draw(st.sampled_from([0.0, 2.0])),
+        )
+        for _ in range(6)
+    ]
+
+
+def sim(fate_list: list[Fate]) -> SimWorld:
+    world = SimWorld({node.node: node for node in plain_nodes(3, [Capacity("core", CORES)])})
+    placed: dict[str, int] = {}
+
+    def fate(_place: Place, seat: Seat) -> Fate:
+        turn = placed[seat.member] = placed.get(seat.member, 0) + 1
+        found = fate_list[(hash_of(seat.member) + turn) % len(fate_list)]
+        # Nobody is refused for ever: then no group would ever be whole.
+        return found if turn < 4 else replace(found, outcome=Outcome.APPLIED, refused="")
+
+    world.fate_of = fate
+    return world
+
+
+def hash_of(text: str) -> int:
+    return sum(ord(letter) * (place + 1) for place, letter in enumerate(text))
+
+
+def play(lives: Lives, story: list[tuple[str, dict[str, object]]]) -> list[int]:
+    """Lets a story happen, and waits until everything is over."""
+    world = lives.world
+    nodes = dict(world.nodes)
+    numbers: list[int] = []
+    for place, (kind, what) in enumerate(story):
+        which = int(str(what["which"]))
+        names = sorted(nodes)
+        name = names[which % len(names)]
+        if kind == "job":
+            asked = submission(
+                nodes=what["nodes"],
+                cores=what["cores"],
+                duration_s=what["limit_s"],
+                requeue=what["requeue"],  # type: ignore[arg-type]
+                urgency=what["urgency"],  # type: ignore[arg-type]
+            )
+            with contextlib.suppress(CanNeverRun):  # Nodes may be gone for the moment.
+                numbers.extend(lives.submit(asked, key=f"key{place}"))
+        elif kind == "wait":
+            lives.run_until(world.now + which * 3)
+        elif kind == "cancel" and numbers:
+            lives.feed(Cancel((numbers[which % len(numbers)],), "enough"))
+        elif kind == "node-gone" and len(world.nodes) > 2 and name in world.nodes:
+            lives.feed(world.lose_node(name))
+        elif kind == "node-back" and name not in world.nodes:
+            world.nodes[name] = nodes[name]
+            lives.feed(nodes[name])
+        elif kind == "hold" and name in world.nodes:
+            hold = HoldSet(f"other{which}", name, (("core", 1),))
+            world.holds[hold.hold] = hold
+            lives.feed(hold)
+        elif kind == "hold-gone" and f"other{which}" in world.holds:
+            del world.holds[f"other{which}"]
+            lives.feed(HoldGone(f"other{which}"))
+        lives.settle()
+    for hold in list(world.holds):
+        del world.holds[hold]
+        lives.feed(HoldGone(hold))
+    for name in sorted(nodes):
+        if name not in world.nodes:
+            world.nodes[name] = nodes[name]
+            lives.feed(nodes[name])
+    lives.run_until(world.now + 10_000)
+    return numbers
+
+
+def lives_in_memory(fate_list: list[Fate], deaths: set[int]) -> Lives:
+    tables = MemoryTables()
+    world = sim(fate_list)
+    world.is_prompt = not deaths
+    return Lives(world, settings_of("easy", lost_s=5.0), lambda: MemoryStore(tables), deaths=deaths)
+
+
+@settings(max_examples=700)
+@given(story=stories(), fate_list=fates(), deaths=st.sets(st.integers(1, 150), max_size=6))
+def test_no_death_loses_doubles_or_keeps_anything(
+    story: list[tuple[str, dict[str, object]]], fate_list: list[Fate], deaths: set[int]
+) -> None:
+    lives = lives_in_memory(fate_list, deaths)
+    lives.check_over(play(lives, story))
+
+
+@settings(max_examples=60)
+@given(story=stories(), fate_list=fates())
+def test_death_at_each_single_point_of_a_story(
+    story: list[tuple[str, dict[str, object]]], fate_list: list[Fate]
+) -> None:
+    first = lives_in_memory(fate_list, set())
+    first.check_over(play(first, story))
+    for point in range(1, first.passed + 1):
+        lives = lives_in_memory(fate_list, {point})
+        lives.check_over(play(lives, story))
+        assert lives.lives == 2
+
+
+@pytest.mark.slow
+def test_the_same_with_postgresql() -> None:
+    run = with_loop()
+    with started_server() as server:
+
+        @settings(max_examples=20, deadline=None)
+        @given(story=stories(), fate_list=fates(), deaths=st.sets(st.integers(1, 60), max_size=4))
+        def all_of_them(
+            story: list[tuple[str, dict[str, object]]], fate_list: list[Fate], deaths: set[int]
+        ) -> None:
+            url = fresh_database(server)
+            opened: list[PostgresStore] = []
+
+            def store() -> PostgresStore:
+                while opened:  # The dead have no connections.
+                    run(opened.pop().close())
+                made = PostgresStore(url)
+                run(made.open())
+                opened.append(made)
+                return made
+
+            try:
+                world = sim(fate_list)
+                world.is_prompt = not deaths
+                lives = Lives(world, settings_of("easy", lost_s=5.0), store, run, deaths)
+                lives.check_over(play(lives, story))
+            finally:
+                for one in opened:
+                    run(one.close())
+
+        all_of_them()
+
+
+def test_an_older_epoch_is_heard_by_nobody() -> None:
+    tables = MemoryTables()
+    old = Lives(sim([Fate(runs_s=5)]), settings_of("easy"), lambda: MemoryStore(tables))
+    new = Lives(old.world, old.settings, lambda: MemoryStore(tables))
+    numbers = new.submit(submission(nodes=1), key="a")
+    with pytest.raises(Exception, match="has taken over"):
+        old.submit(submission(nodes=1), key="b")
+    new.run_until(100)
+    new.check_over(numbers)
