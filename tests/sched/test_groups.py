@@ -1,0 +1,277 @@
+"""Works and members as a world tells of them: groups that assemble, grow, lose members and are made whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.drivers.sim.world import Fate, SimWorld, plain_nodes
+from penstock.model.job import JobState
+from penstock.sched.job import Job, MemberPhase
+from penstock.world.facts import (
+    Capacity,
+    HoldSet,
+    MemberGone,
+    MemberSet,
+    NodeGone,
+    Observed,
+    Phase,
+    WorkGone,
+    WorkSet,
+)
+from penstock.world.intents import How, Retract
+from tests.sched.driving import Driver, settings_of
+
+
+def pods(nodes: int = 2, cpu: int = 1000) -> SimWorld:
+    capacity = [Capacity("cpu", cpu, divisible=True), Capacity("memory", 1 << 30, divisible=True)]
+    return SimWorld({node.node: node for node in plain_nodes(nodes, capacity)})
+
+
+def member(work: str, number: int, cpu: int = 400, **more: object) -> MemberSet:
+    return MemberSet(work, f"{work}-{number}", number, (("cpu", cpu),), **more)  # type: ignore[arg-type]
+
+
+def only_job(driver: Driver) -> Job:
+    (job,) = driver.scheduler.core.jobs.values()
+    return job
+
+
+def endless(driver: Driver) -> None:
+    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
+
+
+def test_a_group_waits_until_its_last_member_is_there_and_then_starts_whole() -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkSet("w", "mpi", 3), member("w", 0), member("w", 1))
+    driver.settle()
+    assert only_job(driver).state is JobState.DEPEND
+    assert driver.scheduler.why(only_job(driver).id, driver.now).sentence == "2 of 3 members are there"
+    driver.feed(member("w", 2))
+    driver.settle()
+    job = only_job(driver)
+    assert job.state is JobState.RUN
+    assert {one.phase for one in job.members.values()} == {MemberPhase.RUNNING}
+    assert sorted(one.node for one in job.members.values()) == ["node0", "node0", "node1"]
+
+
+def test_the_same_member_told_twice_counts_once() -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    driver.feed(WorkSet("w", "twice", 2), member("w", 0), member("w", 0))
+    driver.settle()
+    assert only_job(driver).state is JobState.DEPEND
+
+
+def test_unlike_members_each_get_what_they_ask_for() -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkSet("w", "mixed", 2), member("w", 0, cpu=900), member("w", 1, cpu=300))
+    driver.settle()
+    grants = {
+        one.index: {kind: units for kind, _, units in one.grants} for one in only_job(driver).members.values()
+    }
+    assert grants == {0: {"cpu": 900}, 1: {"cpu": 300}}
+
+
+def test_every_member_gives_its_share_back_when_it_ends() -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy"))
+    driver.world.fate_of = lambda _place, seat: Fate(runs_s=10.0 + 10 * seat.index)
+    driver.feed(WorkSet("w", "gang", 2), member("w", 0), member("w", 1))
+    driver.feed(WorkSet("later", "one", 1), member("later", 0, cpu=500))
+    driver.run_until(5)
+    waiting = driver.scheduler.core.jobs[driver.scheduler.core.job_of_work["later"]]
+    assert waiting.state is JobState.SCHED
+    driver.run_until(11)
+    assert waiting.state is JobState.RUN
+
+
+def test_a_member_that_comes_late_extends_the_job_and_keeps_its_rules() -> None:
+    driver = Driver(pods(nodes=3), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkSet("w", "grow", 2, distinct_nodes=True), member("w", 0), member("w", 1))
+    driver.settle()
+    driver.feed(member("w", 2))
+    driver.settle()
+    job = only_job(driver)
+    assert len({one.node for one in job.members.values()}) == 3
+    driver.feed(member("w", 3))
+    driver.settle()
+    assert job.members["w-3"].phase is MemberPhase.WAITING  # Every node has one of its own already.
+    driver.feed(MemberGone("w-0"))
+    driver.settle()
+    assert job.members["w-3"].phase is MemberPhase.RUNNING
+
+
+def test_a_work_ends_when_its_owner_is_gone_and_everything_is_free() -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=5)
+    driver.feed(WorkSet("w", "done", 2), member("w", 0), member("w", 1))
+    driver.run_until(10)
+    assert only_job(driver).state is JobState.RUN  # The owner may make more.
+    driver.feed(WorkGone("w"))
+    driver.settle()
+    assert not driver.scheduler.core.jobs
+    assert not driver.scheduler.core.cluster.engine.jobs
+
+
+def test_a_refused_member_goes_elsewhere_and_not_back() -> None:
+    driver = Driver(pods(nodes=2), settings_of("easy"))
+    refusing = {"node0"}
+    driver.world.fate_of = lambda _place, seat: Fate(
+        runs_s=1e9, refused="OutOfcpu" if seat.node in refusing else ""
+    )
+    driver.feed(WorkSet("w", "refused", 1), member("w", 0))
+    driver.settle()
+    assert only_job(driver).members["w-0"].node == "node1"
+
+
+def test_a_group_that_cannot_be_made_whole_is_told_as_broken_and_taken_away_where_it_comes_again() -> None:
+    driver = Driver(pods(nodes=2, cpu=500), settings_of("easy"))
+    driver.world.fate_of = lambda _place, seat: Fate(
+        runs_s=1e9, refused="OutOfcpu" if seat.member == "w-1" else ""
+    )
+    driver.feed(WorkSet("w", "half", 2), member("w", 0, recreated=True), member("w", 1))
+    driver.settle()
+    job = only_job(driver)
+    retracted: list[Retract] = []
+    apply = driver.world.apply
+
+    def watch(epoch: int, intents: object) -> None:
+        retracted.extend(one for one in intents if isinstance(one, Retract))  # type: ignore[attr-defined]
+        apply(epoch, intents)  # type: ignore[arg-type]
+
+    driver.world.apply = watch  # type: ignore[method-assign]
+    driver.run_until(121)
+    assert "1 of 2 members have no place: OutOfcpu" in job.broken
+    assert [(one.how, one.members) for one in retracted] == [(How.EVICT, ("w-0",))]
+
+
+def test_a_group_that_never_becomes_complete_ends_with_the_reason() -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    driver.feed(WorkSet("w", "stuck", 3, assemble_by=60.0), member("w", 0))
+    driver.run_until(61)
+    (log,) = driver.logs.values()
+    assert any("only 1 of 3 members came in time" in str(event.context) for event in log)
+    assert not driver.scheduler.core.jobs
+
+
+def test_what_can_never_run_is_parked_and_tried_again_when_nodes_change() -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy"))
+    endless(driver)
+    step = driver.feed(WorkSet("w", "huge", 1), member("w", 0, cpu=5000))
+    driver.settle()
+    job = only_job(driver)
+    assert (job.state, driver.scheduler.why(job.id, driver.now).kind) == (JobState.SCHED, "never")
+    assert [(tidings.work, tidings.verdict) for tidings in step.tidings] == [("w", "never")]
+    (large,) = plain_nodes(1, [Capacity("cpu", 8000, divisible=True)])
+    driver.world.nodes["big"] = replace(large, node="big")
+    driver.feed(driver.world.nodes["big"])
+    driver.settle()
+    assert job.state is JobState.RUN
+
+
+def test_a_hold_without_an_end_gets_no_promise_and_blocks_nobody() -> None:
+    driver = Driver(pods(nodes=1), settings_of("fcfs"))
+    endless(driver)
+    driver.world.holds["other"] = HoldSet("other", "node0", (("cpu", 700),))
+    driver.feed(driver.world.holds["other"])
+    driver.feed(WorkSet("first", "large", 1), member("first", 0, cpu=600))
+    driver.feed(WorkSet("second", "small", 1), member("second", 0, cpu=200))
+    driver.settle()
+    core = driver.scheduler.core
+    first, second = (core.jobs[core.job_of_work[name]] for name in ("first", "second"))
+    assert first.state is JobState.SCHED
+    assert first.forecast is None
+    assert second.state is JobState.RUN
+
+
+def test_a_lost_member_keeps_its_units_until_it_is_back_or_the_wait_is_over() -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy", lost_s=30.0))
+    endless(driver)
+    driver.feed(WorkSet("w", "lost", 1), member("w", 0, cpu=800))
+    driver.settle()
+    driver.feed(Observed("w-0", Phase.LOST, driver.now, "node0"))
+    driver.feed(WorkSet("x", "next", 1), member("x", 0, cpu=800))
+    driver.run_until(20)
+    core = driver.scheduler.core
+    following = core.jobs[core.job_of_work["x"]]
+    assert following.state is JobState.SCHED
+    driver.feed(Observed("w-0", Phase.RUNNING, driver.now, "node0"))
+    driver.run_until(40)
+    assert following.state is JobState.SCHED  # It was found again.
+    driver.feed(Observed("w-0", Phase.LOST, driver.now, "node0"))
+    driver.run_until(80)
+    assert following.state is JobState.RUN
+
+
+def test_what_runs_although_its_job_is_over_counts_as_use_by_others_until_it_ends() -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy"))
+    endless(driver)
+    driver.feed(Observed("ghost", Phase.RUNNING, 0.0, "node0", amounts=(("cpu", 900),)))
+    driver.feed(WorkSet("w", "waits", 1), member("w", 0, cpu=500))
+    driver.plan()
+    job = only_job(driver)
+    assert job.state is JobState.SCHED
+    driver.feed(Observed("ghost", Phase.ENDED, 1.0, "node0"))
+    driver.settle()
+    assert job.state is JobState.RUN
+
+
+@given(
+    story=st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["member", "gone", "node-gone", "node-back", "wait", "work-gone", "refuse", "shrink"]
+            ),
+            st.integers(0, 5),
+            st.integers(1, 9),
+        ),
+        max_size=25,
+    )
+)
+def test_whatever_members_and_nodes_do_nothing_is_over_committed_or_left(
+    story: list[tuple[str, int, int]],
+) -> None:
+    driver = Driver(pods(nodes=3), settings_of("easy", lost_s=5.0))
+    world = driver.world
+    refusing: set[str] = set()
+    world.fate_of = lambda _place, seat: Fate(runs_s=7.0, refused="no" if seat.node in refusing else "")
+    nodes = dict(world.nodes)
+    for kind, which, size in story:
+        work, node = f"w{which % 3}", f"node{which % 3}"
+        if kind == "member":
+            driver.feed(WorkSet(work, work, 1 + which % 3), member(work, size, cpu=100 * size))
+            world.works[work] = WorkSet(work, work, 1 + which % 3)
+        elif kind == "gone":
+            driver.feed(MemberGone(f"{work}-{size}"))
+        elif kind == "work-gone":
+            driver.feed(WorkGone(work))
+        elif kind == "node-gone" and node in world.nodes:
+            driver.feed(world.lose_node(node))
+        elif kind == "node-back" and node not in world.nodes:
+            world.nodes[node] = nodes[node]
+            driver.feed(nodes[node])
+        elif kind == "shrink" and node in world.nodes:
+            smaller = (Capacity("cpu", 100 * size, divisible=True),)
+            world.nodes[node] = replace(nodes[node], capacity=smaller)
+            driver.feed(world.nodes[node])
+        elif kind == "refuse":
+            refusing.symmetric_difference_update({node})
+            driver.feed(
+                replace(world.nodes[node], labels=(("turn", str(size)),))
+                if node in world.nodes
+                else NodeGone("x")
+            )
+        else:
+            driver.run_until(driver.now + size)
+        driver.settle()
+    for work in ("w0", "w1", "w2"):
+        driver.feed(WorkGone(work))
+    driver.run(limit=driver.now + 10_000)
+    assert world.wrongs == []
+    assert not driver.scheduler.core.cluster.engine.jobs
+    assert not driver.scheduler.core.jobs
+    assert not driver.scheduler.core.intents

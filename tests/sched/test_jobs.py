@@ -1,0 +1,328 @@
+"""Jobs that people submit: order, dependencies, queues, urgency, limits, promises and reasons."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.drivers.sim.world import Fate
+from penstock.errors import BadRequest, Conflict, PenstockError
+from penstock.model.job import JobState
+from penstock.model.jobid import encode_jobid
+from penstock.sched.records import Recorded
+from penstock.sched.recovery import scheduler_from
+from penstock.sched.requests import CanNeverRun
+from penstock.sched.settings import QueueSettings, Settings, parse_backfill
+from penstock.world.facts import NodeGone, Observed, Phase, Requeue
+from penstock.world.wishes import Cancel, Drain, QueueChange, SetUrgency, Submit, Undrain
+from tests.sched.driving import Driver, nodes_of, pool_of, settings_of, submission
+
+
+def state(driver: Driver, job: int) -> JobState:
+    found = driver.scheduler.core.jobs.get(job)
+    return found.state if found is not None else JobState.INACTIVE
+
+
+def after(scheme: str, job: int) -> list[dict[str, str]]:
+    return [{"scheme": scheme, "value": encode_jobid(job)}]
+
+
+def test_expedited_jobs_come_first_then_urgency_then_who_was_first() -> None:
+    driver = Driver(pool_of(1), settings_of("fcfs"), runs_s=lambda _job: 10)
+    (running,) = driver.submit(submission())
+    driver.settle()
+    usual, also, low, high, first = driver.submit(
+        submission(), submission(), submission(urgency=5), submission(urgency=20), submission(urgency=31)
+    )
+    driver.run()
+    order = sorted(driver.starts, key=lambda job: driver.starts[job])
+    assert order == [running, first, high, usual, also, low]
+
+
+def test_a_held_job_waits_until_it_is_released_and_says_so() -> None:
+    driver = Driver(pool_of(4), settings_of())
+    (held,) = driver.submit(submission(urgency=0))
+    driver.settle()
+    assert state(driver, held) is JobState.SCHED
+    assert driver.scheduler.why(held, driver.now).kind == "held"
+    driver.feed(SetUrgency(held, 16))
+    driver.settle()
+    assert state(driver, held) is JobState.RUN
+
+
+@pytest.mark.parametrize(
+    ("scheme", "status", "runs"),
+    [
+        ("afterok", 0, True),
+        ("afterok", 256, False),
+        ("afternotok", 256, True),
+        ("afternotok", 0, False),
+        ("afterany", 256, True),
+        ("afterstart", 256, True),
+    ],
+)
+def test_a_dependency_lets_a_job_go_or_ends_it(scheme: str, status: int, runs: bool) -> None:
+    driver = Driver(pool_of(4), settings_of())
+    driver.world.fate_of = lambda place, _seat: Fate(runs_s=5, status=status if place.job == first else 0)
+    (first,) = driver.submit(submission())
+    (second,) = driver.submit(submission(dependencies=after(scheme, first)))
+    assert state(driver, second) is JobState.DEPEND
+    driver.run()
+    assert ("alloc" in driver.names(second)) == runs
+    if not runs:
+        notes = [event.context.get("note", "") for event in driver.logs[second] if event.name == "exception"]
+        assert "can never be satisfied" in str(notes)
+
+
+def test_dependencies_that_cannot_be_are_refused_with_flux_words() -> None:
+    driver = Driver(pool_of(4), settings_of())
+    with pytest.raises(Conflict, match=r"dependency: afterok: id .* job not found"):
+        driver.submit(submission(dependencies=after("afterok", 12345)))
+    with pytest.raises(BadRequest, match='dependency scheme "never" not supported'):
+        driver.submit(submission(dependencies=[{"scheme": "never", "value": "1"}]))
+    with pytest.raises(BadRequest, match="is not a valid jobid"):
+        driver.submit(submission(dependencies=[{"scheme": "afterok", "value": "!"}]))
+    assert not driver.scheduler.core.jobs
+
+
+def test_singletons_run_one_after_the_other() -> None:
+    driver = Driver(pool_of(4), settings_of(), runs_s=lambda _job: 10)
+    asked = {"dependencies": [{"scheme": "singleton", "value": ""}], "job": {"name": "one"}}
+    numbers = driver.submit(*(submission(**asked) for _ in range(3)))
+    driver.run()
+    assert [driver.starts[number] for number in numbers] == [0, 10, 20]
+
+
+def test_a_begin_time_is_waited_for() -> None:
+    driver = Driver(pool_of(4), settings_of())
+    (job,) = driver.submit(submission(dependencies=[{"scheme": "begin-time", "value": "100.0"}]))
+    driver.settle()
+    assert driver.scheduler.why(job, driver.now).kind == "begin-time"
+    driver.run()
+    assert driver.starts[job] == 100
+
+
+def test_a_request_that_can_never_run_is_refused_with_what_would_fit() -> None:
+    driver = Driver(nodes_of(4, 2), settings_of())
+    with pytest.raises(CanNeverRun) as refused:
+        driver.submit(submission(nodes=9, cores=1))
+    assert "9 nodes" in str(refused.value)
+    assert "4 node" in str(refused.value)
+    with pytest.raises(CanNeverRun, match="2 core"):
+        driver.submit(submission(cores=3))
+    assert not driver.scheduler.core.jobs
+
+
+def test_of_many_in_one_call_all_are_taken_or_none() -> None:
+    driver = Driver(nodes_of(1, 2), settings_of())
+    with pytest.raises(BadRequest, match=r"jobs\[1\]"):
+        driver.submit(submission(), submission(cores=3), submission())
+    assert not driver.scheduler.core.jobs
+
+
+def test_the_same_key_is_the_same_submission() -> None:
+    driver = Driver(nodes_of(1, 2), settings_of())
+    one = driver.feed(Submit((submission(),), "key")).replies[0].value
+    again = driver.feed(Submit((submission(),), "key")).replies[0].value
+    assert one == again
+    assert len(driver.scheduler.core.jobs) == 1
+
+
+def test_a_stopped_queue_schedules_nothing_and_a_disabled_one_takes_nothing() -> None:
+    queues = (QueueSettings("batch"), QueueSettings("debug", duration_max_s=60))
+    driver = Driver(nodes_of(1, 2), Settings(queues=queues))
+    driver.feed(QueueChange("batch", started=False, reason="maintenance"))
+    (waits,) = driver.submit(submission())
+    (runs,) = driver.submit(submission(queue="debug"))
+    driver.settle()
+    assert (state(driver, waits), state(driver, runs)) == (JobState.SCHED, JobState.RUN)
+    assert driver.scheduler.why(waits, driver.now).sentence == "queue batch is stopped: maintenance"
+    driver.feed(QueueChange("debug", enabled=False, reason="closed"))
+    with pytest.raises(Conflict, match="job submission to debug is disabled: closed"):
+        driver.submit(submission(queue="debug"))
+    with pytest.raises(BadRequest, match="longer than the queue allows"):
+        driver.submit(submission(queue="debug", duration_s=61))
+    with pytest.raises(BadRequest, match="Invalid queue 'none' specified"):
+        driver.submit(submission(queue="none"))
+    driver.feed(QueueChange("batch", started=True))
+    driver.settle()
+    assert state(driver, waits) is JobState.RUN
+
+
+def test_a_drained_node_gets_nothing_new_and_what_runs_there_goes_on() -> None:
+    driver = Driver(nodes_of(2, 1), settings_of("easy"), runs_s=lambda _job: 50)
+    (first,) = driver.submit(submission())
+    driver.settle()
+    node = driver.scheduler.core.jobs[first].members[f"{first}/1/0"].node
+    driver.feed(Drain((node,), "bad DIMM"))
+    gang, single = driver.submit(submission(nodes=2), submission())
+    driver.settle()
+    assert [state(driver, job) for job in (first, gang, single)] == [
+        JobState.RUN,
+        JobState.SCHED,
+        JobState.RUN,
+    ]
+    driver.run_until(200)
+    assert state(driver, gang) is JobState.SCHED
+    driver.feed(Undrain((node,)))
+    driver.run()
+    assert state(driver, gang) is JobState.INACTIVE
+
+
+def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cause() -> None:
+    driver = Driver(pool_of(1), settings_of("easy"))
+    driver.world.fate_of = lambda place, _seat: Fate(500 if place.job == late else 1, ends_on_request_s=400.0)
+    (late,) = driver.submit(submission(duration_s=100))
+    (behind,) = driver.submit(submission(duration_s=10))
+    driver.run_until(99)
+    job = driver.scheduler.core.jobs[behind]
+    assert job.forecast is not None
+    assert job.forecast.start_at == 100
+    driver.run_until(114)
+    driver.scheduler.core.disturb()
+    driver.settle()
+    driver.run_until(300)
+    driver.scheduler.core.disturb()
+    driver.settle()
+    slips = [event for event in driver.logs[behind] if event.name == "promise" and "cause" in event.context]
+    assert slips
+    assert "runs past its limit; its end is unknown" in str(slips[0].context["cause"])
+    blockers = driver.scheduler.why(behind, driver.now).blockers
+    assert blockers == ((encode_jobid(late), late, None),)
+
+
+def test_a_job_without_an_end_blocks_nobody_who_fits_beside_it() -> None:
+    driver = Driver(pool_of(2), settings_of("easy"))
+    driver.world.fate_of = lambda place, _seat: Fate(runs_s=1e9 if place.job == endless else 5)
+    (endless,) = driver.submit(submission(duration_s=0))
+    large, small = driver.submit(submission(cores=2), submission(cores=1))
+    driver.run_until(1)
+    assert driver.scheduler.core.jobs[large].forecast is None
+    assert state(driver, small) is JobState.RUN
+
+
+@pytest.mark.parametrize(
+    ("policy", "again"), [(Requeue.NEVER, False), (Requeue.NODE_FAILURE, True), (Requeue.ALWAYS, True)]
+)
+def test_a_job_that_loses_its_node_runs_again_only_if_it_said_so(policy: Requeue, again: bool) -> None:
+    driver = Driver(nodes_of(2, 1), settings_of(), runs_s=lambda _job: 10)
+    (job,) = driver.submit(submission(requeue=policy))
+    driver.settle()
+    node = driver.scheduler.core.jobs[job].members[f"{job}/1/0"].node
+    driver.feed(driver.world.lose_node(node))
+    driver.run()
+    assert driver.names(job).count("alloc") == (2 if again else 1)
+    assert ("requeue" in driver.names(job)) == again
+
+
+def test_what_fails_by_itself_does_not_run_again() -> None:
+    driver = Driver(nodes_of(1, 1), settings_of())
+    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1, status=256)
+    (job,) = driver.submit(submission(requeue=Requeue.ALWAYS))
+    driver.run()
+    assert driver.names(job).count("alloc") == 1
+
+
+def test_a_cancelled_job_is_over_when_its_last_member_is() -> None:
+    driver = Driver(nodes_of(2, 1), settings_of())
+    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1e9, ends_on_request_s=3.0)
+    (job,) = driver.submit(submission(nodes=2, duration_s=0))
+    driver.settle()
+    driver.feed(Cancel((job,), "enough"))
+    driver.run_until(1)
+    assert state(driver, job) is JobState.CLEANUP
+    driver.run_until(4)
+    assert state(driver, job) is JobState.INACTIVE
+    assert driver.names(job)[-5:] == ["exception", "finish", "release", "free", "clean"]
+
+
+def test_a_part_of_a_gang_that_has_ended_is_free_at_once() -> None:
+    driver = Driver(nodes_of(2, 1), settings_of())
+    driver.world.fate_of = lambda _place, seat: Fate(runs_s=5 if seat.index == 0 else 50)
+    (gang,) = driver.submit(submission(nodes=2))
+    (small,) = driver.submit(submission())
+    driver.run()
+    assert driver.starts[small] == 5
+    releases = [event.context for event in driver.logs[gang] if event.name == "release"]
+    assert releases == [{"ranks": "0", "final": False}, {"ranks": "all", "final": True}]
+
+
+@given(
+    jobs=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 30), st.integers(0, 10)), min_size=1, max_size=12
+    ),
+    policy=st.sampled_from(["fcfs", "easy", "hybrid:2", "conservative"]),
+)
+def test_replay_of_the_recorded_facts_gives_the_same_decisions(
+    jobs: list[tuple[int, int, int]], policy: str
+) -> None:
+    runs: dict[int, float] = {}
+    driver = Driver(nodes_of(3, 2), settings_of(policy), runs_s=lambda job: runs[job])
+    passes: list[tuple[int, float]] = []
+    plan = driver.plan
+
+    def noted() -> object:
+        passes.append((len(driver.inputs), driver.now))
+        return plan()
+
+    driver.plan = noted  # type: ignore[method-assign, assignment]
+    for cores, limit_s, wait_s in jobs:
+        (number,) = driver.submit(submission(slots=cores, duration_s=limit_s))
+        runs[number] = max(1, limit_s - wait_s)
+        driver.run_until(driver.now + wait_s)
+    driver.run()
+    again = scheduler_from(driver.settings, Recorded(), 0.0)
+    changes: list[object] = []
+    for place, (now, inputs) in enumerate(driver.inputs):
+        changes.extend(again.handle(inputs, now).changes)
+        for count, at in passes:
+            if count == place + 1:
+                passing = again.plan(at)
+                while True:
+                    try:
+                        next(passing)
+                    except StopIteration as done:
+                        changes.extend(done.value.changes)
+                        break
+    assert changes == driver.changes
+
+
+@given(
+    jobs=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 40)), min_size=2, max_size=12),
+    depth=st.integers(1, 4),
+)
+def test_within_a_pass_nothing_delays_a_reservation_made_earlier_in_it(
+    jobs: list[tuple[int, int]], depth: int
+) -> None:
+    """With the running jobs ending as planned, every reserved job can start by its reservation."""
+    policy = settings_of(f"hybrid:{depth}")
+    limits: dict[int, float] = {}
+    driver = Driver(pool_of(8), policy, runs_s=lambda job: limits[job], deep=False)
+    for cores, limit_s in jobs:
+        (number,) = driver.submit(submission(cores=cores, duration_s=limit_s))
+        limits[number] = limit_s
+    driver.settle()
+    promised = dict(driver.scheduler.core.reservations)
+    driver.run()
+    for number, start in promised.items():
+        assert driver.starts[number] <= start
+
+
+def test_bad_input_changes_nothing() -> None:
+    driver = Driver(nodes_of(1, 1), settings_of())
+    before = len(driver.changes)
+    for wish in (SetUrgency(5, 16), SetUrgency(5, 99), Drain(("nowhere",)), Undrain(("node0",)), Submit(())):
+        reply = driver.feed(wish).replies[0]
+        assert isinstance(reply.error, PenstockError)
+    assert len(driver.changes) == before
+    assert parse_backfill("hybrid:8").depth == 8
+    with pytest.raises(BadRequest, match="no such queue policy"):
+        parse_backfill("easy:3")
+
+
+def test_facts_about_what_is_not_known_are_harmless() -> None:
+    driver = Driver(nodes_of(1, 1), settings_of())
+    before = len(driver.changes)
+    driver.feed(NodeGone("nowhere"), Observed("nobody", Phase.ENDED, 0.0))
+    assert len(driver.changes) == before
