@@ -5,14 +5,18 @@ from __future__ import annotations
 import doctest
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import penstock.engine
+from penstock.cli.main import COMMANDS as COMMAND_TABLE
+from penstock.web.routes import ENDPOINTS
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -22,6 +26,7 @@ DOCUMENTS = [*TOP_LEVEL, *GUIDES]
 
 COMMAND_TIMEOUT_S = 60
 ANY_LINES = "..."
+ANY_TEXT = "…"
 FENCE = re.compile(r"^```([a-z]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
@@ -76,7 +81,13 @@ def agrees(expected: list[str], found: list[str]) -> bool:
         return not found
     if expected[0] == ANY_LINES:
         return any(agrees(expected[1:], found[skipped:]) for skipped in range(len(found) + 1))
-    return bool(found) and expected[0].rstrip() == found[0].rstrip() and agrees(expected[1:], found[1:])
+    return bool(found) and line_agrees(expected[0], found[0]) and agrees(expected[1:], found[1:])
+
+
+def line_agrees(expected: str, found: str) -> bool:
+    """`…` stands for any text within a line."""
+    pattern = ".*".join(re.escape(part) for part in expected.rstrip().split(ANY_TEXT))
+    return re.fullmatch(pattern, found.rstrip()) is not None
 
 
 def lines_of(text: str) -> list[str]:
@@ -84,12 +95,19 @@ def lines_of(text: str) -> list[str]:
     return text.rstrip("\n").split("\n") if text.strip("\n") else []
 
 
+def is_story(document: Path) -> bool:
+    """Whether its commands belong together, because they work on an instance that it starts."""
+    return any("$ penstock start" in block.text for block in blocks_in(document, "console"))
+
+
 COMMANDS = [
     command
     for document in DOCUMENTS
+    if not is_story(document)
     for block in blocks_in(document, "console")
     for command in commands_in(block)
 ]
+STORIES = [document for document in DOCUMENTS if is_story(document)]
 EXAMPLES = [document for document in DOCUMENTS if blocks_in(document, "python")]
 
 
@@ -99,7 +117,26 @@ EXAMPLES = [document for document in DOCUMENTS if blocks_in(document, "python")]
 def test_a_command_prints_what_the_document_says(command: Command) -> None:
     if command.script.startswith("make ") and command.script != "make help":
         pytest.skip("a make target sets up an environment, or runs these tests again")
-    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
+    run_command(command, {})
+
+
+@pytest.mark.parametrize("document", STORIES, ids=lambda document: str(document.relative_to(ROOT)))
+def test_the_commands_of_a_story_print_what_it_says_one_after_the_other(document: Path) -> None:
+    base = tempfile.mkdtemp(prefix="penstock-")
+    os.chmod(base, 0o711)
+    state = {"PENSTOCK_STATE": f"{base}/state", "PENSTOCK_RUNTIME": base}
+    try:
+        for block in blocks_in(document, "console"):
+            for command in commands_in(block):
+                run_command(command, state)
+    finally:
+        environment = {**os.environ, **state}
+        subprocess.run([BIN / "penstock", "stop"], env=environment, capture_output=True, check=False)
+        shutil.rmtree(base)
+
+
+def run_command(command: Command, more: dict[str, str]) -> None:
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1", **more}
     for inherited in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # Set when the tests themselves run under make.
         environment.pop(inherited, None)
     done = subprocess.run(
@@ -183,6 +220,17 @@ def test_every_guide_can_be_reached_from_the_index() -> None:
 def test_no_document_names_a_registry_or_any_other_host(document: Path) -> None:
     """Where packages and images come from is the business of whoever installs them."""
     assert HOST.findall(document.read_text("utf-8")) == []
+
+
+def test_the_reference_names_every_call_of_the_api() -> None:
+    reference = (ROOT / "docs" / "reference" / "http-api.md").read_text("utf-8")
+    calls = [f"`{endpoint.method} {endpoint.path}`" for endpoint in ENDPOINTS]
+    assert [call for call in calls if call not in reference] == []
+
+
+def test_the_reference_names_every_command() -> None:
+    reference = (ROOT / "docs" / "reference" / "commands.md").read_text("utf-8")
+    assert [name for name in COMMAND_TABLE if f"`penstock {name}" not in reference] == []
 
 
 def test_the_reference_names_everything_that_the_engine_exports() -> None:
