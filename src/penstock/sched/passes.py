@@ -36,6 +36,7 @@ class Walk:
     request: Callable[[int], Request]  # by shape
     end_at: Callable[[int], float | None]  # of a job that has begun
     queue_depth: int | None = None
+    starts_max: int | None = None  # after so many starts the walk ends, and the next one goes on
     chosen: frozenset[Entry] | None = None  # only these; None: all
 
 
@@ -46,6 +47,7 @@ class WalkResult:
     failed: set[int] = field(default_factory=set)  # shapes
     hopeless: set[int] = field(default_factory=set)  # shapes that wait for something without an end
     matches: int = 0
+    is_cut: bool = False  # there may be more to start
 
 
 @dataclass(slots=True)
@@ -67,6 +69,9 @@ def walk(plan: Walk) -> Generator[None, None, WalkResult]:
             backfill = plan.backfill(bucket.queue)
             queues[bucket.queue] = _Queue(backfill, backfill.depth)
     while heap:
+        if plan.starts_max is not None and len(result.started) >= plan.starts_max:
+            result.is_cut = True
+            break
         entry, place, rest = heap[0]
         bucket = plan.buckets[place]
         queue = queues[bucket.queue]

@@ -77,6 +77,7 @@ class Settings:
     queues: tuple[QueueSettings, ...] = (QueueSettings(DEFAULT_QUEUE),)  # the first one is the default
     match_policy: str = "lonode"
     queue_depth: int | None = None  # jobs of a queue that a pass looks at; None: all
+    starts_max: int = 500  # of one pass: facts and questions wait meanwhile
     forecast_depth: int = 100  # jobs that get an expected start
     forecast_matches_max: int = 2000  # tries that one forecast may cost
     lost_s: float = 30.0  # how long a member may be silent

@@ -338,7 +338,9 @@ class Scheduler:
         core.cluster.settle()
         core.shapes_sweep()
         plan = self._walk_plan(now)
-        found = yield from walk(plan)
+        found = yield from walk(replace(plan, starts_max=core.settings.starts_max))
+        if found.is_cut:
+            core.disturb()
         for entry, _ in found.reserved:
             core.cluster.engine.release(entry.job)
         for entry, allocation in found.started:
