@@ -15,10 +15,12 @@ BIN := .venv/bin
 
 ARGS ?=
 UPGRADE ?=
+N ?= 100
+SEED ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint format types contracts conformance bench lock clean
+.PHONY: help setup demo test lint format types contracts conformance torture bench lock clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,7 +28,7 @@ help: ## list the targets
 setup: $(READY) ## make .venv with everything that is needed
 	@printf 'ready: %s\n' .venv
 
-demo: $(READY) ## fill a small cluster with jobs and draw the plan (ARGS="--nodes 4 --policy low")
+demo: $(READY) ## run a mixed workload on a real instance of its own (ARGS=--plan: only draw a plan)
 	@$(BIN)/penstock demo $(ARGS)
 
 test: lint types contracts ## lint, types, import contracts, then all tests
@@ -53,6 +55,9 @@ contracts: $(READY) ## check who imports whom
 
 conformance: $(READY) ## run only the tests that compare answers with Fluxion's
 	@$(BIN)/pytest -n 2 tests/conformance $(ARGS)
+
+torture: $(READY) ## kill parts of a real instance until N have died (N=100, SEED=)
+	@$(BIN)/python -m tests.torture $(N) $(SEED)
 
 bench: $(READY) ## measure, and print the table
 	@$(BIN)/python -m bench $(ARGS)

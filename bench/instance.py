@@ -98,8 +98,9 @@ class InstanceReport:
         queue = self.queue
         lines += [
             "",
-            f"A pass over {queue.jobs:,} pending jobs of {queue.shapes} shapes: {queue.first_cpu_s:.2f} CPU s "
-            f"for the first, which starts {queue.started:,}; {queue.next_cpu_s * 1000:.0f} CPU ms for the next.",
+            f"Passes over {queue.jobs:,} pending jobs of {queue.shapes} shapes: {queue.first_cpu_s:.2f} CPU "
+            f"s to start {queue.started:,} of them; "
+            f"{queue.next_cpu_s * 1000:.0f} CPU ms when nothing can start.",
         ]
         return "\n".join(lines)
 

@@ -2,7 +2,9 @@
 
 Every transaction, every kind of intent and every file that must survive registers a point before and one
 after. Nothing happens there unless a test armed a point: in-process with `armed`, or in a child process by
-`PENSTOCK_FAILPOINTS=name[:nth][,name...]`, which kills the process with SIGKILL at the nth time.
+`PENSTOCK_FAILPOINTS=name[:nth][,name...]`, which kills the process with SIGKILL at the nth time. With
+`PENSTOCK_FAILPOINTS=@DIR` a point is armed by a file of its name in that directory, at any time and for
+whichever process passes there first: that one takes the file away and dies.
 """
 
 from __future__ import annotations
@@ -63,5 +65,17 @@ def _arm_from(text: str) -> Callable[[str], None]:
     return die
 
 
-if os.environ.get("PENSTOCK_FAILPOINTS"):
-    _hook = _arm_from(os.environ["PENSTOCK_FAILPOINTS"])
+def _arm_by_files(directory: str) -> Callable[[str], None]:
+    def die(name: str) -> None:
+        try:
+            os.unlink(f"{directory}/{name}")
+        except OSError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return die
+
+
+_armed_by = os.environ.get("PENSTOCK_FAILPOINTS", "")
+if _armed_by:
+    _hook = _arm_by_files(_armed_by[1:]) if _armed_by.startswith("@") else _arm_from(_armed_by)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import BadRequest, Conflict
+from penstock.errors import BadRequest, Conflict, Unavailable
 
 __all__ = ["SOCKET_PATH_MAX", "Places", "make_places", "make_private", "places_of", "private_mode"]
 
@@ -108,20 +108,32 @@ def private_mode() -> int:
 
 def make_places(places: Places) -> None:
     """Makes the directories of an instance, each ours alone."""
-    places.runtime.parent.parent.mkdir(parents=True, exist_ok=True)
     for path in (places.state, places.runtime.parent, places.runtime):
         make_private(path, private_mode())
 
 
 def make_private(path: Path, mode: int = 0o700) -> None:
     """Makes a directory of ours, and refuses one that belongs to somebody else or is a link."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=mode)
-    found = path.lstat()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=mode)
+        found = path.lstat()
+    except (FileExistsError, NotADirectoryError) as error:
+        raise Conflict(
+            f"{_first_file(path, error)} is not a directory; name another state directory"
+        ) from None
+    except OSError as error:
+        raise Unavailable(f"cannot make {path}: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode):
         raise Conflict(f"{path} is not a directory; remove it, or name another state directory")
     if found.st_uid != os.getuid():
         raise Conflict(f"{path} belongs to user {found.st_uid}, not to us; nothing is kept there")
     if stat.S_IMODE(found.st_mode) != mode:
         path.chmod(mode)
+
+
+def _first_file(path: Path, error: OSError) -> Path:
+    """What stands in the way of a directory."""
+    above = (one for one in reversed(path.parents) if one.exists() and not one.is_dir())
+    return next(above, Path(str(error.filename)))

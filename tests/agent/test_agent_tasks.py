@@ -23,7 +23,8 @@ def test_a_task_runs_and_its_output_environment_and_status_are_kept() -> None:
         client = rig.agent()
         script = 'pwd; env; echo oops >&2; [ -d "$FLUX_JOB_TMPDIR" ] && : > "$FLUX_JOB_TMPDIR/x"; exit 3'
         tmpdir = str(rig.home / "tmp" / "jobtmp-0-f2")
-        spec = rig.spec(script, rank=1, size=4, nnodes=2, local_id=1, tmpdir=tmpdir, gpus="0,2")
+        told = {"attempt": 2, "node": "node7", "granted": (1, 3)}
+        spec = rig.spec(script, rank=1, size=4, nnodes=2, local_id=1, tmpdir=tmpdir, gpus="0,2", **told)
         assert client.start(spec).outcome is Answered.APPLIED
         ended = client.wait("1/1/0")
         assert (ended.status, ended.cause) == (3 << 8, "")
@@ -39,6 +40,9 @@ def test_a_task_runs_and_its_output_environment_and_status_are_kept() -> None:
             "CUDA_VISIBLE_DEVICES=0,2",
             "CUDA_DEVICE_ORDER=PCI_BUS_ID",
             "PENSTOCK_JOB_ID=1",
+            "PENSTOCK_ATTEMPT=2",
+            "PENSTOCK_NODE=node7",
+            "PENSTOCK_CORES=1,3",
             f"WORK={rig.work}",
         ):
             assert line in lines

@@ -297,7 +297,7 @@ def test_a_job_that_waits_says_for_what_on_a_terminal(at: Path, running: SimpleN
     running.service.scripts[FIRST] = [("pause", {"s": 2.7}), event("start"), output("hi\n"), end(0)]
     found = on_terminal(at, "run", "app")
     del running.service.table[FIRST]
-    assert f"{ID} starts in about 13.25m (22:26:35): waits for 8 cores  00:00:0" in found.raw
+    assert f"{ID} starts in about 13m15s (22:26:35): waits for 8 cores  00:00:0" in found.raw
     assert found.text == "hi\n"
     assert found.code == 0
 

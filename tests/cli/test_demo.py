@@ -20,14 +20,14 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def facts_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    assert demo.main([*arguments, "-o", "json"]) == 0
+    assert demo.main(["--plan", *arguments, "-o", "json"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     return json.loads(shown.out)
 
 
 def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert demo.main(list(arguments)) == 0
+    assert demo.main(["--plan", *arguments]) == 0
     return capsys.readouterr().out
 
 
@@ -153,11 +153,19 @@ def test_the_same_options_give_the_same_bytes(capsys: pytest.CaptureFixture[str]
 def test_options_that_cannot_be_show_the_usage_on_stderr(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    assert demo.main(arguments) == 1
+    assert demo.main(["--plan", *arguments]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("penstock demo: ")
     assert "usage: penstock demo" in shown.err
+
+
+@pytest.mark.parametrize("arguments", [["--nodes", "4"], ["-o", "json"], ["--policy=low"]])
+def test_options_of_the_plan_are_refused_without_it(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert demo.main(arguments) == 1
+    assert "goes with --plan" in capsys.readouterr().err
 
 
 def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +180,7 @@ def on_a_terminal(**environment: str) -> str:
     ours, theirs = pty.openpty()
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     running = subprocess.Popen(
-        [PENSTOCK, "demo"],
+        [PENSTOCK, "demo", "--plan"],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         env={**plain, "TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": "100", **environment},

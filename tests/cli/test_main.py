@@ -56,7 +56,7 @@ def test_every_command_tells_its_usage(command: str) -> None:
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     # The JSON of a large plan is more than a pipe holds, so the command is cut off while it writes.
     with subprocess.Popen(
-        [PENSTOCK, "demo", "--nodes", "32", "-o", "json"],
+        [PENSTOCK, "demo", "--plan", "--nodes", "32", "-o", "json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -40,6 +40,11 @@ def test_places_in_the_job_are_counted_over_nodes_in_the_order_of_their_ranks() 
     ]
     assert [task.gpus for task in tasks] == ["1,3", "1,3", "-1"]
     assert [task.cores for task in tasks] == [(0, 1), (2, 3), (5,)]
+    assert [(task.node, task.granted) for task in tasks_of(placed(*seats()), PLACES, RANKS, bind=False)] == [
+        ("node10", (0, 1)),
+        ("node10", (2, 3)),
+        ("node2", (5,)),
+    ]
     assert tasks[0].tmpdir == "/state/agents/node10/tmp/jobtmp-1-fuZZybuNNy"
     assert {task.end_at for task in tasks} == {99.0}
     assert {task.cores for task in tasks_of(placed(*seats()), PLACES, RANKS, bind=False)} == {()}

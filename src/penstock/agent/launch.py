@@ -63,6 +63,9 @@ def environment_of(accepted: Accepted) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": spec.gpus,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "PENSTOCK_JOB_ID": str(spec.job),
+        "PENSTOCK_ATTEMPT": str(spec.attempt),
+        "PENSTOCK_NODE": spec.node,
+        "PENSTOCK_CORES": ",".join(map(str, spec.granted)),
         TOKEN_VARIABLE: accepted.token,
     }
     if spec.tmpdir:

@@ -77,6 +77,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     tmpdir: str = ""
     gpus: str = "-1"
     cores: tuple[int, ...] = ()  # the cores to be bound to; none: not bound
+    node: str = ""
+    granted: tuple[int, ...] = ()  # the cores that it got, bound to them or not
     uses: dict[str, int] = {}  # how much of its node it has, by kind: told again with every report
 
 

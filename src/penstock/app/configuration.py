@@ -78,7 +78,21 @@ def read_configuration(
     path: Path | None, *, policy: str = "", match_policy: str = "", queue_depth: int | None = None
 ) -> Configuration:
     """The file, if there is one; what the command says itself counts more."""
+    if policy:
+        parse_backfill(policy)
+    if match_policy:
+        parse_policy(match_policy)
     told = _read(path) if path is not None else _File()
+    try:
+        return _configuration(told, policy, match_policy, queue_depth)
+    except BadRequest as error:
+        if path is None:
+            raise
+        where = f"{path}: {error.where}" if error.where else str(path)
+        raise BadRequest(error.summary, where=where, found=error.found, expected=error.expected) from error
+
+
+def _configuration(told: _File, policy: str, match_policy: str, queue_depth: int | None) -> Configuration:
     fallback = policy or told.policy
     parse_policy(match_policy or told.match_policy)
     depth = queue_depth if queue_depth is not None else told.queue_depth

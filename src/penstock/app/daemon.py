@@ -15,19 +15,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 from penstock.app.configuration import Configuration
-from penstock.app.identity import Identity, claim, lock, write_identity
+from penstock.app.identity import Identity, claim, lock, look, write_identity
 from penstock.drivers.local.settings import LocalSettings
 from penstock.drivers.local.world import LocalWorld
-from penstock.errors import Conflict, PenstockError
+from penstock.errors import BadRequest, Conflict, PenstockError
 from penstock.instance.loop import Instance
 from penstock.places import Places, make_places
-from penstock.store.opening import Opened, open_store
+from penstock.store.binaries import MAJOR
+from penstock.store.opening import Opened, choose_store
 from penstock.store.port import Fenced
 from penstock.web.answers import Answers, Surroundings
 from penstock.web.app import create_app
@@ -38,6 +39,7 @@ __all__ = ["Options", "run"]
 
 _LOG: Final = logging.getLogger("penstock")
 _END_TASKS_S: Final = 20.0
+_SALVAGE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +60,28 @@ def run(options: Options) -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
+        look(options.places)
         make_places(options.places)
         held = lock(options.places)
         identity = _identity(options)
         asyncio.run(_serve(options, identity))
         os.close(held)
     except PenstockError as error:
-        _report(options.report, {"error": str(error), "kind": type(error).__name__})
+        _report(options.report, {"error": str(error), "kind": _kind(error)})
         _LOG.error("%s", error)
-        return 3 if not isinstance(error, Conflict) else 1
+        return {"BadRequest": 2, "Conflict": 1}.get(_kind(error), 3)
+    except OSError as error:
+        told = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        _report(options.report, {"error": told, "kind": "Unavailable"})
+        _LOG.exception("%s", told)
+        return 3
     return 0
+
+
+def _kind(error: PenstockError) -> str:
+    """The family of an error: what another process needs to raise it again."""
+    families = {"BadRequest": BadRequest, "Conflict": Conflict}
+    return next((name for name, family in families.items() if isinstance(error, family)), "Unavailable")
 
 
 def _identity(options: Options) -> Identity:
@@ -93,39 +107,55 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _report(descriptor: int | None, told: dict[str, object]) -> None:
+def _report(descriptor: int | None, told: dict[str, object], *, is_last: bool = True) -> None:
     if descriptor is not None:
         with contextlib.suppress(OSError):
             os.write(descriptor, json.dumps(told).encode() + b"\n")
-            os.close(descriptor)
+            if is_last:
+                os.close(descriptor)
 
 
 async def _serve(options: Options, identity: Identity) -> None:
     places = options.places
-    listening = [make_socket(places.socket)]
-    opened = await open_store(
-        identity.database or None, places, on_away=lambda text: _LOG.warning("%s", text)
-    )
-    local = LocalSettings(nodes=identity.nodes, cores_per_node=identity.cores, gpus_per_node=identity.gpus)
-    world = LocalWorld(places, local)
-    instance = Instance(
-        options.configuration.settings, opened.store, world, retention=options.configuration.retention
-    )
-    stopping: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    stopping: asyncio.Future[bool] = loop.create_future()
 
     def stop(keep_tasks: bool) -> None:
         if not stopping.done():
             stopping.set_result(keep_tasks)
 
-    loop = asyncio.get_running_loop()
+    def tell_away(text: str) -> None:
+        _LOG.warning("%s", text)
+        if not instance.is_ready.is_set():
+            instance.why_not_ready = text
+            _report(options.report, {"waiting": text}, is_last=False)
+
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
+    tcp = [listen_tcp(options.listen)] if options.listen else []
+    listening = [make_socket(places.socket)]
+    try:
+        opened = await choose_store(identity.database or None, places, on_away=tell_away)
+    except BaseException:
+        places.socket.unlink(missing_ok=True)
+        raise
+    settings = options.configuration.settings
+    local = LocalSettings(
+        nodes=identity.nodes,
+        cores_per_node=identity.cores,
+        gpus_per_node=identity.gpus,
+        return_within_s=settings.lost_s,
+    )
+    world = LocalWorld(places, local)
+    # The driver ends what a silent agent has left behind, and tells: the scheduler waits for that first.
+    settings = replace(settings, lost_s=settings.lost_s + _SALVAGE_S)
+    instance = Instance(settings, opened.store, world, retention=options.configuration.retention)
     around = _surroundings(options, identity, opened, world, stop)
     app = create_app(Answers(instance, around))
     servers = [asyncio.create_task(serve(app, listening))]
-    if options.listen:
+    if tcp:
         guarded = BearerOnly(app, read_token(places.token))
-        servers.append(asyncio.create_task(serve(guarded, [listen_tcp(options.listen)])))
+        servers.append(asyncio.create_task(serve(guarded, tcp)))
     running = asyncio.create_task(instance.run())
     watching = asyncio.create_task(_tell_ready(instance, options.report))
     try:
@@ -173,7 +203,8 @@ async def _stop(
 
 
 async def _end_jobs(instance: Instance) -> None:
-    """Cancels what runs, and waits until it is over: nothing may be left behind."""
+    """Cancels what runs, and waits until it is over: nothing may be left behind, and nothing may start."""
+    instance.is_winding_down = True
     ids = await instance.consult(
         lambda scheduler, _: tuple(job.id for job in scheduler.core.jobs.values() if not job.state.is_pending)
     )
@@ -229,7 +260,7 @@ def _surroundings(
             "pid": pid,
             "embedded": embedded is not None,
             "state": "up" if is_up else "away",
-            "server_version": "",
+            "server_version": str(MAJOR) if embedded is not None else "",
         }
 
     def output_paths(job: int, index: int, spec: object) -> tuple[Path, Path]:

@@ -17,10 +17,15 @@ from typing import Final
 from penstock.errors import Conflict, Unavailable
 from penstock.places import Places
 
-__all__ = ["FORMAT", "Identity", "claim", "lock", "write_identity"]
+__all__ = ["FORMAT", "Identity", "claim", "lock", "look", "write_identity"]
 
 FORMAT: Final = 1
 _SIZE_MAX: Final = 64 << 10
+_BEFORE_IDENTITY: Final = (
+    "instance.lock",
+    "instance.log",
+    "instance.new",
+)  # what a first start makes earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +39,41 @@ class Identity:
 
 def claim(places: Places, wanted: Identity | None) -> Identity:
     """The identity of the state directory; a new one gets what is wanted."""
+    found = look(places)
+    if found is None:
+        fresh = wanted or Identity("", 1, 1, 0)
+        found = replace(fresh, id=fresh.id or uuid.uuid4().hex)
+        write_identity(places, found)
+    return found
+
+
+def look(places: Places) -> Identity | None:
+    """The identity of the state directory, None if it is new. Nothing is made or changed."""
     try:
-        text = places.identity.read_text("utf-8")
-    except FileNotFoundError:
-        others = [
-            path.name for path in places.state.iterdir() if path.name not in ("instance.lock", "instance.log")
-        ]
+        text = places.identity.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        others = [path.name for path in _inside(places.state) if path.name not in _BEFORE_IDENTITY]
         if others:
             raise Conflict(
                 f"{places.state} is not an instance's state directory: it holds {sorted(others)[0]!r}; "
                 "name an empty one with --state"
             ) from None
-        fresh = wanted or Identity("", 1, 1, 0)
-        fresh = replace(fresh, id=fresh.id or uuid.uuid4().hex)
-        write_identity(places, fresh)
-        return fresh
+        return None
+    except OSError as error:
+        raise Unavailable(f"cannot read {places.identity}: {error.strerror}") from error
     return _read(places.identity, text)
 
 
-def _read(path: Path, text: str) -> Identity:
+def _inside(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise Unavailable(f"cannot read {directory}: {error.strerror}") from error
+
+
+def _read(path: Path, text: bytes) -> Identity:
     try:
         found = json.loads(text[:_SIZE_MAX])
         version = int(found["format"])
@@ -61,15 +82,19 @@ def _read(path: Path, text: str) -> Identity:
                 f"{path.parent} was made by a newer Penstock ({found.get('made_by', 'unknown')}): "
                 "use that one, or another --state"
             )
-        return Identity(
+        read = Identity(
             str(found["id"]),
             int(found["nodes"]),
             int(found["cores"]),
             int(found["gpus"]),
             str(found["database"]),
         )
+        if not read.id or read.nodes < 1 or read.cores < 1 or read.gpus < 0:
+            raise ValueError(f"{read.nodes} nodes, {read.cores} cores, {read.gpus} gpus")
+        return read
     except (ValueError, KeyError, TypeError) as error:
-        raise Conflict(f"{path} is damaged ({error}); restore it, or name another --state") from error
+        cause = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise Conflict(f"{path} is damaged ({cause}); restore it, or name another --state") from error
 
 
 def write_identity(places: Places, identity: Identity) -> None:

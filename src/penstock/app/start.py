@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -16,13 +17,14 @@ import click
 from penstock.cli import exits
 from penstock.cli.client import Client
 from penstock.cli.group import SETTINGS, json_option, state_option
-from penstock.cli.screen import Progress, say, say_json
+from penstock.cli.screen import Progress, complain, say, say_json
 from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
 from penstock.places import Places, make_places, places_of
 
 __all__ = ["start"]
 
 _READY_S: Final = 120.0
+_END_S: Final = 30.0
 _REPORT_MAX: Final = 64 << 10
 
 
@@ -70,11 +72,16 @@ def start(
     Returns when it is ready. The state directory names it: --state DIR, or PENSTOCK_STATE.
     """
     from penstock.app.configuration import read_configuration
+    from penstock.app.identity import look
+    from penstock.store.opening import check_database
 
     places = places_of(state, os.environ)
     configuration = read_configuration(
         config, policy=policy, match_policy=match_policy, queue_depth=queue_depth
     )
+    if database:
+        check_database(database)
+    look(places)
     if foreground:
         from penstock.app.daemon import Options, run
 
@@ -163,7 +170,9 @@ def _start_in_background(places: Places, argv: list[str]) -> None:
     finally:
         os.close(reads)
     if "error" in told:
-        kinds = {"BadRequest": BadRequest, "Conflict": Conflict, "Fenced": Conflict}
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            daemon.wait(_END_S if not told.get("goes_on") else 0)  # What it took down is gone when we return.
+        kinds = {"BadRequest": BadRequest, "Conflict": Conflict}
         kind: type[PenstockError] = kinds.get(str(told.get("kind")), Unavailable)
         raise kind(str(told["error"]))
 
@@ -171,14 +180,27 @@ def _start_in_background(places: Places, argv: list[str]) -> None:
 def _wait_for_report(reads: int, daemon: subprocess.Popen[bytes]) -> dict[str, object]:
     began = time.monotonic()
     text = b""
+    waiting = ""
     progress = Progress("starting", int(_READY_S))
     try:
-        while not text.endswith(b"\n"):
+        while True:
+            while b"\n" in text:
+                line, _, text = text.partition(b"\n")
+                told: dict[str, object] = json.loads(line)
+                if "waiting" not in told:
+                    return told
+                if not waiting:
+                    progress.close()
+                    complain(f"not ready yet: {told['waiting']}")
+                waiting = str(told["waiting"])
             passed = time.monotonic() - began
             if passed > _READY_S:
+                why = f": {waiting}" if waiting else "; its log may say why"
+                advice = "It goes on trying; `penstock stop` ends it"
                 return {
-                    "error": f"not ready after {_READY_S:g} s; its log may say why",
+                    "error": f"not ready after {_READY_S:g} s{why}. {advice}",
                     "kind": "Unavailable",
+                    "goes_on": True,
                 }
             progress.show(int(passed), "s")
             if select.select([reads], [], [], 0.2)[0]:
@@ -192,5 +214,3 @@ def _wait_for_report(reads: int, daemon: subprocess.Popen[bytes]) -> dict[str, o
                 text += piece
     finally:
         progress.close()
-    found = json.loads(text)
-    return found if isinstance(found, dict) else {}

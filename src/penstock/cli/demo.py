@@ -1,4 +1,4 @@
-"""`penstock demo`: a small cluster, a queue of unlike jobs, and the plan that the engine makes of it.
+"""`penstock demo --plan`: a small cluster, a queue of unlike jobs, and the plan that the engine makes of it.
 
 Everything happens at time 0. The jobs are matched in order until one does not fit; from there on each
 takes what is free or reserves its earliest start. So a small job may start in a gap that a larger
@@ -48,11 +48,15 @@ CORES: Final = 8
 GPUS: Final = 2
 NODES_MAX: Final = 32
 
-USAGE: Final = f"""usage: penstock demo [OPTIONS...]
+USAGE: Final = f"""usage: penstock demo
+       penstock demo --plan [OPTIONS...]
 
-Fills a small cluster with jobs, reserves a start for the rest, and draws the plan.
+Starts a real instance with four nodes in a directory of its own, lets it run a mixed workload for some
+seconds, shows what was promised and what came of it, and removes everything.
 
-OPTIONS:
+With --plan nothing is started: an imagined cluster is filled, and the plan is drawn.
+
+OPTIONS of --plan:
     --nodes=N        nodes of {CORES} cores and {GPUS} gpus, 1 to {NODES_MAX} (default: 8)
     --policy=POLICY  first (default), low, high, lonode, hinode, pack, spread, ...
     -o FORMAT        text (default) or json
@@ -412,7 +416,7 @@ def _job_facts(job: Planned, names: dict[int, str]) -> dict[str, object]:
 
 def main(argv: list[str]) -> int:
     try:
-        given, rest = getopt.gnu_getopt(argv, "o:h", ["nodes=", "policy=", "help"])
+        given, rest = getopt.gnu_getopt(argv, "o:h", ["plan", "nodes=", "policy=", "help"])
     except getopt.GetoptError as error:
         return _misused(str(error))
     options = {name.lstrip("-"): value for name, value in given}
@@ -421,6 +425,12 @@ def main(argv: list[str]) -> int:
         return 0
     if rest:
         return _misused(f"unexpected argument {rest[0]!r}")
+    if "plan" not in options:
+        if options:
+            return _misused(f"{given[0][0]} goes with --plan")
+        from penstock.cli.tour import tour
+
+        return tour()
     output = options.get("o", "text")
     if output not in ("text", "json"):
         return _misused(f"-o: {output!r} is neither text nor json")

@@ -146,7 +146,8 @@ def _time(job: Doc, now: float) -> float:
 def _info(job: Doc, now: float) -> str:
     state = job["state"]
     if state == "DEPEND":
-        texts = [_dependency(text, now) for text in job.get("dependencies") or ()]
+        waits = [] if job.get("begin_at") is None else [f"begin-time={job['begin_at']}"]
+        texts = [_dependency(text, now) for text in [*waits, *(job.get("dependencies") or ())]]
         begins = [text for text in texts if text.startswith("begin@")]
         others = [text for text in texts if not text.startswith("begin@")]
         return " ".join(begins + ([f"depends:{','.join(others)}"] if others else []))

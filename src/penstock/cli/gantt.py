@@ -93,14 +93,15 @@ def _lanes(
             continue
         first = min(room - 1, max(0, int((part["from"] - begin) * scale)))
         last = max(first + 1, min(room, int((until - begin) * scale)))
-        bar = Bar(part["job"], part["kind"], first, last)
         for lane in lanes:
-            if lane[-1].end <= first:
-                lane.append(bar)
+            # Who follows at once may lose a column to rounding; it stays in the same lane.
+            begins = max(first, lane[-1].end)
+            if begins == first or (begins == first + 1 and begins < last):
+                lane.append(Bar(part["job"], part["kind"], begins, last))
                 break
         else:
             if len(lanes) < _LANES_MAX:
-                lanes.append([bar])
+                lanes.append([Bar(part["job"], part["kind"], first, last)])
             else:
                 hidden += 1
     return lanes, hidden
@@ -130,7 +131,10 @@ def _legend(
     kinds = dict.fromkeys(part["kind"] for node in document["nodes"] for part in node["spans"])
     signs = [f"{glyphs[kind] * 3} {kind}" for kind in glyphs if kind in kinds]
     lines = ["", *wrap("  ".join(signs), columns, drop_whitespace=True), ""]
-    for job, part in list(jobs.items())[:_LEGEND_MAX]:
+    # If there are too many, those that are over go first, the oldest of them before all.
+    over = [job for job, part in jobs.items() if part["kind"] == "ran"]
+    hidden = set(over[: max(0, len(jobs) - _LEGEND_MAX)])
+    for job, part in [item for item in jobs.items() if item[0] not in hidden][:_LEGEND_MAX]:
         until = "no end" if part["to"] is None else clock(part["to"], now)
         name = part["name"] if len(part["name"]) <= 16 else part["name"][:15] + "+"
         text = f"{letters[job]}  {job:<12} {name:<16} {clock(part['from'], now)} - {until}  {part['kind']}"

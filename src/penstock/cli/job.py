@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from textwrap import wrap
 from typing import Any, Final
 
 import click
@@ -12,7 +13,7 @@ from penstock.cli import exits
 from penstock.cli.client import Client, Doc, job_path
 from penstock.cli.eventlogs import EventLines
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.screen import complain, has_colours, paint, say, say_json, shown
+from penstock.cli.screen import complain, has_colours, is_terminal, say, say_facts, say_json, shown, width
 from penstock.cli.times import clock, day_and_time, span
 from penstock.model.duration import parse_duration
 from penstock.model.jobid import ENCODINGS, encode_jobid, parse_jobid
@@ -37,9 +38,7 @@ def show(client: Client, id_: str, output_format: str) -> None:
     if output_format == "json":
         say_json(found)
         return
-    for label, text in _facts(found, time.time()):
-        if text:
-            say(f"{paint(f'{label:>12}', 'dim')}  {shown(text)}")
+    say_facts((label, text) for label, text in _facts(found, time.time()) if text)
 
 
 def _fetch(client: Client, id_: str, *rest: str) -> Doc:
@@ -50,15 +49,14 @@ def _fetch(client: Client, id_: str, *rest: str) -> Doc:
 
 def _facts(found: Doc, now: float) -> list[tuple[str, str]]:
     exception = found.get("exception") or {}
-    trouble = f"{exception.get('type')}: {exception.get('note')}" if exception.get("occurred") else ""
+    trouble = ": ".join(str(exception[key]) for key in ("type", "note") if exception.get(key))
     forecast = found.get("forecast") or {}
     starts = "" if forecast.get("start_at") is None else _start_text(forecast, now)
     times = [(name, found.get(key)) for name, key in (("submitted", "t_submit"), ("started", "t_run"))]
     times.append(("ended", found.get("t_inactive")))
     command = " ".join(_command(found))
-    shape = f"{found['ntasks']} tasks, {found['ncores']} cores"
-    if found.get("nnodes"):
-        shape += f", {found['nnodes']} nodes"
+    sizes = [(found[f"n{word}s"], word) for word in ("task", "core", "node")]
+    shape = ", ".join(f"{count} {word if count == 1 else f'{word}s'}" for count, word in sizes if count)
     limit = span(found["duration_s"]) if found.get("duration_s") else "none"
     return [
         ("job", f"{found['id']}  {found['name']}"),
@@ -71,6 +69,7 @@ def _facts(found: Doc, now: float) -> list[tuple[str, str]]:
         ("time limit", limit),
         ("nodes", found.get("nodelist") or ""),
         *((name, "" if at is None else day_and_time(at)) for name, at in times),
+        ("begins after", "" if found.get("begin_at") is None else day_and_time(found["begin_at"])),
         ("waits for", ",".join(found.get("dependencies") or ()) if found["state"] == "DEPEND" else ""),
         ("starts", starts if found["state"] != "INACTIVE" and found.get("t_run") is None else ""),
         ("reason", found.get("reason", "")),
@@ -143,22 +142,28 @@ def why(client: Client, id_: str, output_format: str) -> None:
         say_json(found)
         return
     now = time.time()
-    say(f"{paint(shown(found['id']), 'bold')} {shown(found['sentence'] or 'does not wait')}")
-    for label, text in _why_facts(found, now):
-        say(f"{paint(f'{label:>12}', 'dim')}  {shown(text)}")
+    told = shown(f"{found['id']}: {found['sentence'] or 'it does not wait'}")
+    lines = wrap(told, width(), break_long_words=False, break_on_hyphens=False) if is_terminal() else [told]
+    for line in lines:
+        say(line)
+    say_facts(_why_facts(found, now))
 
 
 def _why_facts(found: Doc, now: float) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
     for step in found.get("steps") or ():
-        facts.append((str(step["name"])[:12], f"{step['passed']} found, {step['needed']} needed"))
+        fails = "" if step["passed"] >= step["needed"] else "  <- too few"
+        facts.append((str(step["name"]), f"{step['passed']} found, {step['needed']} needed{fails}"))
     for blocker in found.get("blockers") or ():
         until = blocker.get("until")
         text = str(blocker.get("who") or blocker.get("job") or "")
         if blocker.get("node"):
             text += f" on {blocker['node']}"
+        if found.get("kind") == "behind":
+            facts.append(("goes first", text + ("" if until is None else f", starts {clock(until, now)}")))
+            continue
         text += "" if until is None else f" until {clock(until, now)}"
-        facts.append(("held by", text))
+        facts.append(("in the way", text))
     if found.get("jobs_ahead"):
         first = ", ".join(found.get("ahead") or ())
         word = "job" if found["jobs_ahead"] == 1 else "jobs"
@@ -192,9 +197,8 @@ def when(client: Client, id_: str, output_format: str) -> None:
     else:
         text = f"has no known start: {found.get('reason') or 'not planned yet'}"
     say(shown(f"{found['id']} {text}"))
-    for label, key in (("first told", "first"), ("last told", "last")):
-        if promise.get(key) is not None:
-            say(f"{paint(f'{label:>12}', 'dim')}  {day_and_time(promise[key])}")
+    told = [(label, promise.get(key)) for label, key in (("first told", "first"), ("last told", "last"))]
+    say_facts((label, day_and_time(at)) for label, at in told if at is not None)
 
 
 @job.command(context_settings=SETTINGS)

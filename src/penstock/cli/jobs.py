@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from textwrap import wrap
+from typing import Any, Final
 
 import click
 
 from penstock.cli import exits
 from penstock.cli.client import Client, Doc
 from penstock.cli.fields import HEADINGS, PRESETS, job_field
-from penstock.cli.formats import Table, parse_format
+from penstock.cli.formats import Cell, Table, parse_format
 from penstock.cli.group import SETTINGS, with_client
 from penstock.cli.screen import complain, is_terminal, paint, say, say_json, width
 from penstock.cli.times import parse_when
@@ -23,6 +24,8 @@ __all__ = ["job_table", "jobs"]
 
 _STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive", "pending", "running", "active")
 _RESULTS = ("completed", "failed", "canceled", "timeout")
+_QUEUE_DEFAULT: Final = "default"
+_ROOM_MIN: Final = 40  # a last column with less room than this moves to the next line
 _COLOURS = {"R": "green", "C": "green", "S": "yellow", "D": "blue", "P": "blue", "F": "red", "TO": "red"}
 
 
@@ -82,22 +85,40 @@ def jobs(client: Client, ids: tuple[str, ...], **options: Any) -> int:
 def job_table(
     table: Table, found: list[Doc], now: float, *, header: bool = True, columns: int | None = None
 ) -> list[str]:
-    """Lines for the screen; on a terminal no wider than it, with the state in colour."""
+    """Lines for the screen; on a terminal no wider than it, with the state in colour.
+
+    Where everything is in the one queue that an instance has by itself, its name tells nothing.
+    """
     if columns is None and is_terminal():
         columns = width()
-    lines = table.lines(found, lambda job, name: job_field(job, name, now), header=header)
-    made = []
-    for pieces in lines:
-        text = "".join(pieces)
-        if columns is not None and len(text) > columns:
-            text = text[: columns - 1] + "+"
-        made.append(text)
-    if header and made:
-        made[0] = paint(made[0], "bold")
-    start = 1 if header else 0
-    for index, job in enumerate(found):
-        made[start + index] = _coloured(made[start + index], job)
+    plain = columns is not None and all(job.get("queue") == _QUEUE_DEFAULT for job in found)
+
+    def value(job: Doc, name: str) -> Cell:
+        return None if plain and name == "queue" else job_field(job, name, now)
+
+    lines = table.lines(found, value, header=header)
+    made = [paint(_cut("".join(lines.pop(0)), columns), "bold")] if header and lines else []
+    for job, pieces in zip(found, lines, strict=True):
+        made += [_coloured(line, job) for line in _fitted(pieces, columns)]
     return made
+
+
+def _cut(text: str, columns: int | None) -> str:
+    return text if columns is None or len(text) <= columns else text[: columns - 1] + "+"
+
+
+def _fitted(pieces: list[str], columns: int | None) -> list[str]:
+    """The line; if it is too long, its last column goes on below itself, or all of it on the next lines."""
+    text, head = "".join(pieces), "".join(pieces[:-1])
+    if columns is None or len(text) <= columns or len(head) > columns or len(pieces) < 2:
+        return [_cut(text, columns)]
+    indent = len(head) + 1
+    if columns - indent >= _ROOM_MIN:
+        first, *more = wrap(pieces[-1].strip(), columns - indent, break_on_hyphens=False)
+        return [f"{head} {first}", *(" " * indent + line for line in more)]
+    indent = len(pieces[0]) + 1
+    more = wrap(pieces[-1].strip(), max(20, columns - indent), break_on_hyphens=False)
+    return [head.rstrip(), *(" " * indent + line for line in more)]
 
 
 def _coloured(text: str, job: Doc) -> str:

@@ -52,7 +52,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "stop": Entry("penstock.cli.stop:stop", "stop the instance", _CLUSTER),
     "completion": Entry("penstock.cli.completion:completion", "the completion script of a shell", _TOOLS),
     "demo": Entry(
-        "penstock.cli.demo:main", "fill a small cluster with jobs and draw the plan", _TOOLS, is_argv=True
+        "penstock.cli.demo:main", "run a mixed workload on a real instance of its own", _TOOLS, is_argv=True
     ),
     "resource-query": Entry(
         "penstock.cli.resource_query:main",

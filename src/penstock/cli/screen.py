@@ -11,6 +11,8 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterable
+from textwrap import wrap
 from typing import Final, TextIO
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "is_terminal",
     "paint",
     "say",
+    "say_facts",
     "say_json",
     "shown",
     "shows_unicode",
@@ -100,6 +103,20 @@ def paint(text: str, *styles: str, stream: TextIO | None = None) -> str:
 
 def say(text: str = "") -> None:
     print(text)
+
+
+def say_facts(facts: Iterable[tuple[str, str]], *styles: str, label: int = 12) -> None:
+    """Pairs of a label and a text, a line each; on a terminal, long texts go on below themselves."""
+    told = list(facts)
+    label = max([label, *(len(name) for name, _ in told)])
+    for name, text in told:
+        parts = [shown(text)]
+        if is_terminal():
+            room = max(20, width() - label - 2)
+            parts = wrap(parts[0], room, break_long_words=False, break_on_hyphens=False) or [""]
+        for index, part in enumerate(parts):
+            head = "" if index else name
+            say(f"{paint(f'{head:>{label}}', 'dim')}  {paint(part, *styles)}")
 
 
 def say_json(document: object) -> None:

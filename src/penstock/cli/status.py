@@ -10,7 +10,7 @@ from penstock.cli import exits
 from penstock.cli.client import Client, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.screen import paint, say, say_json, shown
+from penstock.cli.screen import paint, say, say_facts, say_json
 from penstock.cli.times import span
 
 __all__ = ["status"]
@@ -32,7 +32,7 @@ def status(client: Client, output_format: str) -> int:
         say_json(found)
         return exits.OK
     for label, text, is_well in _facts(found, time.time()):
-        say(f"{paint(f'{label:>10}', 'dim')}  {shown(text) if is_well else paint(shown(text), 'red')}")
+        say_facts([(label, text)], *(() if is_well else ("red",)), label=10)
     if found["agents"]:
         say()
         for index, pieces in enumerate(parse_format(_AGENTS, _HEADINGS).lines(found["agents"], _cell)):
@@ -45,22 +45,29 @@ def status(client: Client, output_format: str) -> int:
 
 def _facts(found: Doc, now: float) -> list[tuple[str, str, bool]]:
     instance, database, settings = found["instance"], found["database"], found["settings"]
-    jobs, nodes = found["jobs"], found["nodes"]
+    nodes = found["nodes"]
+    counts = [f"{found['jobs'][name]} {name}" for name in ("running", "pending", "inactive")
+              if found["jobs"].get(name) is not None]  # fmt: skip
     word = "ready" if instance["ready"] else "not ready"
+    if not instance["ready"] and instance.get("why_not_ready"):
+        word += f" ({instance['why_not_ready']})"
     up = span(max(0.0, now - instance["started_at"]))
     kind = "embedded" if database["embedded"] else "external"
+    server = f" {database['server_version']}" if database.get("server_version") else ""
     pid = f", pid {database['pid']}" if database.get("pid") else ""
+    depth = "all" if settings["queue_depth"] is None else settings["queue_depth"]
+    up_down = "not known yet" if nodes["up"] is None else f"{nodes['up']} up, {nodes['down']} down"
     oversubscribed = ", oversubscribed" if settings["oversubscribed"] else ""
     return [
         ("instance", f"{word}, pid {instance['pid']}, up {up}, version {instance['version']}",
          instance["ready"]),
         ("state", instance["state"], True),
-        ("database", f"{database['state']}, {kind}, PostgreSQL {database['server_version']}{pid}",
+        ("database", f"{database['state']}, {kind}, PostgreSQL{server}{pid}",
          database["state"] == "up"),
-        ("jobs", f"{jobs['running']} running, {jobs['pending']} pending, {jobs['inactive']} inactive", True),
-        ("nodes", f"{nodes['up']} up, {nodes['down']} down", not nodes["down"]),
+        ("jobs", ", ".join(counts) or "not known yet", True),
+        ("nodes", up_down, not nodes["down"]),
         ("policy", f"{settings['policy']}, match {settings['match_policy']}, "
-         f"depth {settings['queue_depth']}, forecast {settings['forecast_depth']}{oversubscribed}", True),
+         f"depth {depth}, forecast {settings['forecast_depth']}{oversubscribed}", True),
     ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.screen import has_colours, is_terminal, paint, say, say_json, shown, shows_unicode, width
 from penstock.model.duration import parse_duration
 
-__all__ = ["timeline"]
+__all__ = ["painted", "timeline"]
 
 _PIPE_COLUMNS = 100
 _STYLES = ("cyan", "green", "yellow", "magenta", "blue")
@@ -40,7 +40,7 @@ def timeline(
         on_terminal = is_terminal() and shows_unicode()
         columns = width() if is_terminal() else _PIPE_COLUMNS
         picture = draw(document, columns, BLOCKS if on_terminal else SIGNS)
-        for line in _painted(picture):
+        for line in painted(picture):
             say(line)
 
 
@@ -54,7 +54,8 @@ def _write(path: str, document: dict[str, Any]) -> None:
         raise Ended(FAILED, f"the picture cannot be written: {error}") from error
 
 
-def _painted(picture: Picture) -> list[str]:
+def painted(picture: Picture) -> list[str]:
+    """Lines for the screen; on a terminal every job has its colour."""
     if not has_colours():
         return [shown(line) for line in picture.lines]
     styles: dict[str, str] = {}

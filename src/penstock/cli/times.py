@@ -7,7 +7,7 @@ import re
 from datetime import datetime, timedelta
 
 from penstock.errors import BadRequest
-from penstock.model.duration import format_duration, parse_duration
+from penstock.model.duration import parse_duration
 
 __all__ = ["clock", "day_and_time", "parse_when", "span"]
 
@@ -56,7 +56,14 @@ def day_and_time(at: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A span without a false precision: whole seconds above ten."""
+    """A span as people say it, without a false precision: `4.2s`, `42s`, `1m50s`, `2h05m`, `3d04h`."""
     if seconds < 0:
         return f"-{span(-seconds)}"
-    return format_duration(round(seconds) if seconds >= 10 else round(seconds, 1))
+    if seconds < 10:
+        return f"{round(seconds, 1):g}s"
+    whole = round(seconds)
+    for unit, size, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size}{unit}" + (f"{rest:02}{below}" if rest else "")
+    return f"{whole}s"

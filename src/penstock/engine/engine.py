@@ -10,7 +10,7 @@ Times are integer seconds. A job is made of parts: its first match, and one for 
 from __future__ import annotations
 
 import enum
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 
 from penstock.engine.allocation import Allocation, Answer, Kind, Never, NotNow, Reason, Satisfiable, Slot
@@ -19,6 +19,7 @@ from penstock.engine.explain import Explainer
 from penstock.engine.filters import DEFAULT_FILTERS, Filters
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.holds import Holds
+from penstock.engine.marks import collected, parents, with_wholes, without_slots
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import DerivedOrder, Policy, SearchOrder, Usage, parse_policy
 from penstock.engine.relaxation import cannot_ever_fit
@@ -237,7 +238,7 @@ class Engine:
             kept = [slot for slot in part.slots if slot.number not in gone]
             dropped = [slot for slot in part.slots if slot.number in gone]
             if dropped:
-                self._shrink(holder, key, _without_slots(part, kept, dropped), tuple(kept))
+                self._shrink(holder, key, without_slots(part.marks, kept, dropped), tuple(kept))
         return self._drop_if_empty(holder)
 
     def release_vertices(self, job: int, vertices: Iterable[Vertex]) -> bool:
@@ -302,7 +303,7 @@ class Engine:
                 "an allocation needs a time", found=f"[{start}, {end})", expected="0 <= start < end"
             )
         span = Span(start, FOREVER if end is None else end, kind is Kind.ALLOCATED)
-        part = Part(_with_wholes(_collected(marks)), span, slots)
+        part = Part(with_wholes(collected(marks)), span, slots)
         if not any(mark.booked for mark in part.marks.values()):
             raise BadRequest("the set holds nothing", expected="at least one vertex that is held")
         if not force:
@@ -420,7 +421,7 @@ class Engine:
             return self.graph.root
         domains: dict[int, Vertex] = {}
         for mark in marks.values():
-            for vertex in (mark.vertex, *_parents(mark.vertex)):
+            for vertex in (mark.vertex, *parents(mark.vertex)):
                 if mark.booked and vertex.type == placement.within:
                     domains[vertex.index] = vertex
         if len(domains) != 1:
@@ -477,76 +478,3 @@ def _check_time(now: int, duration_s: int | None) -> None:
         raise BadTime("a time before all time", where="now", found=str(now), expected="0 or more")
     if duration_s is not None and duration_s <= 0:
         raise BadTime("no time at all", where="duration", found=f"{duration_s} s", expected="1 s or more")
-
-
-def _collected(marks: Iterable[Mark]) -> Marks:
-    """Marks by vertex; parts of one pool are added up."""
-    collected: Marks = {}
-    for mark in marks:
-        before = collected.get(mark.vertex.index)
-        if before is None or not before.booked:
-            collected[mark.vertex.index] = mark
-        elif mark.booked:
-            if mark.exclusive or before.exclusive:
-                raise BadRequest("a vertex twice in one set", where=mark.vertex.path(), expected="each once")
-            collected[mark.vertex.index] = replace(mark, units=mark.units + before.units)
-    return collected
-
-
-def _without_slots(part: Part, kept: list[Slot], dropped: list[Slot]) -> Marks:
-    """The marks of a part less what the dropped slots had; what is held whole goes with its last slot."""
-    marks = dict(part.marks)
-    for slot in dropped:
-        for grant in slot.grants:
-            mark = marks.get(grant.vertex.index)
-            if mark is None:
-                continue
-            if not mark.exclusive and mark.units > grant.units:
-                marks[grant.vertex.index] = replace(mark, units=mark.units - grant.units)
-            elif not _lies_in_whole(marks, grant.vertex):
-                del marks[grant.vertex.index]
-    in_use: set[int] = set()
-    for slot in kept:
-        for grant in slot.grants:
-            in_use.update(vertex.index for vertex in (grant.vertex, *_parents(grant.vertex)))
-    left: set[int] = set()
-    for slot in dropped:
-        for grant in slot.grants:
-            left.update(vertex.index for vertex in (grant.vertex, *_parents(grant.vertex)))
-    over = [mark for mark in part.marks.values() if mark.whole and mark.vertex.index in left - in_use]
-    for mark in sorted(over, key=lambda mark: len(list(_parents(mark.vertex)))):
-        if _lies_in_whole(marks, mark.vertex):
-            continue
-        pending = [mark.vertex]
-        while pending:
-            vertex = pending.pop()
-            if vertex.index not in in_use:
-                marks.pop(vertex.index, None)
-                pending.extend(vertex.below())
-    return marks
-
-
-def _parents(vertex: Vertex) -> Iterator[Vertex]:
-    above = vertex.parent()
-    while above is not None:
-        yield above
-        above = above.parent()
-
-
-def _with_wholes(marks: Marks) -> Marks:
-    """Marks that came from outside do not say what is held whole; what is held with all below is."""
-    told = dict(marks)
-    for index, mark in marks.items():
-        below = mark.vertex.below()
-        if mark.exclusive and below:
-            pending = list(below)
-            while pending and (inner := marks.get(pending[-1].index)) is not None and inner.exclusive:
-                pending.extend(pending.pop().below())
-            if not pending:
-                told[index] = replace(mark, whole=True)
-    return told
-
-
-def _lies_in_whole(marks: Marks, vertex: Vertex) -> bool:
-    """Whether a vertex above is held as a whole: then this one stays with it."""
-    return any((mark := marks.get(above.index)) is not None and mark.whole for above in _parents(vertex))

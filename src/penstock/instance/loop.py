@@ -72,6 +72,7 @@ class Instance:
         self.feed = Feed()
         self.is_ready = asyncio.Event()  # the first snapshot of this life has been taken in
         self.why_not_ready = "starting"
+        self.is_winding_down = False  # what runs is being ended: nobody may start in its place
         self._retention = retention
         self._clock = clock
         self._turns = Turns(settings, store, world, self.feed.publish)
@@ -152,7 +153,8 @@ class Instance:
             world.result()
             raise Unavailable("the world has ended")
         scheduler = self._scheduler()
-        if self._inbox or (scheduler.is_dirty and self.is_ready.is_set()):
+        is_due = scheduler.is_dirty and self.is_ready.is_set() and not self.is_winding_down
+        if self._inbox or is_due:
             await asyncio.sleep(0)
             return
         now = self._clock()
@@ -203,7 +205,7 @@ class Instance:
         scheduler = self._scheduler()
         if scheduler.core.cluster.is_complete and not self.is_ready.is_set():
             self.is_ready.set()
-        if scheduler.core.cluster.is_complete:
+        if scheduler.core.cluster.is_complete and not self.is_winding_down:
             await self._pass(scheduler)
         await self._prune()
         await self._beat()

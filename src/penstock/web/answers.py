@@ -20,18 +20,16 @@ import msgspec
 from penstock.errors import BadRequest, PenstockError
 from penstock.instance.loop import Instance
 from penstock.model.hostlist import parse_hostlist
-from penstock.model.idset import parse_idset
+from penstock.model.idset import encode_idset, parse_idset
 from penstock.model.job import JobEvent, JobState
 from penstock.model.jobid import encode_jobid
 from penstock.sched.ask import payload_of
-from penstock.sched.core import live_of
-from penstock.sched.dependencies import parse_dependencies
-from penstock.sched.job import Job
+from penstock.sched.dependencies import DependencyRefused, parse_dependencies
 from penstock.sched.reasons import Why
 from penstock.sched.records import JobLive, JobNew
 from penstock.sched.requests import UnknownJobId
-from penstock.sched.state import Scheduler
 from penstock.store.port import JobFilter
+from penstock.web import active as actives
 from penstock.web.outputs import follow_files
 from penstock.web.service import CancelSelection, Doc, JobsQuery, Stream, Submission
 from penstock.web.views import Beside, job_doc, members_doc, rset_doc, spans_of, why_doc
@@ -71,7 +69,7 @@ class Answers:
         counts: Doc = {"pending": None, "running": None, "inactive": None}
         nodes: Doc = {"up": None, "down": None}
         if ready:
-            counts, nodes = await self._instance.consult(_count)
+            counts, nodes = await self._instance.consult(actives.count)
         identity = {
             **self._around.identity,
             "pid": os.getpid(),
@@ -97,8 +95,15 @@ class Answers:
     async def submit(self, jobs: list[Submission], key: str, owner: str) -> list[Doc]:
         asked = tuple(Asked(job.jobspec.decode(), owner, job.urgency, Requeue(job.requeue)) for job in jobs)
         past = await self._past(asked)
-        numbers = cast(tuple[int, ...], await self._instance.wish(Submit(asked, key, past)))
-        return [{"id": encode_jobid(number)} for number in numbers]
+        while True:
+            try:
+                numbers = cast(tuple[int, ...], await self._instance.wish(Submit(asked, key, past)))
+                return [{"id": encode_jobid(number)} for number in numbers]
+            except DependencyRefused:
+                before, past = past, await self._past(asked)
+                if past == before:
+                    raise
+                # A job that is depended on has ended between the question and the wish.
 
     async def _past(self, asked: Sequence[Asked]) -> tuple[Past, ...]:
         """What became of jobs that are over and that some of these depend on."""
@@ -124,10 +129,11 @@ class Answers:
         return tuple(told)
 
     async def jobs(self, query: JobsQuery) -> list[Doc]:
-        active = [state for state in query.states if state is not JobState.INACTIVE]
         docs: list[Doc] = []
-        if active:
-            docs = await self._instance.consult(lambda scheduler, now: _active_docs(scheduler, now, query))
+        if query.states - {JobState.INACTIVE}:
+            docs = await self._instance.consult(
+                lambda scheduler, now: actives.active_docs(scheduler, now, query)
+            )
         left = query.limit - len(docs)
         if left > 0 and (JobState.INACTIVE in query.states or query.results):
             docs += await self._inactive_docs(query, left)
@@ -154,7 +160,7 @@ class Answers:
 
     async def _rows(self, job: int) -> tuple[JobNew, JobLive]:
         """A job as it is recorded, active or over."""
-        found = await self._instance.consult(lambda scheduler, _: _rows_of(scheduler, job))
+        found = await self._instance.consult(lambda scheduler, _: actives.rows_of(scheduler, job))
         if found is not None:
             return found
         rows = await self._instance.store.jobs(JobFilter(ids=(job,), limit=1))
@@ -163,7 +169,7 @@ class Answers:
         return rows[0].new, rows[0].live
 
     async def _doc(self, job: int) -> Doc:
-        doc = await self._instance.consult(lambda scheduler, now: _active_doc(scheduler, now, job))
+        doc = await self._instance.consult(lambda scheduler, now: actives.active_doc(scheduler, now, job))
         if doc is not None:
             return doc
         new, live = await self._rows(job)
@@ -201,7 +207,7 @@ class Answers:
         return [_event_doc(event) for event in log]
 
     async def _log(self, job: int) -> list[JobEvent]:
-        active = await self._instance.consult(lambda scheduler, _: _log_of(scheduler, job))
+        active = await self._instance.consult(lambda scheduler, _: actives.log_of(scheduler, job))
         return active if active is not None else await self._instance.store.log(job)
 
     async def follow_eventlog(self, job: int) -> Stream:
@@ -233,7 +239,7 @@ class Answers:
             await feed.aclose()
 
     async def why(self, job: int) -> Doc:
-        doc = await self._instance.consult(lambda scheduler, now: _why_doc(scheduler, now, job))
+        doc = await self._instance.consult(lambda scheduler, now: actives.active_why(scheduler, now, job))
         if doc is not None:
             return doc
         _, live = await self._rows(job)
@@ -244,7 +250,7 @@ class Answers:
         ids = selection.ids
         if ids is None:
             wanted = JobsQuery(states=selection.states, queue=selection.queue, limit=sys.maxsize)
-            ids = await self._instance.consult(lambda scheduler, _: tuple(_select(scheduler, wanted)))
+            ids = await self._instance.consult(lambda scheduler, _: tuple(actives.select(scheduler, wanted)))
         done = cast(dict[int, PenstockError | None], await self._instance.wish(Cancel(ids, note)))
         canceled = [encode_jobid(number) for number, error in done.items() if error is None]
         errors: list[Doc] = []
@@ -338,7 +344,7 @@ class Answers:
     # Nodes and queues
 
     async def resources(self) -> list[Doc]:
-        return await self._instance.consult(lambda scheduler, _: _node_docs(scheduler))
+        return await self._instance.consult(lambda scheduler, _: actives.node_docs(scheduler))
 
     async def drain(self, targets: str, reason: str, overwrite: bool) -> list[Doc]:
         nodes = await self._targets(targets)
@@ -361,14 +367,14 @@ class Answers:
                         "no such rank",
                         where="targets",
                         found=str(rank),
-                        expected=f"one of {sorted(names)[:8]}",
+                        expected=encode_idset(names),
                     )
                 found.append(names[rank])
             return tuple(found)
         return parse_hostlist(text)
 
     async def queues(self) -> list[Doc]:
-        return await self._instance.consult(lambda scheduler, _: _queue_docs(scheduler))
+        return await self._instance.consult(lambda scheduler, _: actives.queue_docs(scheduler))
 
     async def change_queue(self, name: str, verb: str, reason: str) -> list[Doc]:
         every = [queue.name for queue in self._instance.settings.queues]
@@ -386,217 +392,19 @@ class Answers:
         past = await self._instance.store.jobs(
             JobFilter(states=(JobState.INACTIVE.value,), since=begin, limit=_TIMELINE_JOBS_MAX)
         )
-        told = await self._instance.consult(lambda scheduler, at: _timeline(scheduler, at, begin))
+        told = await self._instance.consult(lambda scheduler, at: actives.timeline(scheduler, at, begin))
         rows = {node["name"]: node["spans"] for node in told["nodes"]}
         for row in past:
             for node, span in spans_of(row.new, row.live, now).items():
                 if node in rows:
                     rows[node].append(span)
-            start = _start_doc(row.new, row.live)
+            start = actives.start_doc(row.new, row.live)
             if start is not None:
                 told["starts"].append(start)
         ends = [span["to"] for spans in rows.values() for span in spans if span["to"] is not None]
         told["to"] = now + until_s if until_s is not None else max([*ends, now + 60.0])
         told["to"] = min(told["to"], now + 100 * _TIMELINE_AHEAD_S) if until_s is None else told["to"]
         return told
-
-
-# Documents of what is active; to be called between turns
-
-
-def _count(scheduler: Scheduler, _now: float) -> tuple[Doc, Doc]:
-    jobs = scheduler.core.jobs.values()
-    pending = sum(1 for job in jobs if job.state.is_pending)
-    up = sum(1 for node in scheduler.core.cluster.nodes.values() if node.vertex.up)
-    total = len(scheduler.core.cluster.nodes)
-    return (
-        {"pending": pending, "running": len(jobs) - pending, "inactive": None},
-        {"up": up, "down": total - up},
-    )
-
-
-def _new_of(job: Job) -> JobNew:
-    return JobNew(job.id, job.owner, job.spec.name, job.seen_at, job.plain, job.work)
-
-
-def _rows_of(scheduler: Scheduler, number: int) -> tuple[JobNew, JobLive] | None:
-    job = scheduler.core.jobs.get(number)
-    return (_new_of(job), live_of(job)) if job is not None else None
-
-
-def _log_of(scheduler: Scheduler, number: int) -> list[JobEvent] | None:
-    job = scheduler.core.jobs.get(number)
-    return list(job.log) if job is not None else None
-
-
-def _select(scheduler: Scheduler, query: JobsQuery) -> list[int]:
-    """Active jobs that a query wants: pending in the order of the queue, then running, newest first."""
-    core = scheduler.core
-    chosen = [
-        job
-        for job in core.jobs.values()
-        if job.state in query.states
-        and (query.ids is None or job.id in query.ids)
-        and query.queue in ("", job.queue)
-        and query.name in ("", job.spec.name)
-        and query.owner in ("", job.owner)
-    ]
-    pending = [job for job in chosen if job.state.is_pending]
-    running = [job for job in chosen if not job.state.is_pending]
-    pending.sort(key=lambda job: (-job.priority, job.seen_at, job.id))
-    running.sort(key=lambda job: (-(job.placed_at or 0), -job.id))
-    return [job.id for job in (*pending, *running)]
-
-
-def _active_docs(scheduler: Scheduler, now: float, query: JobsQuery) -> list[Doc]:
-    memo: dict[int, Why] = {}
-    ahead = scheduler.jobs_ahead() if len(scheduler.core.pending) else {}
-    chosen = _select(scheduler, query)[: query.limit]
-    return [_doc_of(scheduler, scheduler.core.jobs[number], now, memo, ahead) for number in chosen]
-
-
-def _active_doc(scheduler: Scheduler, now: float, number: int) -> Doc | None:
-    job = scheduler.core.jobs.get(number)
-    return _doc_of(scheduler, job, now, {}, scheduler.jobs_ahead()) if job is not None else None
-
-
-def _doc_of(scheduler: Scheduler, job: Job, now: float, memo: dict[int, Why], ahead: dict[int, int]) -> Doc:
-    beside = _beside(job, scheduler.why(job.id, now, memo), ahead)
-    return job_doc(_new_of(job), live_of(job), scheduler.core.ranks, beside)
-
-
-def _beside(job: Job, why: Why, ahead: dict[int, int]) -> Beside:
-    return Beside(
-        job.forecast if job.state is JobState.SCHED else None,
-        why,
-        ahead.get(job.id),
-        tuple(sorted(job.open_dependencies)),
-        job.spec.begin_at if job.is_begin_waiting else None,
-    )
-
-
-def _why_doc(scheduler: Scheduler, now: float, number: int) -> Doc | None:
-    job = scheduler.core.jobs.get(number)
-    if job is None:
-        return None
-    why = scheduler.why(number, now)
-    ahead = scheduler.jobs_ahead()
-    first = sorted(ahead, key=lambda other: ahead[other])[: min(ahead.get(number, 0), 5)]
-    return why_doc(number, job.state, why, _beside(job, why, ahead), first)
-
-
-def _node_docs(scheduler: Scheduler) -> list[Doc]:
-    core = scheduler.core
-    docs: list[Doc] = []
-    for name, known in sorted(core.cluster.nodes.items(), key=lambda item: item[1].rank):
-        drain = core.drains.get(name)
-        free = dict.fromkeys(("core", "gpu"), 0)
-        total = dict.fromkeys(("core", "gpu"), 0)
-        for vertex in known.vertex.below():
-            if vertex.type in total:
-                total[vertex.type] += vertex.size
-                booked = vertex.state is not None and any(one.units for one in vertex.state.bookings.values())
-                free[vertex.type] += 0 if booked else vertex.size
-        jobs = sorted(
-            {core.job_of_member[key] for key in core.members_on.get(name, ()) if key in core.job_of_member}
-        )
-        in_use = bool(jobs) or free["core"] < total["core"]
-        docs.append(
-            {
-                "name": name,
-                "rank": known.rank,
-                "state": "down" if not known.vertex.up else "allocated" if in_use else "free",
-                "up": known.fact.up,
-                "drained": drain is not None,
-                "drain_reason": drain.reason if drain is not None else "",
-                "drained_at": drain.at if drain is not None else None,
-                "why": known.fact.why,
-                "cores": total["core"],
-                "gpus": total["gpu"],
-                "cores_free": free["core"],
-                "gpus_free": free["gpu"],
-                "properties": sorted(known.vertex.properties),
-                "jobs": [encode_jobid(job) for job in jobs],
-            }
-        )
-    return docs
-
-
-def _queue_docs(scheduler: Scheduler) -> list[Doc]:
-    core = scheduler.core
-    docs: list[Doc] = []
-    for place, queue in enumerate(core.settings.queues):
-        state = core.queue_state(queue.name)
-        mine = [job for job in core.jobs.values() if job.queue == queue.name]
-        pending = sum(1 for job in mine if job.state.is_pending)
-        docs.append(
-            {
-                "name": queue.name,
-                "default": place == 0,
-                "enabled": state.enabled,
-                "started": state.started,
-                "reason_disabled": state.reason_disabled,
-                "reason_stopped": state.reason_stopped,
-                "policy": str(queue.backfill),
-                "duration_default_s": queue.duration_default_s,
-                "duration_max_s": queue.duration_max_s,
-                "constraint": queue.constraint_text,
-                "pending": pending,
-                "running": len(mine) - pending,
-            }
-        )
-    return docs
-
-
-def _timeline(scheduler: Scheduler, now: float, begin: float) -> Doc:
-    core = scheduler.core
-    known = sorted(core.cluster.nodes.items(), key=lambda item: item[1].rank)
-    rows: dict[str, list[Doc]] = {name: [] for name, _ in known}
-    starts: list[Doc] = []
-    for job in core.jobs.values():
-        new, live = _new_of(job), live_of(job)
-        for node, span in spans_of(new, live, now).items():
-            if node in rows:
-                rows[node].append(span)
-        start = _start_doc(new, live)
-        if start is not None:
-            starts.append(start)
-    for number, planned in core.planned.items():
-        waiting = core.jobs.get(number)
-        if waiting is None or waiting.state is not JobState.SCHED:
-            continue
-        for node, cores in planned.units:
-            if node in rows:
-                kind = "reserved" if planned.is_reservation else "forecast"
-                rows[node].append(
-                    {
-                        "job": encode_jobid(number),
-                        "name": waiting.spec.name,
-                        "from": float(planned.start_s),
-                        "to": None if planned.end_s is None else float(planned.end_s),
-                        "kind": kind,
-                        "cores": cores,
-                    }
-                )
-    capacity = {name: sum(1 for vertex in one.vertex.below() if vertex.type == "core") for name, one in known}
-    nodes = [{"name": name, "cores": capacity[name], "spans": spans} for name, spans in rows.items()]
-    return {"now": now, "from": begin, "to": now, "nodes": nodes, "starts": starts}
-
-
-def _start_doc(new: JobNew, live: JobLive) -> Doc | None:
-    """What a job was promised, and when it really began."""
-    promise = cast(list[float] | None, live.detail.get("promise"))
-    if not promise:
-        return None
-    begun = cast(float | None, live.detail.get("placed_at"))
-    return {
-        "job": encode_jobid(new.id),
-        "name": new.name,
-        "promised_first": promise[0],
-        "promised_last": promise[1],
-        "started_at": begun,
-        "error_s": None if begun is None else begun - promise[0],
-    }
 
 
 def _event_doc(event: JobEvent) -> Doc:

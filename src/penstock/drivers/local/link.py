@@ -115,10 +115,11 @@ class Link:
                 self.why = f"its agent is away: {error}"
             finally:
                 self._disconnected()
-            if time.monotonic() - self._away_since >= self._settings.return_within_s:
+            delay_s = min(_START_AGAIN_S * 2 ** min(failures, 10), _START_AGAIN_MAX_S) if failures else 0
+            left_s = self._away_since + self._settings.return_within_s - time.monotonic()
+            if left_s <= 0:
                 await self._give_up()
-            delay_s = _START_AGAIN_S * 2 ** min(failures, 10) if failures else 0
-            await asyncio.sleep(min(delay_s, _START_AGAIN_MAX_S))
+            await asyncio.sleep(min(delay_s, left_s) if left_s > 0 else delay_s)
 
     async def _connect(self, failures: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """To the agent that lives, or to one that we start."""

@@ -158,6 +158,8 @@ def _task(place: Place, spec: JobSpec, spot: _Spot, places: Places, *, bind: boo
         tmpdir=tmpdir,
         gpus=",".join(map(str, spot.node_gpus)) or "-1",
         cores=spot.cores if bind else (),
+        node=seat.node,
+        granted=spot.cores,
         uses={kind: units for kind, _, units in seat.grants},
     )
 

@@ -74,6 +74,7 @@ class LocalWorld:
         self._by_node = {link.node: link for link in self._links}
         self._ranks = {link.node: link.rank for link in self._links}
         self._where: dict[str, Link] = {}  # where a member is, or may be
+        self._sought: dict[str, None] = {}  # asked for in vain; an agent that is away may have them
         self._sink: Sink | None = None
         self._streaming = False
         self._epoch = 0
@@ -126,6 +127,8 @@ class LocalWorld:
             elif link is None and all(one.up for one in self._links):
                 self._observe(member, Phase.WAITING)
             else:
+                if link is None:
+                    self._sought[member] = None
                 self._observe(member, Phase.LOST, link)
 
     def tell(self, tidings: Sequence[Tell]) -> None:
@@ -136,6 +139,7 @@ class LocalWorld:
         by_link: dict[int, list[str]] = {}
         for member in members:
             known = self._where.pop(member, None)
+            self._sought.pop(member, None)
             # Of one that is nowhere, any agent may remember that it must not start.
             for link in self._links if known is None else (known,):
                 link.members.pop(member, None)
@@ -189,6 +193,11 @@ class LocalWorld:
         for member in missing:
             del self._where[member]
             self._observe(member, Phase.WAITING)
+        if self._sought and all(one.up for one in self._links):
+            sought, self._sought = self._sought, {}
+            for member in sought:
+                if member not in self._where:
+                    self._observe(member, Phase.WAITING)
 
     def link_down(self, link: Link) -> None:
         self._tell(self._node(link))
@@ -211,6 +220,8 @@ class LocalWorld:
                 self._settle(place.intent, seat.member, Outcome.CONFLICT, str(error))
             return
         for seat, task in zip(place.seats, tasks, strict=True):
+            if seat.is_settled:
+                continue
             link = self._by_node[seat.node]
             elsewhere = self._where.get(seat.member)
             if elsewhere is not None and elsewhere is not link:

@@ -1,0 +1,229 @@
+"""Real instances for tests: started with `penstock start`, used through the commands, gone afterwards.
+
+An instance has a directory of its own that PostgreSQL's lent account can pass. When it is stopped, no
+process may be left that knows its state directory: neither agents, nor tasks, nor the database.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.client import Client
+from penstock.places import Places, places_of
+from tests.cli.terminal import Screen, Terminal, environment, on_terminal, runtime
+from tests.store.servers import wait_until
+
+__all__ = [
+    "Place",
+    "Running",
+    "kill_supervisors",
+    "left_behind",
+    "place_of_its_own",
+    "running_instance",
+    "tasks_of",
+    "wait_until",
+]
+
+PENSTOCK = Path(sys.executable).parent / "penstock"
+TIMEOUT_S = 60
+SHAPE = ("--nodes", "4", "--cores", "2")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A state directory that may or may not have an instance, and the commands that mean it."""
+
+    above: Path
+    state: Path
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        return environment(self.state, **extra)
+
+    @property
+    def places(self) -> Places:
+        return places_of(str(self.state), self.environment())
+
+    def call(self, *arguments: str, stdin: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
+        """The command with its output in a pipe, from the instance's own directory."""
+        return subprocess.run(
+            [PENSTOCK, *arguments],
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=TIMEOUT_S,
+            check=False,
+            cwd=self.above,
+            env=self.environment(**extra),
+        )
+
+    def begin(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
+        """The command, running on; in a session of its own, so that signals reach nobody else."""
+        return subprocess.Popen(
+            [PENSTOCK, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            cwd=self.above,
+            env=self.environment(**extra),
+            start_new_session=True,
+        )
+
+    def ok(self, *arguments: str, **extra: str) -> str:
+        """What the command prints; it must succeed and not complain."""
+        done = self.call(*arguments, **extra)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout
+
+    def refused(self, *arguments: str, code: int, **extra: str) -> str:
+        """What the command complains: one sentence of ours, nothing on stdout, no traceback."""
+        done = self.call(*arguments, **extra)
+        assert done.returncode == code, done
+        assert done.stdout == "", done
+        assert done.stderr.startswith("penstock: "), done
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.ok(*arguments))
+
+    def screen(self, *arguments: str, columns: int = 80) -> Screen:
+        return on_terminal(self.state, *arguments, columns=columns, still=False)
+
+    def terminal(self, *arguments: str, columns: int = 80) -> Terminal:
+        return Terminal(self.state, *arguments, columns=columns, still=False)
+
+
+class Running(Place):
+    """A place where an instance runs."""
+
+    __slots__ = ()
+
+    @property
+    def client(self) -> Client:
+        return Client(self.places)
+
+    def submit(self, *arguments: str) -> str:
+        (job,) = self.ok("submit", *arguments).split()
+        return job
+
+    def job(self, job: str) -> Any:
+        return self.client.get(f"/v1/jobs/{job.replace('ƒ', 'f')}")
+
+    def until(self, job: str, state: str, limit_s: float = 20.0) -> Any:
+        """Waits until the job is in a state; returns its document."""
+        found: list[Any] = []
+
+        def holds() -> bool:
+            found[:] = [self.job(job)]
+            return bool(found[0]["state"] == state)
+
+        wait_until(holds, limit_s)
+        return found[0]
+
+    def end(self, *jobs: str) -> list[Any]:
+        """The documents of jobs when they are over."""
+        return [self.until(job, "INACTIVE", 30.0) for job in jobs]
+
+    def started(self, job: str) -> Any:
+        """The document of a job whose tasks run: only then signals reach somebody."""
+        wait_until(lambda: self.job(job)["t_start"] is not None)
+        return self.job(job)
+
+    def output(self, job: str) -> str:
+        return self.call("job", "attach", job).stdout
+
+    def clear(self) -> None:
+        """As after the start: no jobs, nothing drained, all queues open."""
+        client = self.client
+        client.post("/v1/jobs/cancel", {"all": True, "note": ""})
+        client.post("/v1/queues/-/enable", {"reason": ""})
+        client.post("/v1/queues/-/start", {"reason": ""})
+        out = [node["name"] for node in client.get("/v1/resources")["nodes"] if node["drained"]]
+        if out:
+            client.post("/v1/resources/undrain", {"targets": ",".join(out)})
+        wait_until(lambda: not client.get("/v1/jobs", states="active")["jobs"])
+
+
+@contextmanager
+def place_of_its_own() -> Iterator[Place]:
+    """An empty place. Whatever was started there must be gone at the end; it is ended if not."""
+    above = Path(tempfile.mkdtemp(prefix="penstock-e2e-"))
+    above.chmod(0o755)
+    place = Place(above, above / "state")
+    try:
+        yield place
+    finally:
+        left = left_behind(place)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(above, ignore_errors=True)
+        shutil.rmtree(runtime(place.state), ignore_errors=True)
+    assert not left, f"left behind: {left}"
+
+
+@contextmanager
+def running_instance(*arguments: str) -> Iterator[Running]:
+    """An instance of four nodes with two cores each, stopped at the end with nothing left."""
+    with place_of_its_own() as place:
+        done = place.call("start", *SHAPE, *arguments)
+        assert done.returncode == 0, done
+        running = Running(place.above, place.state)
+        try:
+            yield running
+        finally:
+            if running.places.socket.exists():
+                stopped = running.call("stop")
+                assert stopped.returncode == 0, stopped
+        wait_until(lambda: not left_behind(place), 5.0)
+
+
+def tasks_of(running: Running, job: str) -> list[int]:
+    """The processes of a job's tasks."""
+    marks = (f"FLUX_JOB_ID={job}\0".encode(), os.fsencode(running.state))
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            variables = (entry / "environ").read_bytes() + b"\0" if entry.name.isdigit() else b""
+        except OSError:
+            continue
+        if all(mark in variables for mark in marks):
+            found.append(int(entry.name))
+    return found
+
+
+def kill_supervisors(running: Running, job: str) -> None:
+    """Kills who watches over the tasks, as a fault of the machine would."""
+    tasks = tasks_of(running, job)
+    above = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in tasks}
+    assert above - set(tasks)
+    for pid in above - set(tasks):
+        os.kill(pid, signal.SIGKILL)
+
+
+def left_behind(place: Place) -> dict[int, str]:
+    """Processes that know the place, by their command lines or by their environments."""
+    mark = os.fsencode(place.above)
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes()
+            if mark in command or mark in (entry / "environ").read_bytes():
+                found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # It has ended meanwhile.
+    return found

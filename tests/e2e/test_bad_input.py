@@ -1,0 +1,456 @@
+"""What is wrong is refused: one clear sentence on stderr, a documented exit code, nothing left half-done.
+
+Exit codes: 1 the operation failed, 2 wrong usage or request, 3 no instance or it cannot answer now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg.conninfo
+import pytest
+
+from tests.e2e.instances import SHAPE, Place, Running, left_behind, place_of_its_own, wait_until
+from tests.store.servers import started_server
+
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk or give files away")
+
+
+# The command line
+
+FLAGS = [
+    (["submit", "--nods=2", "true"], 2, "--nodes"),
+    (["submit", "-N0", "true"], 2, "0"),
+    (["submit", "-Nmany", "true"], 2, "many"),
+    (["submit"], 2, "job command and arguments are missing"),
+    (["submit", "-N4", "-n2", "true"], 2, "node count must not be greater than task count"),
+    (["submit", "-x", "true"], 2, "exclusive can only be set with a node count"),
+    (["submit", "-n2", "--cores=2", "true"], 2, "do not mix"),
+    (["submit", "-t", "soon", "true"], 2, "soon"),
+    (["submit", "-t", "inf", "true"], 2, "finite"),
+    (["submit", "--urgency=99", "true"], 2, "0 to 31"),
+    (["submit", "--begin-time=whenever", "true"], 2, "not a point in time"),
+    (["submit", "--cc=5-3", "true"], 2, "5-3"),
+    (["submit", "--cc=1-999999999", "true"], 2, "too many ids"),
+    (["submit", "--signal=NOPE", "true"], 2, "not a signal"),
+    (["submit", "--requires=(a", "true"], 2, "parenthesis"),
+    (["submit", "--requires=cpu:7", "true"], 2, "cpu:7"),
+    (["submit", "--env==x", "true"], 2, "not a variable"),
+    (["submit", "--dependency=afterok", "true"], 2, "SCHEME:VALUE"),
+    (["submit", "--jobspec=/nonexistent"], 2, "/nonexistent"),
+    (["run", "--nope", "true"], 2, "--nope"),
+    (["jobs", "-f", "runing"], 2, "did you mean running?"),
+    (["jobs", "-o", "{nope}"], 2, "unknown field"),
+    (["jobs", "-o", "{id"], 2, "not a format"),
+    (["job", "show", "f0"], 2, "not a job id"),
+    (["job", "show", "ƒzzzzzzzzzzzzz"], 2, "not a job id"),
+    (["job", "wait", "-t", "long", "f1"], 2, "long"),
+    (["cancel"], 2, "name job ids, or say --all"),
+    (["resource", "drain", "node[0-", "x"], 2, "not a list of nodes"),
+    (["timeline", "--svg", "/nonexistent/plan.svg"], 1, "the picture cannot be written"),
+    (["urgency", "f1", "very"], 2, "not an urgency"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), FLAGS, ids=lambda value: str(value)[:50])
+def test_a_wrong_command_line_says_what_is_wrong(
+    instance: Running, arguments: list[str], code: int, words: str
+) -> None:
+    assert words in instance.refused(*arguments, code=code)
+    assert instance.client.get("/v1/jobs", states="active")["jobs"] == []
+
+
+# Jobspecs
+
+GOOD = {
+    "version": 1,
+    "resources": [{"type": "slot", "count": 1, "label": "t", "with": [{"type": "core", "count": 1}]}],
+    "tasks": [{"command": ["true"], "slot": "t", "count": {"per_slot": 1}}],
+    "attributes": {"system": {"duration": 60}},
+}
+PER_CORE = {"shell": {"options": {"per-resource": {"type": "core"}}}}
+JOBSPECS = [
+    ("not JSON and not YAML: [", "neither JSON nor YAML"),
+    ("[]", "a jobspec is an object"),
+    (json.dumps({**GOOD, "version": "seven"}), "version"),
+    (json.dumps({**GOOD, "resources": []}), "resources"),
+    (json.dumps({**GOOD, "resources": [{"type": "core", "count": -1}]}), "resources[0].count"),
+    (json.dumps({**GOOD, "tasks": [{"command": [], "slot": "t", "count": {"per_slot": 1}}]}), "command"),
+    (json.dumps({**GOOD, "tasks": [{"command": ["a"], "slot": "u", "count": {"per_slot": 1}}]}), "slot"),
+    (json.dumps({**GOOD, "attributes": {"system": {"duration": "long"}}}), "duration"),
+    (json.dumps({**GOOD, "attributes": {"system": {"dependencies": "afterok:f1"}}}), "dependencies"),
+    (json.dumps({**GOOD, "attributes": {"system": {"queue": "nope"}}}), "queue"),
+    (json.dumps({**GOOD, "attributes": {"system": PER_CORE}}), "per-resource"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "words"), JOBSPECS, ids=lambda value: str(value)[-40:])
+def test_a_wrong_jobspec_is_refused_with_its_place(instance: Running, text: str, words: str) -> None:
+    done = instance.call("submit", "--jobspec", "-", stdin=text)
+    assert done.returncode in (1, 2), done
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert words in done.stderr
+    assert instance.client.get("/v1/jobs", states="active")["jobs"] == []
+
+
+# Dependencies
+
+
+def test_dependencies_that_cannot_be_are_refused(instance: Running) -> None:
+    told = instance.refused("submit", "--dependency=afterok:f1234", "true", code=1)
+    assert "dependency: afterok: id f1234: job not found" in told
+    told = instance.refused("submit", "--dependency=afterok:soon!", "true", code=2)
+    assert 'dependency: afterok: "soon!" is not a valid jobid' in told
+    told = instance.refused("submit", "--dependency=whenever:f1", "true", code=2)
+    assert 'dependency scheme "whenever" not supported' in told
+    held = instance.submit("--urgency=hold", "true")
+    itself = int(instance.job(held)["id_dec"]) + (1 << 30)  # Nobody has that id yet, so nobody can be it.
+    told = instance.refused("submit", f"--dependency=afterany:{itself}", "true", code=1)
+    assert "job not found" in told
+    assert [job["id"] for job in instance.client.get("/v1/jobs", states="active")["jobs"]] == [held]
+
+
+# What can never run
+
+NEVER = [
+    (
+        ["-N9"],
+        "asks for 9 nodes, at most 4 fit when everything is free; with 4 nodes instead of 9 it would fit",
+    ),
+    (["-n9"], "with 8 slots instead of 9 it would fit"),
+    (["-c3"], "with 2 cores instead of 3 it would fit"),
+    (["-g1"], "gpu"),
+    (["--requires=rank:9"], "without its constraint it would fit"),
+    (["--requires=fast"], "without its constraint it would fit"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), NEVER, ids=lambda value: str(value)[:20])
+def test_what_can_never_run_is_refused_with_the_nearest_that_can(
+    instance: Running, options: list[str], words: str
+) -> None:
+    told = instance.refused("submit", *options, "true", code=1)
+    assert told.startswith("penstock: resources: unsatisfiable request: ")
+    assert words in told
+    assert "(" not in told
+    assert instance.client.get("/v1/jobs", states="active")["jobs"] == []
+
+
+def test_of_many_jobs_all_are_taken_or_none(instance: Running) -> None:
+    instance.refused("submit", "--cc=1-9", "--requires=rank:{cc}", "true", code=1)
+    assert instance.client.get("/v1/jobs", states="active")["jobs"] == []
+
+
+# The state directory
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with place_of_its_own() as made:
+        yield made
+        assert not left_behind(made)
+
+
+def tree(place: Place) -> dict[str, bytes]:
+    found = (path for path in place.above.rglob("*") if path.is_file())
+    return {str(path.relative_to(place.above)): path.read_bytes() for path in found}
+
+
+def test_a_directory_with_something_else_in_it_is_left_alone(place: Place) -> None:
+    place.state.mkdir()
+    (place.state / "thesis.tex").write_text("precious")
+    before = tree(place)
+    told = place.refused("start", *SHAPE, code=1)
+    assert f"{place.state} is not an instance's state directory: it holds 'thesis.tex'" in told
+    assert "--state" in told
+    assert tree(place) == before
+
+
+def test_a_directory_of_a_newer_version_is_left_alone(place: Place) -> None:
+    place.state.mkdir()
+    (place.state / "instance.json").write_text('{"format": 99, "made_by": "7.0"}')
+    before = tree(place)
+    told = place.refused("start", code=1)
+    assert f"{place.state} was made by a newer Penstock (7.0): use that one, or another --state" in told
+    assert tree(place) == before
+
+
+NO_CORES = '{"format": 1, "id": "a", "nodes": 3, "cores": 0, "gpus": 0, "database": ""}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"format": "x"}', '{"format": 1}', NO_CORES, "\udcff"],
+)
+def test_a_damaged_identity_is_not_guessed(place: Place, text: str) -> None:
+    place.state.mkdir()
+    (place.state / "instance.json").write_bytes(os.fsencode(text))
+    before = tree(place)
+    told = place.refused("start", code=1)
+    assert f"{place.state}/instance.json is damaged (" in told
+    assert "restore it, or name another --state" in told
+    assert tree(place) == before
+
+
+def test_a_state_that_is_a_file_is_left_alone(place: Place) -> None:
+    place.state.write_text("a file")
+    told = place.refused("start", code=1)
+    assert f"{place.state} is not a directory" in told
+    assert place.state.read_text() == "a file"
+    assert "no instance runs here" in place.refused("jobs", code=3)
+
+
+def test_a_state_below_a_file_is_refused(place: Place) -> None:
+    (place.above / "file").write_text("a file")
+    told = place.refused("start", "--state", str(place.above / "file" / "state"), code=1)
+    assert f"{place.above}/file is not a directory" in told
+
+
+@AS_ROOT
+def test_a_directory_of_somebody_else_is_left_alone(place: Place) -> None:
+    place.state.mkdir(mode=0o755)
+    os.chown(place.state, 65534, 65534)
+    told = place.refused("start", code=1)
+    assert f"{place.state} belongs to user 65534, not to us" in told
+    assert list(place.state.iterdir()) == []
+    assert place.state.stat().st_mode & 0o777 == 0o755
+
+
+@AS_ROOT
+def test_a_directory_that_the_database_cannot_reach_is_named(place: Place) -> None:
+    place.above.chmod(0o700)
+    told = place.refused("start", code=1)
+    assert f"{place.above} is closed for the account 'nobody'" in told
+    assert f"chmod o+x {place.above}" in told
+    place.above.chmod(0o755)
+
+
+# Sockets
+
+
+def test_a_runtime_directory_with_too_long_a_path_is_refused(place: Place) -> None:
+    deep = f"/tmp/{'d' * 100}"
+    told = place.refused("start", code=2, PENSTOCK_RUNTIME=deep)
+    assert "PENSTOCK_RUNTIME: the runtime directory has too long a path for a socket" in told
+    assert "at most 107 bytes; set PENSTOCK_RUNTIME to a short directory" in told
+    assert not place.state.exists()
+    assert not Path(deep).exists()
+
+
+def test_a_socket_that_somebody_else_listens_on_is_not_taken(place: Place) -> None:
+    path = place.places.socket
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen(1)
+        told = place.refused("start", *SHAPE, code=1)
+        assert f"another instance is listening on {path}" in told
+        assert path.is_socket()
+    assert not (place.state / "db").exists()
+
+
+def test_something_else_where_the_socket_belongs_is_not_removed(place: Place) -> None:
+    path = place.places.socket
+    path.parent.mkdir(parents=True)
+    path.write_text("precious")
+    told = place.refused("start", *SHAPE, code=1)
+    assert str(path) in told
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999"])
+def test_an_address_that_cannot_be_listened_on_is_named(place: Place, address: str) -> None:
+    done = place.call("start", *SHAPE, "--listen", address)
+    assert done.returncode in (1, 2), done
+    assert done.stderr.startswith("penstock: ")
+    assert address in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# The configuration
+
+CONFIGURATIONS = [
+    ("policy = ", "not a configuration"),
+    ("polcy = 'easy'", "polcy"),
+    ("policy = 'fastest'", "fastest"),
+    ("match_policy = 'best'", "best"),
+    ("queue_depth = 0", "queue_depth"),
+    ("queue_depth = 'all'", "queue_depth"),
+    ("[[queues]]\nname = 'a'\n[[queues]]\nname = 'a'", "a queue twice"),
+    ("[[queues]]\nname = 'a b'", "a b"),
+    ("[[queues]]\nname = 'a'\nduration_max = 'long'", "long"),
+    ("[[queues]]\nname = 'a'\nrequires = {colour = ['red']}", "colour"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), CONFIGURATIONS, ids=lambda value: value[:30])
+def test_a_wrong_configuration_is_refused_before_anything_is_made(
+    place: Place, text: str, words: str
+) -> None:
+    config = place.above / "penstock.toml"
+    config.write_text(text)
+    told = place.refused("start", "--config", str(config), code=2)
+    assert words in told
+    assert str(config) in told
+    assert not place.state.exists()
+
+
+def test_a_configuration_that_is_not_there_is_named(place: Place) -> None:
+    told = place.refused("start", "--config", f"{place.above}/none.toml", code=2)
+    assert f"{place.above}/none.toml: the file cannot be read (found No such file or directory)" in told
+    assert not place.state.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nodes", "0"], "0"),
+        (["--cores", "-1"], "-1"),
+        (["--policy", "fastest"], "fastest"),
+        (["--match-policy", "best"], "best"),
+        (["--database", "mysql://x"], "mysql"),
+    ],
+    ids=str,
+)
+def test_wrong_options_of_start_are_refused_before_anything_is_made(
+    place: Place, options: list[str], words: str
+) -> None:
+    assert words in place.refused("start", *options, code=2)
+    assert not place.state.exists()
+
+
+# The database
+
+
+def test_a_database_that_is_away_is_waited_for_with_one_clear_message(place: Place) -> None:
+    """`start` says so once; the instance answers, and is ready when the database is there."""
+    with started_server() as server, socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # Nobody listens there yet.
+        port = reserved.getsockname()[1]
+        known = psycopg.conninfo.conninfo_to_dict(server.url)
+        there = f"{known['host']}/.s.PGSQL.{known.get('port', 5432)}"
+        url = psycopg.conninfo.make_conninfo(server.url, host="127.0.0.1", port=port)
+        process = place.begin("start", *SHAPE, "--database", url)
+        assert process.stderr is not None
+        told = process.stderr.readline()
+        assert told.startswith("penstock: not ready yet: the database ")
+        assert told.endswith("; trying again until it does\n")
+        assert str(known["password"]) not in told
+        status = place.call("status")
+        assert status.returncode == 1
+        assert "not ready (the database " in status.stdout
+        assert "the instance is not ready: the database " in place.refused("submit", "true", code=3)
+        with forwarded(reserved, there):
+            out, err = process.communicate(timeout=60)
+            assert (process.returncode, err) == (0, "")
+            assert "ready: 4 nodes" in out
+            assert place.call("run", "true").returncode == 0
+            assert place.call("stop").returncode == 0
+
+
+@contextlib.contextmanager
+def forwarded(listening: socket.socket, path: str) -> Iterator[None]:
+    """Connections to the socket reach the Unix socket at `path`."""
+    listening.listen(16)
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listening.accept()
+                far = socket.socket(socket.AF_UNIX)
+                far.connect(path)
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_waiting_for_a_database_can_be_given_up(place: Place) -> None:
+    process = place.begin("start", *SHAPE, "--database", "postgresql://u:secret@127.0.0.1:9/none")
+    assert process.stderr is not None
+    assert "secret" not in process.stderr.readline()
+    assert place.call("stop").returncode == 0
+    process.communicate(timeout=20)
+    assert process.returncode == 3
+    assert not left_behind(place)
+
+
+# The disk
+
+
+@contextlib.contextmanager
+def small_disk(at: Path, size: str) -> Iterator[None]:
+    at.mkdir(exist_ok=True)
+    options = f"size={size},mode=0755"
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", at], capture_output=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", at], check=True)
+
+
+def fill(directory: Path) -> Path:
+    path = directory / "filling"
+    with path.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        while True:
+            stream.write(b"\0" * 4096)
+    return path
+
+
+@AS_ROOT
+def test_a_start_on_a_full_disk_says_so_and_leaves_nothing(place: Place) -> None:
+    with small_disk(place.state, "2m"):
+        told = place.refused("start", *SHAPE, code=3)
+        assert "No space left on device" in told
+        assert not left_behind(place)
+
+
+@AS_ROOT
+def test_submissions_on_a_full_disk_are_refused_and_nothing_is_lost(place: Place) -> None:
+    with small_disk(place.state, "400m"):
+        place.ok("start", *SHAPE)
+        running = Running(place.above, place.state)
+        try:
+            before = [running.submit("--urgency=hold", "true") for _ in range(3)]
+            filling = fill(place.state)
+            taken, told = list(before), ""
+            for _ in range(200):  # What is allocated already can still be written to.
+                done = running.call("submit", "--urgency=hold", "--env=PAD=" + "x" * 60_000, "true")
+                if done.returncode != 0:
+                    told = done.stderr
+                    assert done.returncode == 3, done
+                    break
+                taken += done.stdout.split()
+            assert told.startswith("penstock: ")
+            assert "space" in told or "not ready" in told, told
+            filling.unlink()
+            wait_until(lambda: running.call("submit", "--urgency=hold", "true").returncode == 0, 30.0)
+            known = {job["id"] for job in running.client.get("/v1/jobs", states="active")["jobs"]}
+            assert set(taken) <= known
+        finally:
+            assert running.call("stop").returncode == 0
+        assert not left_behind(place)

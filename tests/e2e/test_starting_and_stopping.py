@@ -1,0 +1,108 @@
+"""`penstock start` and `penstock stop`: ready when they return, nothing lost, nothing left."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+from tests.e2e.instances import (
+    SHAPE,
+    Running,
+    left_behind,
+    place_of_its_own,
+    running_instance,
+    tasks_of,
+    wait_until,
+)
+
+
+def test_a_second_start_is_refused_and_disturbs_nothing(instance: Running) -> None:
+    pid = instance.json("status", "-o", "json")["instance"]["pid"]
+    told = instance.refused("start", code=1)
+    assert told == f"penstock: an instance runs in {instance.state} already (pid {pid})\n"
+    assert instance.json("status", "-o", "json")["instance"]["pid"] == pid
+    assert instance.call("run", "true").returncode == 0
+
+
+def test_what_waits_survives_and_what_runs_is_ended(tmp_path: Path) -> None:
+    with running_instance() as instance:
+        first = instance.submit("-N4", "-t10m", "sleep", "600")
+        instance.started(first)
+        gang = instance.submit("-N4", "-t1m", f"--output={tmp_path}/gang", "echo", "ran")
+        held = instance.submit("--urgency=hold", "--name=held", "true")
+        after = instance.submit(f"--dependency=afterok:{gang}", "true")
+        instance.ok("resource", "drain", "node3", "kept")
+        instance.ok("queue", "stop")
+        began = time.monotonic()
+        assert instance.ok("stop") == ""
+        assert time.monotonic() - began < 15.0
+        assert not left_behind(instance)
+        assert not instance.places.socket.exists()
+        assert "no instance runs here" in instance.refused("jobs", code=3)
+
+        assert "ready: 4 nodes, 8 cores" in instance.ok("start")  # It knows its shape.
+        ended = instance.job(first)
+        assert (ended["result"], ended["exception"]["note"]) == ("CANCELED", "the instance was stopped")
+        assert instance.job(gang)["state"] == "SCHED"
+        assert "kept" in instance.ok("resource", "drain")
+        assert "Scheduling is stopped" in instance.ok("queue", "status")
+        instance.ok("resource", "undrain", "node3")
+        instance.ok("queue", "start")
+        assert [job["result"] for job in instance.end(gang, after)] == ["COMPLETED"] * 2
+        assert (tmp_path / "gang").read_text() == "ran\n" * 4
+        assert instance.job(held)["urgency"] == 0
+        log = instance.ok("job", "eventlog", gang)
+        assert log.count(" alloc") == 1
+
+
+def test_kept_tasks_run_on_and_are_taken_up_again(tmp_path: Path) -> None:
+    with running_instance() as instance:
+        job = instance.submit(
+            *("-n2", "-t10m", f"--output={tmp_path}/out"),
+            *("sh", "-c", f"while ! test -e {tmp_path}/go; do sleep 0.05; done; echo done"),
+        )
+        instance.started(job)
+        tasks = set(tasks_of(instance, job))
+        instance.ok("stop", "--keep-tasks")
+        left = left_behind(instance)
+        assert tasks & set(left)
+        assert not any("postgres" in command for command in left.values())
+        instance.ok("start")
+        assert instance.job(job)["state"] == "RUN"
+        assert tasks & set(tasks_of(instance, job))
+        (tmp_path / "go").touch()
+        (ended,) = instance.end(job)
+        assert (ended["result"], ended["attempt"]) == ("COMPLETED", 1)
+        assert (tmp_path / "out").read_text() == "done\n" * 2
+
+
+def test_an_instance_in_the_foreground_ends_on_ctrl_c() -> None:
+    with place_of_its_own() as place:
+        process = place.begin("start", *SHAPE, "--foreground")
+        running = Running(place.above, place.state)
+        wait_until(lambda: running.call("status").returncode == 0, 60.0)
+        job = running.submit("sleep", "600")
+        running.started(job)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out) == (0, "")
+        assert "Traceback" not in err
+        wait_until(lambda: not left_behind(place), 5.0)
+
+
+def test_an_instance_can_grow_but_not_shrink(tmp_path: Path) -> None:
+    with running_instance() as instance:
+        instance.started(instance.submit("-N4", "-t10m", "sleep", "600"))
+        waiting = instance.submit("-N4", "-t1m", f"--output={tmp_path}/ran", "echo", "ran")
+        pid = instance.json("status", "-o", "json")["instance"]["pid"]
+        assert instance.json("stop", "-o", "json")["stopped"] == pid
+        assert not (tmp_path / "ran").exists()  # It did not start when the stop made room for it.
+        assert "no instance runs here" in instance.refused("stop", code=3)
+        assert "can only get more" in instance.refused("start", "--nodes", "3", code=1)
+        started = instance.json("start", "--nodes", "5", "-o", "json")
+        assert started["instance"]["ready"] is True
+        assert (started["settings"]["nodes"], started["settings"]["cores"]) == (5, 2)
+        assert instance.end(waiting)[0]["result"] == "COMPLETED"
+        assert instance.ok("job", "eventlog", waiting).count(" alloc") == 1
+        assert instance.call("run", "-N5", "true").returncode == 0

@@ -1,0 +1,72 @@
+"""`penstock demo`: a real instance, a mixed workload, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+from tests.e2e.instances import place_of_its_own, wait_until
+
+
+def demos() -> set[str]:
+    """What demos have made, and the processes that know of it."""
+    made = {str(path) for path in Path("/tmp").glob("penstock-demo-*")}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            made |= {found.decode() for found in re.findall(rb"/tmp/penstock-demo-\w+", text)}
+    return made
+
+
+def test_the_demo_runs_a_real_workload_and_removes_everything() -> None:
+    with place_of_its_own() as place:
+        before = demos()
+        began = time.monotonic()
+        done = place.call("demo")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert time.monotonic() - began < 60.0
+        assert demos() <= before
+        assert not place.state.exists()  # The user's own instance is not touched.
+    shown = done.stdout
+    assert "ready: 4 nodes, 8 cores" in shown
+    assert re.search(r" gang +S +4 -         \d\d:\d\d:\d\d it asks for 4 nodes; ", shown)
+    assert "starting it now would delay" in shown
+    assert re.search(r" stuck +TO ", shown)
+    assert "giant: refused; asks for 9 nodes, at most 4 fit when everything is free" in shown
+    assert "stuck: timeout, resource allocation expired" in shown
+    starts = shown[shown.index("PROMISED AND REAL STARTS") :]
+    (error,) = re.findall(r"gang +\d\d:\d\d:\d\d +\d\d:\d\d:\d\d +([+-]\d+\.\d)s", starts)
+    assert -3.0 < float(error) < 3.0
+    assert "Stopped and removed" in shown
+    rows = [line for line in shown.splitlines() if re.match(r"node[0-3] ", line)]
+    assert len(rows) == 4
+    assert max(map(len, shown[: shown.index("PROMISED")].splitlines())) < 160
+
+
+def test_ctrl_c_stops_the_demo_and_removes_everything() -> None:
+    with place_of_its_own() as place:
+        before = demos()
+        terminal = place.terminal("demo")
+        terminal.until("--name=giant")
+        terminal.press("\x03")
+        screen = terminal.end()
+        assert screen.code == 130
+        assert "interrupted; the instance is stopped and its directory removed" in screen.text
+        assert "Traceback" not in screen.text
+        wait_until(lambda: demos() <= before, 5.0)
+
+
+def test_ctrl_c_while_the_instance_starts_removes_everything() -> None:
+    with place_of_its_own() as place:
+        before = demos()
+        terminal = place.terminal("demo")
+        terminal.until("$ penstock start")
+        wait_until(lambda: bool(demos() - before))
+        terminal.press("\x03")
+        assert terminal.end().code == 130
+        wait_until(lambda: demos() <= before, 5.0)

@@ -1,0 +1,309 @@
+"""A real instance below a directory of its own: its process, its agents and its database, all of them mortal.
+
+The instance runs in the foreground as our child, so that its death is seen and told apart from an end of its
+own. Points of `penstock.failpoints` are armed by files, for whichever process comes past first. Whoever asks
+something of an instance that is dead gets it started again: that is what a service manager would do.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psycopg
+
+from penstock.agent.home import Home, TaskDir
+from penstock.agent.processes import TOKEN_VARIABLE, hold
+from penstock.cli.client import Client, NoInstance, Refused, StreamBroken
+from penstock.places import places_of
+from penstock.store.embedded import EmbeddedPostgres
+
+__all__ = ["DEADLINE_S", "Broken", "Cluster", "cluster", "until"]
+
+DEADLINE_S = 60.0
+_LOG_KEPT = 4000
+
+Found = TypeVar("Found")
+Doc = dict[str, Any]
+
+
+class Broken(AssertionError):
+    """Something that must not happen has happened."""
+
+
+def until(
+    ask: Callable[[], Found | None], what: str | Callable[[], str], within_s: float = DEADLINE_S
+) -> Found:
+    """Asks until there is an answer."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        found = ask()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise Broken(f"not within {within_s:g} s: {what if isinstance(what, str) else what()}")
+
+
+class Cluster:
+    def __init__(
+        self, *, nodes: int = 3, cores: int = 2, config: str = 'grace = "1s"\n', database: str = ""
+    ) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix="pt-", dir="/tmp"))
+        self.base.chmod(0o711)  # the database runs as another user
+        self.nodes, self.cores = nodes, cores
+        self.points = self.base / "points"
+        self.ledger = self.base / "ledger"
+        for path in (self.points, self.ledger, self.ledger / "locks"):
+            path.mkdir()
+        self._environment = {**os.environ, "PENSTOCK_RUNTIME": str(self.base / "r")}
+        self.places = places_of(str(self.base / "s"), self._environment)
+        self.database = database
+        self.client = Client(self.places)
+        self.kills = 0
+        (self.base / "config.toml").write_text(config)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # The instance
+
+    @property
+    def log(self) -> str:
+        path = self.base / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def launch(self, *extra: str) -> subprocess.Popen[bytes]:
+        """A process of an instance, whatever becomes of it."""
+        command = [sys.executable, "-m", "penstock.cli", "start", "--foreground"]
+        command += ["--state", str(self.places.state), "--config", str(self.base / "config.toml")]
+        command += ["--nodes", str(self.nodes), "--cores", str(self.cores), *extra]
+        if self.database:
+            command += ["--database", self.database]
+        with open(self.base / "log", "ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**self._environment, "PENSTOCK_FAILPOINTS": f"@{self.points}"},
+                start_new_session=True,
+            )
+
+    def start(self) -> None:
+        """Starts the instance; it may die on the way, and is started again."""
+        self._process = self.launch()
+        self.wait_ready()
+
+    def is_dead(self) -> bool:
+        """Whether it was killed. An end of its own accord is a defect."""
+        if self._process is None:
+            return True
+        code = self._process.poll()
+        if code is not None and code != -signal.SIGKILL:
+            raise Broken(f"the instance ended by itself with {code}:\n{self.log[-_LOG_KEPT:]}")
+        return code is not None
+
+    def revive(self) -> None:
+        """Does what a service manager does."""
+        if self.is_dead():
+            self._process = self.launch()
+
+    def wait_ready(self, within_s: float = DEADLINE_S) -> Doc:
+        def ready() -> Doc | None:
+            self.revive()
+            with suppress(NoInstance, StreamBroken, Refused):
+                found = self.client.get("/v1/status")
+                return found if found["instance"]["ready"] else None
+            return None
+
+        return until(ready, "the instance is ready", within_s)
+
+    def ask(self, method: str, path: str, body: object = None, **query: object) -> Doc:
+        """An answer, however often the instance dies meanwhile. A refusal is raised."""
+
+        def attempt() -> Doc | None:
+            self.revive()
+            try:
+                return self.client.post(path, body) if method == "POST" else self.client.get(path, **query)
+            except (NoInstance, StreamBroken):
+                return None
+            except Refused as refused:
+                if refused.status != 503:
+                    raise
+                return None
+
+        return until(attempt, f"an answer to {method} {path}")
+
+    def status(self) -> Doc:
+        return self.ask("GET", "/v1/status")
+
+    # Killing
+
+    def arm(self, point: str) -> None:
+        (self.points / point).touch()
+
+    def disarm(self, point: str) -> bool:
+        """Returns whether it has fired, and counts that as a kill."""
+        try:
+            (self.points / point).unlink()
+        except FileNotFoundError:
+            self.kills += 1
+            return True
+        return False
+
+    def has_fired(self, point: str) -> bool:
+        return not (self.points / point).exists()
+
+    def kill_instance(self) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+            self.kills += 1
+
+    def agent_pid(self, node: str) -> int | None:
+        """Of the agent that lives."""
+        home = self.places.agent(node)
+        with suppress(OSError, ValueError):
+            pid = int((home / "agent.lock").read_text())
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"penstock.agent" in words and os.fsencode(home) in words:
+                return pid
+        return None
+
+    def kill_agent(self, node: str) -> bool:
+        pid = self.agent_pid(node)
+        if pid is None:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            self.kills += 1
+            return True
+        return False
+
+    def running_tasks(self) -> list[TaskDir]:
+        """Tasks with a supervisor that has begun and has not said that it is over."""
+        found = []
+        for node in range(self.nodes):
+            for task in Home(self.places.agent(f"node{node}")).tasks():
+                with suppress(OSError):
+                    if task.started() is not None and task.exited() is None:
+                        found.append(task)
+        return found
+
+    def kill_supervisor(self, chance: random.Random) -> str:
+        """Returns the member whose supervisor was killed, or nothing."""
+        tasks = self.running_tasks()
+        chance.shuffle(tasks)
+        for task in tasks:
+            with suppress(OSError):
+                accepted, started = task.accepted(), task.started()
+                pidfd = hold(started.pid, started.ticks) if started is not None else None
+                if accepted is None or pidfd is None:
+                    continue
+                try:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                finally:
+                    os.close(pidfd)
+                self.kills += 1
+                return accepted.spec.member
+        return ""
+
+    @property
+    def embedded(self) -> EmbeddedPostgres:
+        return EmbeddedPostgres(self.places)
+
+    def kill_database(self) -> bool:
+        pid = self.embedded.pid()
+        if pid is None:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            self.kills += 1
+            return True
+        return False
+
+    # An agent that does not come back
+
+    @contextmanager
+    def no_agent(self, node: str) -> Iterator[None]:
+        """Whoever wants to be this node's agent finds a damaged file and leaves."""
+        epoch = self.places.agent(node) / "epoch"
+        kept = epoch.read_bytes()
+        epoch.write_bytes(b"damaged\n")
+        try:
+            yield
+        finally:
+            epoch.write_bytes(kept)
+
+    # What is left
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        url = self.database or self.embedded.start()
+        with psycopg.connect(url) as connection:
+            return connection.execute(query.encode(), values).fetchall()
+
+    def processes(self) -> list[str]:
+        """Living processes of this cluster: by their words, or by the environment of its tasks."""
+        mark, token = os.fsencode(self.base), TOKEN_VARIABLE.encode()
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != os.getpid():
+                with suppress(OSError):
+                    words = Path(f"/proc/{name}/cmdline").read_bytes()
+                    around = Path(f"/proc/{name}/environ").read_bytes()
+                    if mark in words or (mark in around and token in around):
+                        found.append(f"{name}: {words.replace(bytes(1), b' ').decode(errors='replace')}")
+        return found
+
+    def stop(self) -> None:
+        """Stops in order; nothing may be left."""
+        self.wait_ready()
+        process = self._process
+        assert process is not None
+        self.client.post("/v1/shutdown", {"keep_tasks": False})
+        code = process.wait(DEADLINE_S)
+        if code != 0:
+            raise Broken(f"it stopped with {code}:\n{self.log[-_LOG_KEPT:]}")
+        until(lambda: not self.processes(), lambda: f"no process is left: {self.processes()}", 10.0)
+
+    def destroy(self) -> None:
+        """Kills whatever is there. For the end of a test, however it went."""
+        for path in self.points.iterdir():
+            path.unlink(missing_ok=True)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+        def gone() -> bool:
+            left = self.processes()
+            for line in left:
+                with suppress(ProcessLookupError):
+                    os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+            return not left
+
+        until(gone, "everything is dead")
+
+    def remove(self) -> None:
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+@contextmanager
+def cluster(**settings: Any) -> Iterator[Cluster]:
+    """A started one of its own; stopped in order if all went well, and nothing of it stays."""
+    one = Cluster(**settings)
+    try:
+        one.start()
+        yield one
+        one.stop()
+    finally:
+        one.destroy()
+        one.remove()
