@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 from tests.e2e.instances import (
@@ -34,9 +33,7 @@ def test_what_waits_survives_and_what_runs_is_ended(tmp_path: Path) -> None:
         after = instance.submit(f"--dependency=afterok:{gang}", "true")
         instance.ok("resource", "drain", "node3", "kept")
         instance.ok("queue", "stop")
-        began = time.monotonic()
         assert instance.ok("stop") == ""
-        assert time.monotonic() - began < 15.0
         assert not left_behind(instance)
         assert not instance.places.socket.exists()
         assert "no instance runs here" in instance.refused("jobs", code=3)

@@ -111,6 +111,23 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A signal that comes inside the block is acted upon at its end; what is started knows nothing of it."""
+    came: list[tuple[int, FrameType | None]] = []
+    ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *told: came.append(told)) for number in ours}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for told, frame in came[:1]:
+        act = before[signal.Signals(told)]
+        if callable(act):
+            act(told, frame)
+
+
+@contextmanager
 def _instance() -> Iterator[tuple[Client, dict[str, str]]]:
     """A real instance in a directory of its own. Commands get sessions of their own: ctrl-C is for us."""
     above = Path(tempfile.mkdtemp(prefix="penstock-demo-", dir="/tmp"))
@@ -120,7 +137,8 @@ def _instance() -> Iterator[tuple[Client, dict[str, str]]]:
     starting: subprocess.Popen[str] | None = None
     try:
         say(paint(f"$ penstock start {shape}", "bold"))
-        starting = _begin(f"start {shape}", environment)
+        with _undisturbed():  # Once it is begun it must be known, or nobody would stop it.
+            starting = _begin(f"start {shape}", environment)
         out, err = starting.communicate()
         if starting.returncode != 0:
             raise exits.Ended(exits.FAILED, err.strip().removeprefix("penstock: "))
