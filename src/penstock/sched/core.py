@@ -28,6 +28,7 @@ from penstock.world.intents import Intent, Tell
 __all__ = ["Core", "Journal", "OpenIntent", "Reply", "Shapes", "live_of"]
 
 _SHAPES_SWEEP: Final = 10_000
+_TIMERS_SWEEP: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,10 @@ class Core:
         return self.intent_highest
 
     def wake(self, at: float, job: int) -> None:
+        if len(self.timers) > _TIMERS_SWEEP and len(self.timers) > 8 * len(self.jobs):
+            # Most jobs end long before their limits: what waits for those is forgotten now and then.
+            self.timers = [timer for timer in self.timers if timer[1] in self.jobs]
+            heapq.heapify(self.timers)
         heapq.heappush(self.timers, (at, job))
 
     def wake_at(self) -> float | None:

@@ -38,6 +38,7 @@ from penstock.world.wishes import (
 __all__ = ["CanNeverRun", "QueueRefused", "UnknownJobId", "UnknownNode", "add_job", "fulfil"]
 
 _NOTE_MAX: Final = 1024
+_KEYS_MAX: Final = 100_000
 
 
 class CanNeverRun(BadRequest):
@@ -113,6 +114,8 @@ def _submit(core: Core, wish: Submit, now: float) -> tuple[int, ...]:
     )
     if wish.key:
         core.keys[wish.key] = numbers
+        if len(core.keys) > _KEYS_MAX:
+            del core.keys[next(iter(core.keys))]  # The oldest; nobody asks again after so many others.
     return numbers
 
 
