@@ -97,7 +97,7 @@ def job_table(
         return None if plain and name == "queue" else job_field(job, name, now)
 
     lines = table.lines(found, value, header=header)
-    made = [paint(_cut("".join(lines.pop(0)), columns), "bold")] if header and lines else []
+    made = [paint(line, "bold") for line in _folded(lines.pop(0), columns)] if header and lines else []
     for job, pieces in zip(found, lines, strict=True):
         made += [_coloured(line, job) for line in _fitted(pieces, columns)]
     return made
@@ -107,11 +107,24 @@ def _cut(text: str, columns: int | None) -> str:
     return text if columns is None or len(text) <= columns else text[: columns - 1] + "+"
 
 
+def _folded(pieces: list[str], columns: int | None) -> list[str]:
+    """The line, or two of them: the columns that do not fit stand below, where those of other lines do."""
+    if columns is None or len("".join(pieces)) <= columns or len(pieces) < 3:
+        return [_cut("".join(pieces), columns)]
+    count = len(pieces) - 1
+    while count > 1 and len("".join(pieces[:count])) > columns:
+        count -= 1
+    if count == len(pieces) - 1:
+        return [_cut("".join(pieces), columns)]  # The heading of the last column may be cut.
+    below = " " * len(pieces[0]) + "".join(pieces[count:])
+    return ["".join(pieces[:count]), _cut(below.rstrip(), columns)]
+
+
 def _fitted(pieces: list[str], columns: int | None) -> list[str]:
     """The line; if it is too long, its last column goes on below itself, or all of it on the next lines."""
     text, head = "".join(pieces), "".join(pieces[:-1])
     if columns is None or len(text) <= columns or len(head) > columns or len(pieces) < 2:
-        return [_cut(text, columns)]
+        return _folded(pieces, columns)
     indent = len(head) + 1
     if columns - indent >= _ROOM_MIN:
         first, *more = wrap(pieces[-1].strip(), columns - indent, break_on_hyphens=False)
