@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from pathlib import Path
 
@@ -103,3 +105,28 @@ def test_an_instance_can_grow_but_not_shrink(tmp_path: Path) -> None:
         assert instance.end(waiting)[0]["result"] == "COMPLETED"
         assert instance.ok("job", "eventlog", waiting).count(" alloc") == 1
         assert instance.call("run", "-N5", "true").returncode == 0
+
+
+def test_an_instance_in_the_background_outlives_its_database() -> None:
+    with running_instance() as instance:
+        before = instance.json("status", "-o", "json")["database"]["pid"]
+        os.kill(before, signal.SIGKILL)
+
+        def is_back() -> bool:
+            done = instance.call("status", "-o", "json")
+            found = json.loads(done.stdout) if done.stdout else {"instance": {}, "database": {}}
+            return bool(found["instance"].get("ready")) and found["database"].get("pid") not in (None, before)
+
+        wait_until(is_back, 60.0)
+        assert instance.ok("run", "echo", "again") == "again\n"
+
+
+def test_a_waiting_run_that_is_told_to_end_takes_its_job_along() -> None:
+    with running_instance() as instance:
+        instance.ok("queue", "stop")
+        waiting = instance.begin("run", "--name=waits", "true")
+        wait_until(lambda: bool(instance.json("jobs", "-o", "json")["jobs"]))
+        waiting.terminate()
+        assert waiting.wait(30) != 0
+        waiting.communicate()
+        assert [job["result"] for job in instance.json("jobs", "-a", "-o", "json")["jobs"]] == ["CANCELED"]

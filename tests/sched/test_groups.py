@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.drivers.sim.world import Fate, SimWorld, plain_nodes
 from penstock.model.job import JobState
 from penstock.sched.job import Job, MemberPhase
+from penstock.store.memory import MemoryStore, MemoryTables
 from penstock.world.facts import (
     Capacity,
     HoldSet,
@@ -22,6 +23,7 @@ from penstock.world.facts import (
     WorkSet,
 )
 from penstock.world.intents import How, Retract
+from tests.instance.lives import Lives
 from tests.sched.driving import Driver, settings_of
 
 
@@ -275,3 +277,46 @@ def test_whatever_members_and_nodes_do_nothing_is_over_committed_or_left(
     assert not driver.scheduler.core.cluster.engine.jobs
     assert not driver.scheduler.core.jobs
     assert not driver.scheduler.core.intents
+
+
+def test_a_waiting_group_that_loses_a_member_waits_until_it_is_whole_again() -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkSet("o", "occupant", 1), member("o", 0, cpu=800))
+    driver.settle()
+    driver.feed(WorkSet("w", "gang", 2), member("w", 0, cpu=500), member("w", 1, cpu=500))
+    driver.settle()
+    core = driver.scheduler.core
+    gang = core.jobs[core.job_of_work["w"]]
+    driver.feed(MemberGone("w-1"))
+    driver.feed(MemberGone("o-0"), WorkGone("o"))
+    driver.settle()
+    assert gang.state is JobState.SCHED
+    assert driver.scheduler.why(gang.id, driver.now).sentence == "1 of 2 members are there"
+    driver.feed(member("w", 2, cpu=500))
+    driver.settle()
+    assert gang.state is JobState.RUN
+    assert {one.phase for one in gang.members.values()} == {MemberPhase.RUNNING}
+
+
+def test_a_member_that_is_refused_and_gone_at_once_is_not_placed_again() -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkSet("w", "gang", 2), member("w", 0), member("w", 1))
+    driver.settle()
+    node = only_job(driver).members["w-1"].node
+    driver.feed(Observed("w-1", Phase.REFUSED, driver.now, node, cause="OutOfcpu"), MemberGone("w-1"))
+    assert len(driver.scheduler.core.pending) == 0
+
+
+def test_the_time_to_assemble_is_known_after_a_restart() -> None:
+    tables = MemoryTables()
+    work = WorkSet("w", "stuck", 3, assemble_by=60.0)
+    world = pods()
+    lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
+    world.works["w"], world.members["w-0"] = work, member("w", 0)
+    lives.feed(work, member("w", 0))
+    lives.run_until(10)
+    lives.begin()
+    lives.run_until(61)
+    lives.check_over([])

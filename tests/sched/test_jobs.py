@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -326,3 +328,33 @@ def test_facts_about_what_is_not_known_are_harmless() -> None:
     before = len(driver.changes)
     driver.feed(NodeGone("nowhere"), Observed("nobody", Phase.ENDED, 0.0))
     assert len(driver.changes) == before
+
+
+@pytest.mark.parametrize("leaves", [lambda job: SetUrgency(job, 0), lambda job: Cancel((job,))])
+def test_who_waited_behind_a_reservation_starts_when_that_job_leaves_the_queue(
+    leaves: Callable[[int], SetUrgency | Cancel],
+) -> None:
+    driver = Driver(nodes_of(1, 4), settings_of("easy"))
+    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1e6)
+    driver.submit(submission(cores=2, duration_s=1000))
+    large, long = driver.submit(submission(cores=4, duration_s=100), submission(cores=2, duration_s=5000))
+    driver.settle()
+    assert state(driver, long) is JobState.SCHED
+    driver.feed(leaves(large))
+    driver.settle()
+    assert state(driver, long) is JobState.RUN
+
+
+def test_a_strict_queue_is_not_overtaken_because_another_queue_asked_for_the_same() -> None:
+    queues = (QueueSettings("a", parse_backfill("easy")), QueueSettings("b", parse_backfill("fcfs")))
+    driver = Driver(nodes_of(1, 4), Settings(queues=queues))
+    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1e6)
+    driver.submit(submission(cores=3, duration_s=100, queue="a"))
+    driver.settle()
+    _, first, second = driver.submit(
+        submission(cores=2, duration_s=60, queue="a"),
+        submission(cores=2, duration_s=60, queue="b"),
+        submission(cores=1, duration_s=50, queue="b"),
+    )
+    driver.settle()
+    assert [state(driver, job) for job in (first, second)] == [JobState.SCHED, JobState.SCHED]

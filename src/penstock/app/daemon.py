@@ -35,11 +35,29 @@ from penstock.web.app import create_app
 from penstock.web.server import BearerOnly, listen_tcp, make_socket, read_token, serve
 from penstock.world.wishes import Cancel
 
-__all__ = ["Options", "run"]
+__all__ = ["Options", "Report", "run"]
 
 _LOG: Final = logging.getLogger("penstock")
 _END_TASKS_S: Final = 20.0
 _SALVAGE_S: Final = 30.0
+
+
+class Report:
+    """A way to tell whoever started us how it goes. After the last word the descriptor is not ours."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def tell(self, told: dict[str, object], *, is_last: bool = True) -> None:
+        if self._descriptor is None:
+            return
+        descriptor = self._descriptor
+        with contextlib.suppress(OSError):
+            os.write(descriptor, json.dumps(told).encode() + b"\n")
+        if is_last:
+            self._descriptor = None
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +69,7 @@ class Options:
     gpus: int | None
     database: str | None
     listen: str
-    report: int | None  # a descriptor to tell on that we are ready
+    report: Report  # to tell that we are ready, or why not
 
 
 def run(options: Options) -> int:
@@ -67,12 +85,12 @@ def run(options: Options) -> int:
         asyncio.run(_serve(options, identity))
         os.close(held)
     except PenstockError as error:
-        _report(options.report, {"error": str(error), "kind": _kind(error)})
+        options.report.tell({"error": str(error), "kind": _kind(error)})
         _LOG.error("%s", error)
         return {"BadRequest": 2, "Conflict": 1}.get(_kind(error), 3)
     except OSError as error:
         told = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        _report(options.report, {"error": told, "kind": "Unavailable"})
+        options.report.tell({"error": told, "kind": "Unavailable"})
         _LOG.exception("%s", told)
         return 3
     return 0
@@ -107,14 +125,6 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _report(descriptor: int | None, told: dict[str, object], *, is_last: bool = True) -> None:
-    if descriptor is not None:
-        with contextlib.suppress(OSError):
-            os.write(descriptor, json.dumps(told).encode() + b"\n")
-            if is_last:
-                os.close(descriptor)
-
-
 async def _serve(options: Options, identity: Identity) -> None:
     places = options.places
     loop = asyncio.get_running_loop()
@@ -128,7 +138,7 @@ async def _serve(options: Options, identity: Identity) -> None:
         _LOG.warning("%s", text)
         if not instance.is_ready.is_set():
             instance.why_not_ready = text
-            _report(options.report, {"waiting": text}, is_last=False)
+            options.report.tell({"waiting": text}, is_last=False)
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
@@ -184,9 +194,9 @@ def _raise_cause(running: asyncio.Task[None], servers: list[asyncio.Task[None]])
             raise error
 
 
-async def _tell_ready(instance: Instance, report: int | None) -> None:
+async def _tell_ready(instance: Instance, report: Report) -> None:
     await instance.is_ready.wait()
-    _report(report, {"ready": True, "pid": os.getpid()})
+    report.tell({"ready": True, "pid": os.getpid()})
     _LOG.info("ready: epoch %d", instance.epoch)
 
 

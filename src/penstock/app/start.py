@@ -83,9 +83,11 @@ def start(
         check_database(database)
     look(places)
     if foreground:
-        from penstock.app.daemon import Options, run
+        from penstock.app.daemon import Options, Report, run
 
-        return run(Options(places, configuration, nodes, cores, gpus, database, listen, _report_descriptor()))
+        return run(
+            Options(places, configuration, nodes, cores, gpus, database, listen, Report(_report_descriptor()))
+        )
     argv = _argv(nodes, cores, gpus, policy, match_policy, queue_depth, config, database, listen)
     _start_in_background(places, argv)
     status = Client(places).get("/v1/status")

@@ -182,6 +182,16 @@ class _Following:
         del frame
         try:
             self._client.post(job_path(self._job, "signal"), {"signal": number})
+        except Refused:
+            # It is not running. Whoever ends us does not want it to run later.
+            if number in (signal.SIGTERM, signal.SIGHUP):
+                self._cancel(f"{signal.Signals(number).name} while it waited")
+        except Unavailable as error:
+            _warn(str(error))
+
+    def _cancel(self, note: str) -> None:
+        try:
+            self._client.post("/v1/jobs/cancel", {"ids": [self._job], "note": note})
         except (Refused, Unavailable) as error:
             _warn(str(error))
 
@@ -193,11 +203,7 @@ class _Following:
             self.line.pause()
             _warn("one more ctrl-C within 2s to cancel or ctrl-Z to detach")
             return
-        try:
-            body = {"ids": [self._job], "note": "interrupted by ctrl-C"}
-            self._client.post("/v1/jobs/cancel", body)
-        except (Refused, Unavailable) as error:
-            _warn(str(error))
+        self._cancel("interrupted by ctrl-C")
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
         del number, frame

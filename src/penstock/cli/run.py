@@ -23,7 +23,7 @@ def run(client: Client, options: JobOptions) -> int:
     """Run COMMAND as a job: wait for it, show what it prints, and exit with its code.
 
     TERM, HUP, ALRM, USR1 and USR2 are passed on to the tasks. One ctrl-C warns, a second within 2 seconds
-    cancels the job, ctrl-Z instead leaves it alone.
+    cancels the job, ctrl-Z instead leaves it alone. Standard input is not passed on: tasks read nothing.
     """
     jobs = submissions_of(options)
     if options.values["dry_run"]:

@@ -198,8 +198,9 @@ class Core:
 
     def enqueue(self, job: Job) -> None:
         """Puts a job where a pass finds it, if it may start at all."""
-        if job.state is not JobState.SCHED or job.urgency == URGENCY_HOLD or job.is_parked:
-            self.pending.remove(job.id)
+        is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.is_parked
+        if job.state is not JobState.SCHED or not is_ready:
+            self.leave(job.id)
             return
         job.shape = self.shapes.number(job.spec.request)
         key = order_key(job.urgency, job.class_value, job.seen_at, job.id)
@@ -239,6 +240,12 @@ class Core:
         if job.work:
             return {}
         return {**job.spec.payload, "id_f58": encode_jobid(job.id), "owner": job.owner}
+
+    def leave(self, job: int, member: str = "") -> None:
+        """Takes somebody out of the queue who does not start: others need not wait for it any more."""
+        if self.pending.entry(job, member) is not None:
+            self.pending.remove(job, member)
+            self.disturb()
 
     def queue_state(self, name: str) -> QueueSet:
         return self.queues.get(name) or QueueSet(name, enabled=True, started=True)

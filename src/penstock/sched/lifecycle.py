@@ -302,9 +302,9 @@ def raise_exception(
         return
     if kind == NODE_FAILURE:
         job.is_failed_by_world = True
-    core.pending.remove(job.id)
+    core.leave(job.id)
     for member in job.members.values():
-        core.pending.remove(job.id, member.key)
+        core.leave(job.id, member.key)
     end_members(core, job, sent, core.settings.grace_s, kind)
     core.unsettled[job.id] = None
 
@@ -323,7 +323,7 @@ def member_ended(core: Core, job: Job, member: Member, status: int, cause: str, 
     member.is_owed = member.phase.is_live
     member.phase = MemberPhase.ENDED
     member.status, member.cause, member.ended_at = status, cause, now
-    core.pending.remove(job.id, member.key)
+    core.leave(job.id, member.key)
     core.unseat(member.key, member.node)
     core.journal.touch(job)
     core.journal.forgotten.append(member.key)

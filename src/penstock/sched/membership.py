@@ -56,9 +56,12 @@ _SIGNALLED: Final = "signal"
 
 
 def work_set(core: Core, fact: WorkSet, now: float) -> None:
+    before = core.works.get(fact.work)
     core.works[fact.work] = fact
     job = core.jobs.get(core.job_of_work.get(fact.work, 0))
-    if job is not None and job.state is JobState.DEPEND:
+    if job is not None and not job.is_assembled and fact.assemble_by is not None and before != fact:
+        core.wake(fact.assemble_by, job.id)
+    if job is not None and job.state.is_pending and before != fact:
         assemble(core, job, now)
 
 
@@ -74,7 +77,7 @@ def member_set(core: Core, fact: MemberSet, now: float) -> None:
         core.job_of_member[fact.member] = job.id
         core.journal.touch(job)
     ask = MemberAsk(fact.amounts, fact.constraint)
-    has_changed = member.ask is not None and member.ask != ask
+    has_changed = (member.ask, member.is_ready) != (ask, fact.ready)
     member.ask, member.is_ready, member.is_recreated = ask, fact.ready, fact.recreated
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
         assemble(core, job, now)
@@ -106,17 +109,20 @@ def assemble(core: Core, job: Job, now: float) -> None:
         return
     ready = [member for member in job.members.values() if member.is_ready and member.ask is not None]
     if len(ready) < max(work.size, 1):
+        if job.is_assembled:  # It was whole, and is not any more: it waits aside until it is again.
+            job.is_assembled = False
+            core.leave(job.id)
+            core.journal.touch(job)
         return
     facts = [_fact(job, member) for member in ready]
     job.spec = spec_of_work(work, facts, core.settings, _limit(work, now))
     groups: dict[MemberAsk, int] = {}
     for member in ready:
         member.group = groups.setdefault(fact_ask(core, job, member), len(groups))
-    if job.is_assembled:
-        core.enqueue(job)  # It asks for something else than before.
-        return
+    if not job.is_assembled and job.state is JobState.DEPEND:
+        core.journal.log(job, "assemble", now, members=len(ready))
     job.is_assembled = True
-    core.journal.log(job, "assemble", now, members=len(ready))
+    core.journal.touch(job)
     core.lately[job.id] = None
 
 

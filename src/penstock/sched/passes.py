@@ -117,7 +117,8 @@ def _is_over(plan: Walk, queue: _Queue, bucket: Bucket, result: WalkResult) -> b
 def _is_in_vain(queue: _Queue, bucket: Bucket, result: WalkResult) -> bool:
     if bucket.shape in result.hopeless:
         return True
-    return bucket.shape in result.failed and queue.reservations_left <= 0
+    is_strict = queue.backfill.kind is BackfillKind.FCFS  # There the first that must wait stops the rest.
+    return bucket.shape in result.failed and queue.reservations_left <= 0 and not is_strict
 
 
 def _try(

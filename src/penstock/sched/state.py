@@ -273,6 +273,7 @@ class Scheduler:
             if assembled is not None:
                 self._park_if_never(assembled)
                 try_depend(core, assembled, now)
+                core.enqueue(assembled)  # It may ask for something else than before.
         core.lately.clear()
         for number, slots in core.owed_slots.items():
             if number in core.jobs:
@@ -280,7 +281,8 @@ class Scheduler:
         core.owed_slots.clear()
         for number, key in core.late:
             begun = core.jobs.get(number)
-            if begun is not None and begun.state is JobState.RUN:
+            is_waiting = begun is not None and begun.state is JobState.RUN
+            if begun is not None and is_waiting and begun.members[key].phase is MemberPhase.WAITING:
                 membership.enqueue_late(core, begun, begun.members[key])
         core.late.clear()
         settle_step(core, now)
