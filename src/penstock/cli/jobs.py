@@ -24,6 +24,7 @@ __all__ = ["job_table", "jobs"]
 
 _STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive", "pending", "running", "active")
 _RESULTS = ("completed", "failed", "canceled", "timeout")
+_COUNT_DEFAULT: Final = 1000
 _QUEUE_DEFAULT: Final = "default"
 _ROOM_MIN: Final = 40  # a last column with less room than this moves to the next line
 _COLOURS = {"R": "green", "C": "green", "S": "yellow", "D": "blue", "P": "blue", "F": "red", "TO": "red"}
@@ -45,7 +46,7 @@ _COLOURS = {"R": "green", "C": "green", "S": "yellow", "D": "blue", "P": "blue",
     "-c",
     "--count",
     type=click.IntRange(1, 1_000_000),
-    default=1000,
+    default=_COUNT_DEFAULT,
     metavar="N",
     help="At most so many jobs.",
 )
@@ -71,6 +72,8 @@ def jobs(client: Client, ids: tuple[str, ...], **options: Any) -> int:
         return exits.OK
     found = client.get("/v1/jobs", **query)["jobs"]
     code = exits.FAILED if _complain_missing(client, ids, found) else exits.OK
+    if len(found) >= options["count"] == _COUNT_DEFAULT:  # Whoever names a count wants no more.
+        complain(f"only the first {len(found)} are shown; --count shows more")
     if options["sort"]:
         found = _sorted(found, options["sort"])
     if form == "json":

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from penstock.errors import BadRequest, PenstockError
+from penstock.errors import BadRequest, Conflict, PenstockError
 from penstock.instance.loop import Instance
 from penstock.model.hostlist import parse_hostlist
 from penstock.model.idset import encode_idset, parse_idset
@@ -262,7 +262,12 @@ class Answers:
         return {"canceled": canceled, "errors": errors}
 
     async def urgency(self, job: int, urgency: int) -> Doc:
-        old = await self._instance.wish(SetUrgency(job, urgency))
+        try:
+            old = await self._instance.wish(SetUrgency(job, urgency))
+        except UnknownJobId:
+            if await self._instance.store.jobs(JobFilter(ids=(job,), limit=1)):
+                raise Conflict(f"{encode_jobid(job)}: job is inactive") from None
+            raise
         return {"old": old, "urgency": urgency}
 
     async def signal(self, job: int, signum: int) -> None:
