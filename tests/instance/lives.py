@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 from penstock import failpoints
 from penstock.drivers.sim.world import SimWorld
-from penstock.instance.turns import Turns
+from penstock.instance.turns import Passing, Turns, next_of
 from penstock.model.job import JobEvent, state_after
 from penstock.sched.core import Reply
 from penstock.sched.records import Change, JobLogged
 from penstock.sched.settings import Settings
+from penstock.sched.state import Step
 from penstock.store.port import Store
 from penstock.world.facts import Fact
 from penstock.world.intents import Intent, Tell
@@ -142,10 +143,10 @@ class Lives:
                 return
 
     async def _decide(self) -> bool:
-        async def pause() -> None:
-            return None
+        async def advance(passing: Passing) -> Step | None:
+            return next_of(passing)
 
-        await self.turns.decide(self.world.now, deep=False, pause=pause, hurry=lambda: True)
+        await self.turns.decide(self.world.now, deep=False, advance=advance, hurry=lambda: True)
         return True
 
     def run_until(self, at: float) -> None:

@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
 from penstock.errors import Unavailable
 from penstock.instance.feed import Feed
-from penstock.instance.turns import Turns
+from penstock.instance.turns import Advance, Passing, Turns, next_of
 from penstock.sched.settings import Settings
-from penstock.sched.state import Scheduler
+from penstock.sched.state import Scheduler, Step
 from penstock.store.port import Retention, Store
 from penstock.world.facts import Fact
 from penstock.world.port import World
@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 _BATCH_MAX: Final = 5_000
 _PAUSE_EVERY_S: Final = 0.02
+_SLOW_S: Final = 0.01
 _DEEP_SHARE: Final = 5  # a deep pass may take one part in so many of the time
 _DEEP_EVERY_S: Final = 0.5
 _REFRESH_S: Final = 30.0  # forecasts grow old while nothing happens
@@ -81,6 +82,7 @@ class Instance:
         self._deep_due = 0.0
         self._deep_wanted = True
         self._pruned_at = 0.0
+        self._is_slow = True  # as far as is known, a match takes long
         self._beat_due = 0.0  # by the monotonic clock
 
     @property
@@ -222,7 +224,7 @@ class Instance:
     async def _pass(self, scheduler: Scheduler) -> None:
         if scheduler.is_dirty:
             self._deep_wanted = True
-            await self._turns.decide(self._clock(), deep=False, pause=self._pause(), hurry=lambda: True)
+            await self._turns.decide(self._clock(), deep=False, advance=self._advance(), hurry=lambda: True)
             return
         now = self._clock()
         is_old = now >= self._deep_due + _REFRESH_S
@@ -231,22 +233,34 @@ class Instance:
         if now < self._deep_due:
             return
         began = time.monotonic()
-        await self._turns.decide(now, deep=True, pause=self._pause(), hurry=lambda: bool(self._inbox))
+        await self._turns.decide(now, deep=True, advance=self._advance(), hurry=lambda: bool(self._inbox))
         self._deep_wanted = bool(self._inbox)
         took_s = time.monotonic() - began
         self._deep_due = self._clock() + max(_DEEP_EVERY_S, took_s * (_DEEP_SHARE - 1))
 
-    def _pause(self) -> Callable[[], Awaitable[None]]:
-        """Something to await between matches: it lets others go on once enough time has passed."""
+    def _advance(self) -> Advance:
+        """Takes a pass on, and lets others go on meanwhile.
+
+        A match that takes long is made in a thread: it does not come back sooner, but what else runs here
+        gets its turns. Quick ones are made in place, which costs less, with a pause now and then.
+        """
         last = time.monotonic()
 
-        async def pause() -> None:
+        async def advance(passing: Passing) -> Step | None:
             nonlocal last
-            if time.monotonic() - last >= _PAUSE_EVERY_S:
+            began = time.monotonic()
+            if self._is_slow:
+                found = await asyncio.to_thread(next_of, passing)
+            else:
+                found = next_of(passing)
+            now = time.monotonic()
+            self._is_slow = now - began > _SLOW_S
+            if now - last >= _PAUSE_EVERY_S:
                 await asyncio.sleep(0)
                 last = time.monotonic()
+            return found
 
-        return pause
+        return advance
 
     async def _prune(self) -> None:
         now = self._clock()

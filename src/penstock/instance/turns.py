@@ -7,7 +7,7 @@ turn may be cut off at any point by the death of the process; what was committed
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Final, Protocol
 
 from penstock import failpoints
@@ -21,10 +21,24 @@ from penstock.world.facts import Fact
 from penstock.world.port import World
 from penstock.world.wishes import Wish
 
-__all__ = ["Turns", "Watcher"]
+__all__ = ["Advance", "Passing", "Turns", "Watcher", "next_of"]
 
 _ACT_BEFORE: Final = failpoints.register("instance.act.before", "committed, not yet handed to the world")
 _ACT_AFTER: Final = failpoints.register("instance.act.after", "handed to the world, nothing confirmed")
+
+
+Passing = Generator[None, None, Step]
+Advance = Callable[[Passing], Awaitable[Step | None]]
+
+
+def next_of(passing: Passing) -> Step | None:
+    """The pass up to its next match: nothing yet, or the step that it ends with."""
+    try:
+        next(passing)
+    except StopIteration as done:
+        step: Step = done.value
+        return step
+    return None
 
 
 class Watcher(Protocol):
@@ -54,18 +68,11 @@ class Turns:
         await self._carry_out(step)
         return step.replies
 
-    async def decide(
-        self, now: float, *, deep: bool, pause: Callable[[], Awaitable[None]], hurry: Callable[[], bool]
-    ) -> None:
-        """One pass; `pause` is awaited between its matches."""
+    async def decide(self, now: float, *, deep: bool, advance: Advance, hurry: Callable[[], bool]) -> None:
+        """One pass; `advance` takes it from one match to the next."""
         passing = self._ready().plan(now, deep=deep, hurry=hurry)
-        while True:
-            try:
-                next(passing)
-            except StopIteration as done:
-                step: Step = done.value
-                break
-            await pause()
+        while (step := await advance(passing)) is None:
+            pass
         await self._carry_out(step)
 
     def _ready(self) -> Scheduler:
