@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -196,6 +197,9 @@ def _raise_cause(running: asyncio.Task[None], servers: list[asyncio.Task[None]])
 
 async def _tell_ready(instance: Instance, report: Report) -> None:
     await instance.is_ready.wait()
+    # The graph stays: looking through it for garbage again and again would hold everything up.
+    gc.collect()
+    gc.freeze()
     report.tell({"ready": True, "pid": os.getpid()})
     _LOG.info("ready: epoch %d", instance.epoch)
 
