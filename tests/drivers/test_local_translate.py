@@ -19,7 +19,7 @@ JOB = 6731191091817518
 
 
 def placed(*seats: Seat, **spec: object) -> Place:
-    base = {"id_f58": "ƒuZZybuNNy", "name": "lmp", "command": ["/bin/app", "x"], "cwd": "/work"}
+    base = {"id_f58": "ƒuZZybuNNy", "name": "lmp", "command": ["/bin/app", "x"], "cwd": "/project"}
     return Place(1, JOB, "", seats, end_at=99.0, size=len(seats), spec={**base, **spec})
 
 
@@ -87,7 +87,7 @@ def test_the_paths_of_outputs_can_be_asked_for() -> None:
         return world.output_paths(JOB, 1, placed(*seats(), **spec).spec, 2)
 
     assert asyncio.run(ask())[1] == Path(f"/state/output/{JOB}/2-1.err")
-    assert asyncio.run(ask(output="o.{{taskid}}")) == (Path("/work/o.1"), Path("/work/o.1"))
+    assert asyncio.run(ask(output="o.{{taskid}}")) == (Path("/project/o.1"), Path("/project/o.1"))
 
 
 def test_the_attempt_is_part_of_a_members_key() -> None:
