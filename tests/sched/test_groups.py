@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.drivers.sim.world import Fate, SimWorld, plain_nodes
+from penstock.model.constraint import Properties
 from penstock.model.job import JobState
 from penstock.sched.job import Job, MemberPhase
+from penstock.sched.settings import QueueSettings, Settings
 from penstock.store.memory import MemoryStore, MemoryTables
 from penstock.world.facts import (
     Capacity,
+    HoldGone,
     HoldSet,
     MemberGone,
     MemberSet,
@@ -320,3 +324,38 @@ def test_the_time_to_assemble_is_known_after_a_restart() -> None:
     lives.begin()
     lives.run_until(61)
     lives.check_over([])
+
+
+def test_a_late_member_goes_only_where_its_queue_may() -> None:
+    world = pods(nodes=3)
+    world.nodes["node2"] = replace(world.nodes["node2"], labels=(("fast", "yes"),))
+    queues = (QueueSettings("default"), QueueSettings("fast", constraint=Properties(("fast",))))
+    driver = Driver(world, Settings(queues=queues))
+    endless(driver)
+    driver.feed(WorkSet("w", "grow", 1, queue="fast"), member("w", 0))
+    driver.settle()
+    driver.feed(member("w", 1))
+    driver.settle()
+    assert {one.node for one in only_job(driver).members.values()} == {"node2"}
+
+
+@pytest.mark.parametrize("what", ["the node", "its holds"])
+def test_a_node_that_refused_a_member_is_tried_again_when_it_changes(what: str) -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy"))
+    refusing = {"node0"}
+    driver.world.fate_of = lambda _place, seat: Fate(
+        runs_s=1e9, refused="OutOfcpu" if seat.node in refusing else ""
+    )
+    driver.world.holds["other"] = HoldSet("other", "node0", (("cpu", 100),))
+    driver.feed(driver.world.holds["other"])
+    driver.feed(WorkSet("w", "refused", 1), member("w", 0))
+    driver.settle()
+    refusing.clear()
+    driver.run_until(10)
+    assert only_job(driver).members["w-0"].phase is MemberPhase.WAITING  # Nothing has changed there.
+    if what == "the node":
+        driver.feed(replace(driver.world.nodes["node0"], labels=(("kernel", "new"),)))
+    else:
+        driver.feed(HoldGone("other"))
+    driver.settle()
+    assert only_job(driver).members["w-0"].phase is MemberPhase.RUNNING

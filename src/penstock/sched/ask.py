@@ -8,7 +8,8 @@ from them, so that a restart knows each job exactly as before.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil
@@ -21,7 +22,7 @@ from penstock.model.duration import format_duration
 from penstock.model.jobspec import Count, Jobspec, Resource, parse_jobspec
 from penstock.sched.dependencies import Dependency, parse_dependencies
 from penstock.sched.settings import QueueSettings, Settings
-from penstock.world.facts import MemberSet, Requeue, WorkSet
+from penstock.world.facts import Requeue, WorkSet
 from penstock.world.wishes import Submission
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "MemberAsk",
     "counts_of",
     "group_of",
+    "in_queue",
     "member_request",
     "payload_of",
     "spec_of_submission",
@@ -250,16 +252,17 @@ def _payload(name: str, jobspec: Jobspec, system: Mapping[str, object]) -> dict[
     }
 
 
-def spec_of_work(work: WorkSet, members: list[MemberSet], settings: Settings, limit_s: int | None) -> JobSpec:
-    """A group as the world has it: members that ask for the same share a group of the request."""
+def spec_of_work(
+    work: WorkSet, asks: Sequence[MemberAsk], settings: Settings, limit_s: int | None
+) -> tuple[JobSpec, list[int]]:
+    """A group as the world has it, and for each member its group of the request (the same for equal asks)."""
     queue = settings.queue(work.queue)
-    groups: dict[MemberAsk, int] = {}
-    for member in members:
-        ask = MemberAsk(member.amounts, _both(member.constraint, queue.constraint))
-        groups[ask] = groups.get(ask, 0) + 1
-    placement = Placement(work.distinct_nodes, work.within)
-    request = Request(tuple(group_of(ask, count) for ask, count in groups.items()), limit_s, placement)
-    return JobSpec(
+    numbers: dict[MemberAsk, int] = {}
+    group_of_each = [numbers.setdefault(in_queue(ask, queue), len(numbers)) for ask in asks]
+    counts = Counter(group_of_each)
+    groups = tuple(group_of(ask, counts[number]) for ask, number in numbers.items())
+    request = Request(groups, limit_s, Placement(work.distinct_nodes, work.within))
+    spec = JobSpec(
         name=work.name,
         queue=queue.name,
         request=request,
@@ -268,6 +271,12 @@ def spec_of_work(work: WorkSet, members: list[MemberSet], settings: Settings, li
         begin_at=work.begin_at,
         requeue=work.requeue,
     )
+    return spec, group_of_each
+
+
+def in_queue(ask: MemberAsk, queue: QueueSettings) -> MemberAsk:
+    """What a member asks for, on the nodes that its queue may use."""
+    return replace(ask, constraint=_both(ask.constraint, queue.constraint))
 
 
 def group_of(ask: MemberAsk, count: int) -> Group:

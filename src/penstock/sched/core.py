@@ -141,6 +141,9 @@ class Core:
     lately: dict[int, None] = field(default_factory=dict)  # jobs that have assembled in this step
     late: dict[tuple[int, str], None] = field(default_factory=dict)  # members to queue when the step ends
     owed_slots: dict[int, list[int]] = field(default_factory=dict)  # slots to give back when it ends
+    refusals: dict[str, dict[tuple[int, str], None]] = field(
+        default_factory=dict
+    )  # by node: who may try again
     again: set[int] = field(default_factory=set)  # intents to be carried out once more
     pending: Pending = field(default_factory=Pending)
     shapes: Shapes = field(default_factory=Shapes)

@@ -13,9 +13,9 @@ import signal
 from typing import Final
 
 from penstock.engine.request import Request
-from penstock.model.constraint import And, Constraint, NodeSet, Not
+from penstock.model.constraint import NodeSet, Not
 from penstock.model.job import URGENCY_HOLD, JobState
-from penstock.sched.ask import MemberAsk, group_of, member_request, spec_of_work
+from penstock.sched.ask import MemberAsk, group_of, in_queue, member_request, spec_of_work
 from penstock.sched.core import Core
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.lifecycle import (
@@ -37,7 +37,6 @@ from penstock.world.intents import End, How, Place, Retract
 __all__ = [
     "assemble",
     "enqueue_late",
-    "late_request",
     "member_gone",
     "member_set",
     "observed",
@@ -88,7 +87,7 @@ def member_set(core: Core, fact: MemberSet, now: float) -> None:
 def _new_job(core: Core, work: WorkSet, now: float) -> Job:
     number = core.ids.next(now)
     plain: dict[str, object] = {"work": work.work, "name": work.name, "urgency": work.urgency}
-    spec = spec_of_work(work, [], core.settings, work.limit_s)
+    spec, _ = spec_of_work(work, [], core.settings, work.limit_s)
     job = Job(number, work.owner, spec, plain, now, work.work, queue=spec.queue, urgency=work.urgency)
     job.class_value = work.class_value
     job.is_assembled = False
@@ -114,30 +113,15 @@ def assemble(core: Core, job: Job, now: float) -> None:
             core.leave(job.id)
             core.journal.touch(job)
         return
-    facts = [_fact(job, member) for member in ready]
-    job.spec = spec_of_work(work, facts, core.settings, _limit(work, now))
-    groups: dict[MemberAsk, int] = {}
-    for member in ready:
-        member.group = groups.setdefault(fact_ask(core, job, member), len(groups))
+    asks = [member.ask for member in ready if member.ask is not None]
+    job.spec, groups = spec_of_work(work, asks, core.settings, _limit(work, now))
+    for member, group in zip(ready, groups, strict=True):
+        member.group = group
     if not job.is_assembled and job.state is JobState.DEPEND:
         core.journal.log(job, "assemble", now, members=len(ready))
     job.is_assembled = True
     core.journal.touch(job)
     core.lately[job.id] = None
-
-
-def fact_ask(core: Core, job: Job, member: Member) -> MemberAsk:
-    """What a member asks for, with what its queue demands: as `spec_of_work` groups them."""
-    assert member.ask is not None
-    of_queue = core.settings.queue(job.queue).constraint
-    own = member.ask.constraint
-    both = own if of_queue is None else of_queue if own is None else And((own, of_queue))
-    return MemberAsk(member.ask.amounts, both)
-
-
-def _fact(job: Job, member: Member) -> MemberSet:
-    assert member.ask is not None
-    return MemberSet(job.work, member.key, member.index, member.ask.amounts, member.ask.constraint)
 
 
 def _limit(work: WorkSet, now: float) -> int | None:
@@ -152,18 +136,19 @@ def enqueue_late(core: Core, job: Job, member: Member) -> None:
     """A member without a place, of a job that has begun, queues by itself."""
     if not member.is_ready or job.urgency == URGENCY_HOLD:
         return
-    shape = core.shapes.number(late_request(job, member))
+    shape = core.shapes.number(_late_request(core, job, member))
     key = order_key(job.urgency, job.class_value, member.seen_at or job.seen_at, job.id, 1)
     core.pending.add(Entry(key, job.id, member.key), job.queue, shape)
     core.disturb()
 
 
-def late_request(job: Job, member: Member) -> Request:
-    extra: Constraint | None = None
-    if member.refused_by:
-        extra = Not((NodeSet(frozenset(member.refused_by)),))
-    group = job.spec.request.groups[member.group] if member.ask is None else group_of(member.ask, 1)
-    return member_request(group, None, extra)
+def _late_request(core: Core, job: Job, member: Member) -> Request:
+    """What it asks for by itself, on any node that has not refused it."""
+    extra = Not((NodeSet(member.refused_by),)) if member.refused_by else None
+    if member.ask is None:
+        return member_request(job.spec.request.groups[member.group], None, extra)
+    ask = in_queue(member.ask, core.settings.queue(job.queue))
+    return member_request(group_of(ask, 1), None, extra)
 
 
 def work_gone(core: Core, work: str, now: float) -> None:
@@ -326,6 +311,7 @@ def _refused(core: Core, job: Job, member: Member, node: str, cause: str, now: f
     if job.work and member.is_recreated:
         member_ended(core, job, member, 9, cause, now)  # Whoever made it makes another.
         return
+    core.refusals.setdefault(node, {})[(job.id, member.key)] = None
     _back_to_waiting(core, job, member, now)
     core.journal.log(
         job, "exception", now, type="alloc", severity=2, note=f"{node} refused {member.key}: {cause}"

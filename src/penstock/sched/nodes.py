@@ -23,7 +23,7 @@ def node_set(core: Core, fact: NodeSet) -> None:
         core.notable.append(f"{fact.node} went down")
     core.cluster.set_node(fact, rank, fact.node in core.drains)
     core.reconsider = True
-    core.disturb()
+    _changed(core, fact.node)
 
 
 def node_gone(core: Core, node: str, now: float) -> None:
@@ -43,6 +43,18 @@ def node_gone(core: Core, node: str, now: float) -> None:
     core.journal.add(NodeForgotten(node))
     core.notable.append(f"{node} is gone")
     core.reconsider = True
+    _changed(core, node)
+
+
+def _changed(core: Core, node: str) -> None:
+    """Something is other than it was on a node: whom it refused may try it again."""
+    for number, key in core.refusals.pop(node, {}):
+        job = core.jobs.get(number)
+        member = job.members.get(key) if job is not None else None
+        if job is not None and member is not None:
+            member.refused_by -= {node}
+            core.journal.touch(job)
+            core.late[(number, key)] = None
     core.disturb()
 
 
@@ -50,10 +62,11 @@ def hold_set(core: Core, fact: HoldSet) -> None:
     if core.cluster.hold(fact.hold) != fact:
         core.cluster.set_hold(fact)
         core.notable.append(f"others use more of {fact.node}")
-        core.disturb()
+        _changed(core, fact.node)
 
 
 def hold_gone(core: Core, hold: str) -> None:
-    if core.cluster.hold(hold) is not None:
+    known = core.cluster.hold(hold)
+    if known is not None:
         core.cluster.remove_hold(hold)
-        core.disturb()
+        _changed(core, known.node)

@@ -75,7 +75,7 @@ def _job(core: Core, row: JobRow) -> Job:
 def _spec(core: Core, row: JobRow) -> JobSpec:
     plain = row.new.spec
     if row.new.work:
-        return spec_of_work(WorkSet(row.new.work, row.new.name, 1), [], core.settings, None)
+        return spec_of_work(WorkSet(row.new.work, row.new.name, 1), [], core.settings, None)[0]
     submission = Submission(
         cast(str, plain["jobspec"]),
         row.new.owner,
@@ -94,6 +94,8 @@ def _take_up(core: Core, job: Job, now: float) -> None:
         core.job_of_member[member.key] = job.id
         if member.phase.is_live:
             core.seat(job, member.key, member.node)
+        for node in member.refused_by:
+            core.refusals.setdefault(node, {})[(job.id, member.key)] = None
         if member.phase is MemberPhase.LOST:
             core.wake((member.lost_at or now) + core.settings.lost_s, job.id)
     if job.state is JobState.DEPEND:

@@ -265,8 +265,6 @@ class Scheduler:
             for job in list(core.jobs.values()):
                 if job.is_parked:
                     self._park_if_never(job)
-                for member in job.members.values() if job.incomplete_since is not None else ():
-                    member.refused_by = frozenset()
         settle_step(core, now)
         for number in list(core.lately):
             assembled = core.jobs.get(number)
