@@ -1,0 +1,1 @@
+"""A second, independent reading of world, store and graph."""

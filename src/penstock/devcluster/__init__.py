@@ -1,0 +1,1 @@
+"""A real control plane with simulated nodes, for development and tests."""
