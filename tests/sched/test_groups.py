@@ -23,6 +23,7 @@ from penstock.world.facts import (
     NodeGone,
     Observed,
     Phase,
+    Requeue,
     WorkGone,
     WorkSet,
 )
@@ -134,14 +135,8 @@ def test_a_refused_member_goes_elsewhere_and_not_back() -> None:
     assert only_job(driver).members["w-0"].node == "node1"
 
 
-def test_a_group_that_cannot_be_made_whole_is_told_as_broken_and_taken_away_where_it_comes_again() -> None:
-    driver = Driver(pods(nodes=2, cpu=500), settings_of("easy"))
-    driver.world.fate_of = lambda _place, seat: Fate(
-        runs_s=1e9, refused="OutOfcpu" if seat.member == "w-1" else ""
-    )
-    driver.feed(WorkSet("w", "half", 2), member("w", 0, recreated=True), member("w", 1))
-    driver.settle()
-    job = only_job(driver)
+def retractions(driver: Driver) -> list[Retract]:
+    """What is taken away from now on, as it comes."""
     retracted: list[Retract] = []
     apply = driver.world.apply
 
@@ -150,9 +145,39 @@ def test_a_group_that_cannot_be_made_whole_is_told_as_broken_and_taken_away_wher
         apply(epoch, intents)  # type: ignore[arg-type]
 
     driver.world.apply = watch  # type: ignore[method-assign]
+    return retracted
+
+
+def half_a_group(*, recreated: bool) -> tuple[Driver, Job, list[Retract]]:
+    """Two nodes, a group of two; the second member is refused everywhere."""
+    driver = Driver(pods(nodes=2, cpu=500), settings_of("easy"))
+    driver.world.fate_of = lambda _place, seat: Fate(
+        runs_s=1e9, refused="OutOfcpu" if seat.member == "w-1" else ""
+    )
+    driver.feed(WorkSet("w", "half", 2), member("w", 0, recreated=recreated), member("w", 1))
+    driver.settle()
+    return driver, only_job(driver), retractions(driver)
+
+
+def test_a_group_that_cannot_be_made_whole_begins_anew_if_it_can_be_taken_away() -> None:
+    driver, job, retracted = half_a_group(recreated=True)
+    driver.run_until(121)
+    assert "1 of 2 members have no place: OutOfcpu" in str(job.exception["note"])
+    assert [(one.how, one.members) for one in retracted] == [(How.EVICT, ("w-0",))]
+    again = only_job(driver)  # What was not taken away waits for the member that is made again.
+    assert (again.id != job.id, list(again.members), again.is_assembled) == (True, ["w-1"], False)
+    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
+    driver.feed(member("w", 2, recreated=True))
+    driver.settle()
+    assert {one.phase for one in again.members.values()} == {MemberPhase.RUNNING}
+
+
+def test_a_group_that_cannot_be_made_whole_and_not_be_taken_away_is_told_as_broken() -> None:
+    driver, job, retracted = half_a_group(recreated=False)
     driver.run_until(121)
     assert "1 of 2 members have no place: OutOfcpu" in job.broken
-    assert [(one.how, one.members) for one in retracted] == [(How.EVICT, ("w-0",))]
+    assert retracted == []
+    assert driver.scheduler.why(job.id, driver.now).kind == "broken"
 
 
 def test_a_group_that_never_becomes_complete_ends_with_the_reason() -> None:
@@ -359,3 +384,105 @@ def test_a_node_that_refused_a_member_is_tried_again_when_it_changes(what: str) 
         driver.feed(HoldGone("other"))
     driver.settle()
     assert only_job(driver).members["w-0"].phase is MemberPhase.RUNNING
+
+
+def running_group(**more: object) -> tuple[Driver, Job]:
+    driver = Driver(pods(), settings_of("easy"))
+    endless(driver)
+    work = WorkSet("w", "group", 2, **more)  # type: ignore[arg-type]
+    driver.feed(work, member("w", 0, recreated=True), member("w", 1, recreated=True))
+    driver.settle()
+    return driver, only_job(driver)
+
+
+def used_by_others(driver: Driver) -> dict[str, tuple[str, tuple[tuple[str, int], ...]]]:
+    cluster = driver.scheduler.core.cluster
+    found = {name: cluster.hold(name) for name in cluster.holds()}
+    return {name: (hold.node, hold.amounts) for name, hold in found.items() if hold is not None}
+
+
+def test_a_member_that_others_have_placed_is_not_ours_any_more() -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkSet("w", "group", 2), member("w", 0))
+    driver.settle()
+    seen = Observed("w-0", Phase.RUNNING, driver.now, "node1", amounts=(("cpu", 700),), is_kept=True)
+    step = driver.feed(seen)
+    assert used_by_others(driver) == {"left over: w-0": ("node1", (("cpu", 700),))}
+    assert step.intents == ()  # Somebody looks after it: it is not asked to end.
+    assert not driver.scheduler.core.jobs
+    driver.feed(MemberGone("w-0"))
+    assert used_by_others(driver) == {}
+
+
+def test_a_placed_member_that_turns_up_on_another_node_gives_its_place_back() -> None:
+    driver, job = running_group()
+    node = job.members["w-0"].node
+    other = next(name for name in driver.scheduler.core.cluster.nodes if name != node)
+    driver.feed(Observed("w-0", Phase.RUNNING, driver.now, other, amounts=(("cpu", 1000),), is_kept=True))
+    assert job.members["w-0"].phase is MemberPhase.ENDED
+    assert used_by_others(driver) == {"left over: w-0": (other, (("cpu", 1000),))}
+
+
+def test_what_a_member_uses_beyond_its_share_counts_as_use_by_others() -> None:
+    driver, job = running_group()
+    node = job.members["w-0"].node
+    driver.feed(Observed("w-0", Phase.RUNNING, driver.now, node, amounts=(("cpu", 700),)))
+    assert used_by_others(driver) == {"more: w-0": (node, (("cpu", 300),))}
+    driver.feed(Observed("w-0", Phase.RUNNING, driver.now, node, amounts=(("cpu", 400),)))
+    assert used_by_others(driver) == {}
+    driver.feed(Observed("w-0", Phase.RUNNING, driver.now, node, amounts=(("cpu", 700),)))
+    driver.feed(Observed("w-0", Phase.ENDED, driver.now, node))
+    assert used_by_others(driver) == {}
+
+
+@pytest.mark.parametrize(
+    ("policy", "cause", "status", "again"),
+    [
+        (Requeue.NEVER, "node-failure", 9, False),
+        (Requeue.NODE_FAILURE, "node-failure", 9, True),
+        (Requeue.NODE_FAILURE, "Error", 256, False),
+        (Requeue.ALWAYS, "Error", 256, True),
+        (Requeue.ALWAYS, "", 0, False),
+    ],
+)
+def test_a_group_begins_anew_as_a_whole_by_its_policy(
+    policy: Requeue, cause: str, status: int, again: bool
+) -> None:
+    driver, job = running_group(requeue=policy)
+    retracted = retractions(driver)
+    driver.feed(Observed("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, status, cause))
+    driver.feed(member("w", 2, recreated=True))
+    driver.settle()
+    assert bool(retracted) is again
+    if again:
+        driver.feed(MemberGone("w-1"), member("w", 3, recreated=True))
+        driver.settle()
+        following = only_job(driver)
+        assert following.id != job.id
+        assert {one.phase for one in following.members.values()} == {MemberPhase.RUNNING}
+        assert set(following.members) == {"w-2", "w-3"}
+    else:
+        assert only_job(driver) is job
+        assert job.members["w-2"].phase is MemberPhase.RUNNING
+
+
+@pytest.mark.parametrize("recreated", [True, False])
+def test_a_member_that_its_node_did_not_start_is_replaced_or_the_job_says_that_it_is_broken(
+    recreated: bool,
+) -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    endless(driver)
+    one, two = member("w", 0, recreated=recreated), member("w", 1, recreated=recreated)
+    driver.feed(WorkSet("w", "group", 2), one, two)
+    driver.settle()
+    job = only_job(driver)
+    refused = Observed("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, "OutOfcpu", False)
+    driver.feed(refused)
+    assert bool(job.broken) is not recreated
+    if recreated:
+        retracted = retractions(driver)
+        driver.run_until(driver.now + 121)
+        assert [one.members for one in retracted] == [("w-1",)]  # Nobody came in its place in time.
+    else:
+        assert "OutOfcpu" in job.broken

@@ -37,13 +37,11 @@ class KnownNode:
 
 class Cluster:
     def __init__(self, match_policy: str) -> None:
-        self._policy = match_policy
         graph = Graph()
         graph.add_root(_ROOT)
         self.engine = Engine(graph, policy=match_policy, filters=_FILTERS)
         self.nodes: dict[str, KnownNode] = {}
         self.is_complete = False  # whether every node has been told of: before that nothing is "never"
-        self.version = 0  # changes whenever what could ever fit may have changed
         self._holds: dict[str, HoldSet] = {}  # also those on nodes that are not known (yet)
         self._holds_on: dict[str, dict[str, None]] = {}  # by node
         self._is_dirty = False
@@ -71,7 +69,6 @@ class Cluster:
             for key, value in fact.labels:
                 known.vertex.set_property(key, value)
         self._show(known)
-        self.version += 1
         return True
 
     def remove_node(self, node: str) -> tuple[int, ...]:
@@ -81,9 +78,7 @@ class Cluster:
             return ()
         for hold in self._holds_on.get(node, ()):
             self.engine.holds.remove(hold)
-        emptied = self._remove_vertex(known.vertex)
-        self.version += 1
-        return emptied
+        return self._remove_vertex(known.vertex)
 
     def drain(self, node: str, is_drained: bool) -> None:
         known = self.nodes.get(node)
@@ -207,7 +202,6 @@ class Cluster:
         for hold in self._holds_on.get(fact.node, ()):
             self._lay(self._holds[hold])
         self._is_dirty = True
-        self.version += 1
 
     def _add_units(self, node: Vertex, capacity: Capacity, have: int, rank: int) -> None:
         graph = self.engine.graph

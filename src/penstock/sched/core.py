@@ -22,7 +22,7 @@ from penstock.sched.job import Job, detail_of
 from penstock.sched.order import Entry, Pending, order_key
 from penstock.sched.records import Change, DrainSet, IdHighest, JobLive, JobLogged, Plain, QueueSet
 from penstock.sched.settings import Settings
-from penstock.world.facts import WorkSet
+from penstock.world.facts import MemberSet, WorkSet
 from penstock.world.intents import Intent, Tell
 
 __all__ = ["Core", "Journal", "OpenIntent", "Reply", "Shapes", "live_of"]
@@ -144,6 +144,11 @@ class Core:
     refusals: dict[str, dict[tuple[int, str], None]] = field(
         default_factory=dict
     )  # by node: who may try again
+    deferred: dict[str, dict[str, MemberSet]] = field(
+        default_factory=dict
+    )  # by work: members that came while its job was ending; they make its next job
+    returning: list[MemberSet] = field(default_factory=list)  # to be taken in when the step is settled
+    told: dict[str, Tell] = field(default_factory=dict)  # what the people behind a work were told last
     again: set[int] = field(default_factory=set)  # intents to be carried out once more
     pending: Pending = field(default_factory=Pending)
     shapes: Shapes = field(default_factory=Shapes)
@@ -170,7 +175,6 @@ class Core:
     rank_highest: int = -1
     recorded_highest: IdHighest = field(default_factory=lambda: IdHighest(0, 0, -1))
     is_dirty: bool = True  # something may start that could not before
-    dirty_version: int = 0
 
     def next_intent(self) -> int:
         self.intent_highest += 1
@@ -189,7 +193,6 @@ class Core:
     def disturb(self) -> None:
         """Something may start now that could not before."""
         self.is_dirty = True
-        self.dirty_version += 1
 
     def take_changes(self) -> tuple[Change, ...]:
         changes = self.journal.take()
@@ -243,6 +246,12 @@ class Core:
         if job.work:
             return {}
         return {**job.spec.payload, "id_f58": encode_jobid(job.id), "owner": job.owner}
+
+    def tell(self, job: Job, verdict: str, reason: str, start_at: float | None = None) -> None:
+        """Lets the people behind a work know where it stands, if that is news to them."""
+        told = Tell(job.work, job.id, verdict, reason, start_at)
+        if job.work and self.told.get(job.work) != told:
+            self.told[job.work] = self.journal.tidings[job.work] = told
 
     def leave(self, job: int, member: str = "") -> None:
         """Takes somebody out of the queue who does not start: others need not wait for it any more."""

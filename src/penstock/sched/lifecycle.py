@@ -21,10 +21,11 @@ from penstock.sched.dependencies import Progress, Scheme, Verdict, judge
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.order import priority_of
 from penstock.sched.records import AllocationGone, AllocationNew, IntentDone, IntentNew, SlotsFreed
-from penstock.world.facts import Requeue
-from penstock.world.intents import End, Intent, Place, Retract, Seat, Tell
+from penstock.world.facts import MemberSet, Requeue
+from penstock.world.intents import End, How, Intent, Place, Retract, Seat
 
 __all__ = [
+    "MORE",
     "NODE_FAILURE",
     "TIMEOUT",
     "UNKNOWN_END",
@@ -33,23 +34,25 @@ __all__ = [
     "free_some",
     "holds_nothing",
     "member_ended",
+    "node_failed",
     "note_namesakes",
-    "note_running",
     "open_intent",
     "place_late",
     "prioritise",
     "raise_exception",
     "remember_intent",
-    "settle_job",
+    "requeue_work",
     "settle_member",
     "settle_step",
     "start_job",
+    "start_over",
     "try_depend",
 ]
 
 UNKNOWN_END: Final = "unknown"
 NODE_FAILURE: Final = "node-failure"
 TIMEOUT: Final = "timeout"
+MORE: Final = "more: "  # holds of what members use beyond what they were given
 _BY_WORLD: Final = frozenset({UNKNOWN_END, NODE_FAILURE})
 
 
@@ -144,7 +147,6 @@ def start_job(core: Core, job: Job, found: Allocation, now: float) -> None:
     _place(core, job, [member for member in job.members.values() if member.phase is MemberPhase.PLACING])
     if job.end_at is not None:
         core.wake(job.end_at, job.id)
-    core.wake(now + core.settings.whole_s, job.id)
     note_progress(core, job, now)
 
 
@@ -300,12 +302,21 @@ def raise_exception(
     core.journal.log(job, "exception", now, type=kind, severity=severity, note=note)
     if severity != 0:
         return
-    if kind == NODE_FAILURE:
-        job.is_failed_by_world = True
     core.leave(job.id)
     for member in job.members.values():
         core.leave(job.id, member.key)
     end_members(core, job, sent, core.settings.grace_s, kind)
+    core.unsettled[job.id] = None
+
+
+def start_over(core: Core, job: Job, now: float, kind: str, note: str) -> None:
+    """Ends a group so that it can begin anew: members are taken away, and who made them makes them again."""
+    core.journal.log(job, "exception", now, type=kind, severity=0, note=note)
+    for member in job.members.values():
+        core.leave(job.id, member.key)
+    live = tuple(member.key for member in job.live_members())
+    if live:
+        open_intent(core, Retract(core.next_intent(), job.id, live, How.EVICT))
     core.unsettled[job.id] = None
 
 
@@ -325,6 +336,7 @@ def member_ended(core: Core, job: Job, member: Member, status: int, cause: str, 
     member.status, member.cause, member.ended_at = status, cause, now
     core.leave(job.id, member.key)
     core.unseat(member.key, member.node)
+    core.cluster.remove_hold(MORE + member.key)
     core.journal.touch(job)
     core.journal.forgotten.append(member.key)
     core.unsettled[job.id] = None
@@ -334,6 +346,33 @@ def member_ended(core: Core, job: Job, member: Member, status: int, cause: str, 
         settle_member(core, number, member.key)
 
 
+def node_failed(core: Core, job: Job, member: Member, now: float) -> None:
+    """The node of a member is no more, or has been silent for too long: the member is over.
+
+    A submitted job fails with it. A work's owner decides for itself, unless the group wants to begin anew.
+    """
+    node, rank = member.node, core.ranks.get(member.node, -1)
+    member_ended(core, job, member, signal.SIGKILL, NODE_FAILURE, now)
+    if job.is_ending:
+        return
+    if job.work:
+        requeue_work(core, job, now, NODE_FAILURE)
+    else:
+        raise_exception(core, job, now, "exec", f"node failure on {node} (rank {rank})")
+
+
+def requeue_work(core: Core, job: Job, now: float, cause: str) -> bool:
+    """Lets a group begin anew as a whole, if it wants that and all of its members would be made again."""
+    work = core.works.get(job.work)
+    policy = work.requeue if work is not None else Requeue.NEVER
+    is_wanted = policy is Requeue.ALWAYS or (policy is Requeue.NODE_FAILURE and cause == NODE_FAILURE)
+    if not is_wanted or not all(member.is_recreated for member in job.members.values()):
+        return False
+    note = f"a member has failed ({cause or 'by itself'}): the group begins anew"
+    start_over(core, job, now, "requeue", note)
+    return True
+
+
 def settle_step(core: Core, now: float) -> None:
     """At the end of a step: gives back what ended members had, and takes their jobs further."""
     while core.unsettled:
@@ -341,9 +380,9 @@ def settle_step(core: Core, now: float) -> None:
         for number in jobs:
             job = core.jobs.get(number)
             if job is not None:
-                note_running(core, job, now)
+                _note_running(core, job, now)
                 _free_slots(core, job, now)
-                settle_job(core, job, now)
+                _settle_job(core, job, now)
 
 
 def _free_slots(core: Core, job: Job, now: float) -> None:
@@ -377,7 +416,7 @@ def _free_slots(core: Core, job: Job, now: float) -> None:
         core.journal.log(job, "release", now, ranks=encode_idset(ranks), final=False)
 
 
-def note_running(core: Core, job: Job, now: float) -> None:
+def _note_running(core: Core, job: Job, now: float) -> None:
     """`start` is when every member of the group has begun."""
     if job.state is not JobState.RUN or job.has_logged("start") or not job.members:
         return
@@ -387,7 +426,7 @@ def note_running(core: Core, job: Job, now: float) -> None:
         note_progress(core, job, now)
 
 
-def settle_job(core: Core, job: Job, now: float) -> None:
+def _settle_job(core: Core, job: Job, now: float) -> None:
     """Takes a job to its end, as far as it can go."""
     if job.state not in (JobState.RUN, JobState.CLEANUP) or job.live_members():
         return
@@ -491,6 +530,7 @@ def forget_job(core: Core, job: Job, now: float) -> None:
         core.job_of_work.pop(job.work, None)
     for member in job.members:
         core.job_of_member.pop(member, None)
+    _pass_on(core, job)
     names = core.namesakes.get((job.owner, job.spec.name))
     if names is not None:
         names.pop(job.id, None)
@@ -505,5 +545,34 @@ def forget_job(core: Core, job: Job, now: float) -> None:
                 core.past.pop(dependency.job, None)
     note_progress(core, job, now)
     note_namesakes(core, job.owner, job.spec.name, now)
-    if job.work:
-        core.journal.tidings[job.work] = Tell(job.work, job.id, "over", job.result)
+    core.tell(job, "over", _last_word(job))
+    core.told.pop(job.work, None)
+
+
+def _pass_on(core: Core, job: Job) -> None:
+    """Members of a work that are still there when its job is over make its next job.
+
+    Not if a person has cancelled it, or if it never became whole: then they wait for somebody to act.
+    """
+    deferred = core.deferred.pop(job.work, {})
+    if job.work not in core.works or job.exception.get("type") in ("cancel", "assembly"):
+        return
+    waiting = {
+        member.key: MemberSet(
+            job.work,
+            member.key,
+            member.index,
+            member.ask.amounts,
+            member.ask.constraint,
+            member.is_ready,
+            member.is_recreated,
+        )
+        for member in job.members.values()
+        if member.phase is MemberPhase.WAITING and member.ask is not None
+    }
+    core.returning.extend({**waiting, **deferred}.values())
+
+
+def _last_word(job: Job) -> str:
+    note = job.exception.get("note")
+    return f"{job.result}: {note}" if note else job.result

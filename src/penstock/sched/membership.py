@@ -19,13 +19,17 @@ from penstock.sched.ask import MemberAsk, group_of, in_queue, member_request, sp
 from penstock.sched.core import Core
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.lifecycle import (
+    MORE,
     NODE_FAILURE,
     TIMEOUT,
     UNKNOWN_END,
     member_ended,
+    node_failed,
     open_intent,
     raise_exception,
+    requeue_work,
     settle_member,
+    start_over,
 )
 from penstock.sched.nodes import hold_gone, hold_set
 from penstock.sched.order import Entry, order_key
@@ -35,6 +39,7 @@ from penstock.world.facts import HoldSet, MemberSet, Observed, Outcome, Phase, S
 from penstock.world.intents import End, How, Place, Retract
 
 __all__ = [
+    "LEFT_OVER",
     "assemble",
     "enqueue_late",
     "member_gone",
@@ -47,7 +52,7 @@ __all__ = [
     "work_set",
 ]
 
-_LEFT_OVER: Final = "left over: "
+LEFT_OVER: Final = "left over: "  # holds of members whose job is over
 _SIGNALLED: Final = "signal"
 
 
@@ -68,7 +73,16 @@ def member_set(core: Core, fact: MemberSet, now: float) -> None:
     work = core.works.get(fact.work)
     if work is None:
         return  # Its work has not been told, or is gone.
-    job = core.jobs.get(core.job_of_work.get(fact.work, 0)) or _new_job(core, work, now)
+    job = core.jobs.get(core.job_of_member.get(fact.member, 0)) or core.jobs.get(
+        core.job_of_work.get(fact.work, 0)
+    )
+    if job is not None and job.work != fact.work and fact.member in job.members:
+        return  # It has come with another group, and stays there while that job lasts.
+    if job is not None and job.is_ending and fact.member not in job.members:
+        core.deferred.setdefault(fact.work, {})[fact.member] = fact
+        return
+    if job is None:
+        job = _new_job(core, work, now)
     member = job.members.get(fact.member)
     if member is None:
         member = Member(fact.member, fact.index, seen_at=now)
@@ -112,6 +126,7 @@ def assemble(core: Core, job: Job, now: float) -> None:
             job.is_assembled = False
             core.leave(job.id)
             core.journal.touch(job)
+        core.tell(job, "assembling", f"{len(ready)} of {max(work.size, 1)} members are there")
         return
     asks = [member.ask for member in ready if member.ask is not None]
     job.spec, groups = spec_of_work(work, asks, core.settings, _limit(work, now))
@@ -165,7 +180,9 @@ def work_gone(core: Core, work: str, now: float) -> None:
 
 def member_gone(core: Core, key: str, now: float) -> None:
     """It was taken away by somebody: what it had is free."""
-    hold_gone(core, _LEFT_OVER + key)
+    hold_gone(core, LEFT_OVER + key)
+    for deferred in core.deferred.values():
+        deferred.pop(key, None)
     job = core.jobs.get(core.job_of_member.get(key, 0))
     member = job.members.get(key) if job is not None else None
     if job is None or member is None:
@@ -191,14 +208,19 @@ def observed(core: Core, fact: Observed, now: float) -> None:
     if job is None or member is None or member.phase is MemberPhase.ENDED:
         _left_over(core, fact)
         return
+    if _is_elsewhere(job, member, fact):
+        _taken_by_others(core, job, member, fact, now)
+        return
     match fact.phase:
         case Phase.WAITING:
             _not_there(core, job, member, now)
         case Phase.PLACED:
             _take_place(core, job, member, MemberPhase.PLACED)
+            _note_use(core, member, fact)
         case Phase.RUNNING:
             member.started_at = member.started_at or fact.at
             _take_place(core, job, member, MemberPhase.RUNNING)
+            _note_use(core, member, fact)
             core.unsettled[job.id] = None
         case Phase.ENDED:
             _ended(core, job, member, fact, now)
@@ -209,6 +231,21 @@ def observed(core: Core, fact: Observed, now: float) -> None:
                 member.phase, member.lost_at = MemberPhase.LOST, now
                 core.journal.touch(job)
                 core.wake(now + core.settings.lost_s, job.id)
+
+
+def _is_elsewhere(job: Job, member: Member, fact: Observed) -> bool:
+    """Whether a member of a work is on a node that we have not sent it to."""
+    is_there = fact.phase in (Phase.PLACED, Phase.RUNNING) and bool(fact.node)
+    return bool(job.work) and is_there and member.node != fact.node
+
+
+def _taken_by_others(core: Core, job: Job, member: Member, fact: Observed, now: float) -> None:
+    """Somebody else has placed it: what it uses counts as use by others, and our job does without it."""
+    if job.state.is_pending:
+        member_gone(core, member.key, now)
+    else:
+        member_ended(core, job, member, signal.SIGKILL, f"placed on {fact.node} by others", now)
+    _left_over(core, fact)
 
 
 def _take_place(core: Core, job: Job, member: Member, phase: MemberPhase) -> None:
@@ -224,6 +261,17 @@ def _take_place(core: Core, job: Job, member: Member, phase: MemberPhase) -> Non
             settle_member(core, number, member.key)
         elif was_silent:
             core.again.add(number)  # Whoever was silent may not have heard it.
+
+
+def _note_use(core: Core, member: Member, fact: Observed) -> None:
+    """What it uses beyond what it was given (it was resized in place) counts as use by others."""
+    given = {kind: units for kind, _, units in member.grants}
+    beyond = ((kind, units - given.get(kind, 0)) for kind, units in fact.amounts)
+    more = tuple((kind, units) for kind, units in beyond if units > 0)
+    if more:
+        hold_set(core, HoldSet(MORE + member.key, member.node, more))
+    else:
+        hold_gone(core, MORE + member.key)
 
 
 def _not_there(core: Core, job: Job, member: Member, now: float) -> None:
@@ -250,17 +298,45 @@ def vanished(core: Core, job: Job, member: Member, now: float) -> None:
 def _ended(core: Core, job: Job, member: Member, fact: Observed, now: float) -> None:
     if member.started_at is None and fact.started:
         member.started_at = fact.at
+    if fact.cause == NODE_FAILURE:
+        node_failed(core, job, member, now)
+        member.ended_at = fact.at
+        return
     member_ended(core, job, member, fact.status, fact.cause, now)
     member.ended_at = fact.at
-    if fact.cause == TIMEOUT and not job.is_ending:
+    if job.work:
+        _work_member_ended(core, job, member, fact, now)
+    elif fact.cause == TIMEOUT and not job.is_ending:
         raise_exception(core, job, now, TIMEOUT, "resource allocation expired", sent=signal.SIGALRM)
-    elif fact.cause == NODE_FAILURE:
-        rank = core.ranks.get(member.node, -1)
-        _fail_if_submitted(core, job, now, "exec", f"node failure on {member.node} (rank {rank})")
     elif fact.cause == UNKNOWN_END:
         _fail_if_submitted(core, job, now, "exec", f"the end of task {member.index} is unknown")
     elif fact.cause not in ("", _SIGNALLED) and fact.status != 0:
         _fail_if_submitted(core, job, now, "exec", fact.cause)  # It could not even be started.
+
+
+def _work_member_ended(core: Core, job: Job, member: Member, fact: Observed, now: float) -> None:
+    """The owner of a work decides what an end means; we see to it that no half group goes on unsaid."""
+    if job.is_ending or job.state is not JobState.RUN:
+        return
+    if fact.status != 0 and requeue_work(core, job, now, fact.cause):
+        return
+    if fact.started or fact.status == 0:
+        return
+    note = f"{member.key} was not started on {member.node}: {fact.cause or 'no cause was given'}"
+    core.journal.log(job, "exception", now, type="alloc", severity=2, note=note)
+    if member.is_recreated:
+        if job.incomplete_since is None:
+            job.incomplete_since = now
+            core.wake(now + core.settings.whole_s, job.id)
+    elif len(job.members) > 1:
+        _break(core, job, note, now)
+
+
+def _break(core: Core, job: Job, note: str, now: float) -> None:
+    """The group cannot be made whole, and those who are there cannot be taken away: that is said."""
+    job.broken = job.broken or note
+    core.journal.log(job, "exception", now, type="broken", severity=1, note=note)
+    core.tell(job, "broken", note)
 
 
 def _fail_if_submitted(core: Core, job: Job, now: float, kind: str, note: str) -> None:
@@ -336,7 +412,7 @@ def _back_to_waiting(core: Core, job: Job, member: Member, now: float) -> None:
 
 def _left_over(core: Core, fact: Observed) -> None:
     """Something of a job that is over is still there: it counts as use by others, and is asked to end."""
-    name = _LEFT_OVER + fact.member
+    name = LEFT_OVER + fact.member
     if fact.phase in (Phase.ENDED, Phase.WAITING, Phase.REFUSED):
         hold_gone(core, name)
         core.journal.forgotten.append(fact.member)
@@ -344,7 +420,7 @@ def _left_over(core: Core, fact: Observed) -> None:
     if fact.phase is Phase.LOST or not fact.node:
         return
     hold_set(core, HoldSet(name, fact.node, fact.amounts))
-    if not core.intents_of_member.get(fact.member):
+    if not fact.is_kept and not core.intents_of_member.get(fact.member):
         number = core.next_intent()
         open_intent(core, End(number, 0, (fact.member,), signal.SIGTERM, core.settings.grace_s, "left over"))
 
@@ -357,8 +433,11 @@ def unwind(core: Core, job: Job, now: float) -> None:
     if not job.work:
         raise_exception(core, job, now, "exec", missing)
         return
-    job.broken = missing
-    core.journal.log(job, "exception", now, type="broken", severity=1, note=missing)
-    again = tuple(member.key for member in job.live_members() if member.is_recreated)
+    live = job.live_members()
+    if all(member.is_recreated for member in live):
+        start_over(core, job, now, "incomplete", missing)
+        return
+    _break(core, job, missing, now)
+    again = tuple(member.key for member in live if member.is_recreated)
     if again:
         open_intent(core, Retract(core.next_intent(), job.id, again, How.EVICT))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.sched.core import Core
-from penstock.sched.lifecycle import NODE_FAILURE, holds_nothing, member_ended, raise_exception
+from penstock.sched.lifecycle import holds_nothing, node_failed
 from penstock.sched.records import NodeForgotten, NodeNew
 from penstock.world.facts import HoldSet, NodeSet
 
@@ -32,10 +32,8 @@ def node_gone(core: Core, node: str, now: float) -> None:
         return
     for key in list(core.members_on.get(node, ())):
         job = core.jobs[core.job_of_member[key]]
-        member_ended(core, job, job.members[key], 9, NODE_FAILURE, now)
+        node_failed(core, job, job.members[key], now)
         job.members[key].is_owed = False  # What it had went with the node.
-        if not job.work and not job.is_ending:
-            raise_exception(core, job, now, "exec", f"node failure on {node} (rank {core.ranks[node]})")
     for number in core.cluster.remove_node(node):
         if number in core.jobs:
             holds_nothing(core, core.jobs[number], now)

@@ -94,7 +94,6 @@ class Pending:
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, int], Bucket] = {}
         self._where: dict[tuple[int, str], tuple[Bucket, Entry]] = {}
-        self.version = 0  # changes whenever the order may have changed
 
     def __len__(self) -> int:
         return len(self._where)
@@ -107,7 +106,6 @@ class Pending:
         bucket = self._buckets.setdefault((queue, shape), Bucket(queue, shape))
         bucket.add(entry)
         self._where[(entry.job, entry.member)] = (bucket, entry)
-        self.version += 1
 
     def remove(self, job: int, member: str = "") -> None:
         found = self._where.pop((job, member), None)
@@ -117,7 +115,6 @@ class Pending:
         bucket.remove(entry)
         if not len(bucket):
             del self._buckets[(bucket.queue, bucket.shape)]
-        self.version += 1
 
     def entry(self, job: int, member: str = "") -> Entry | None:
         found = self._where.get((job, member))

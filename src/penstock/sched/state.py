@@ -11,6 +11,7 @@ what was recorded (`recovery`). Between the yields of `plan` nothing else may be
 from __future__ import annotations
 
 import heapq
+import signal
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,12 +25,11 @@ from penstock.sched.core import Core, OpenIntent, Reply
 from penstock.sched.forecast import Planned, forecast, planned_of
 from penstock.sched.job import Forecast, Job, MemberPhase, Promise
 from penstock.sched.lifecycle import (
-    NODE_FAILURE,
     TIMEOUT,
     end_members,
     free_some,
     holds_nothing,
-    member_ended,
+    node_failed,
     place_late,
     raise_exception,
     settle_step,
@@ -41,7 +41,6 @@ from penstock.sched.passes import Walk, WalkResult, walk
 from penstock.sched.reasons import Why, jobs_ahead, why
 from penstock.sched.records import Change
 from penstock.sched.requests import fulfil
-from penstock.world import wishes
 from penstock.world.facts import (
     Fact,
     HoldGone,
@@ -78,17 +77,6 @@ class Step:
     replies: tuple[Reply, ...] = ()  # one per wish, in order
 
 
-_WISHES = (
-    wishes.Submit,
-    wishes.Cancel,
-    wishes.SetUrgency,
-    wishes.Signal,
-    wishes.QueueChange,
-    wishes.Drain,
-    wishes.Undrain,
-)
-
-
 class Scheduler:
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -99,7 +87,7 @@ class Scheduler:
         core = self.core
         replies: list[Reply] = []
         for one in inputs:
-            if isinstance(one, _WISHES):
+            if isinstance(one, Wish):
                 core.cluster.settle()
                 try:
                     replies.append(Reply(fulfil(core, one, now)))
@@ -158,7 +146,7 @@ class Scheduler:
         held = {hold.hold for hold in fact.holds}
         observed = {one.member for one in fact.observations}
         for hold in core.cluster.holds():
-            if hold not in held and hold.removeprefix("left over: ") not in observed:
+            if hold not in held and hold.removeprefix(membership.LEFT_OVER) not in observed:
                 nodes.hold_gone(core, hold)
         for hold_fact in fact.holds:
             nodes.hold_set(core, hold_fact)
@@ -173,11 +161,14 @@ class Scheduler:
         self._miss(present, works, members, observed, now)
         core.again.update(core.intents)
 
-    def _miss(self, up: set[str], works: set[str], members: set[str], observed: set[str], now: float) -> None:
+    def _miss(
+        self, present: set[str], works: set[str], members: set[str], observed: set[str], now: float
+    ) -> None:
         core = self.core
+        there = members | observed
         for job in list(core.jobs.values()):
             if job.work:
-                for key in [key for key in job.members if key not in members]:
+                for key in [key for key in job.members if key not in there]:
                     membership.member_gone(core, key, now)
                 if job.work not in works:
                     membership.work_gone(core, job.work, now)
@@ -186,10 +177,8 @@ class Scheduler:
                 known = core.cluster.nodes.get(member.node)
                 if not member.phase.is_live or member.key in observed:
                     continue
-                if known is None and member.node and member.node not in up:
-                    member_ended(core, job, member, 9, NODE_FAILURE, now)
-                    if not job.is_ending:
-                        raise_exception(core, job, now, "exec", f"node failure on {member.node}")
+                if known is None and member.node and member.node not in present:
+                    node_failed(core, job, member, now)
                 elif known is not None and known.fact.up and not core.intents_of_member.get(member.key):
                     membership.vanished(core, job, member, now)
 
@@ -224,10 +213,7 @@ class Scheduler:
             raise_exception(core, job, now, "assembly", note)
         for member in list(job.members.values()):
             if member.phase is MemberPhase.LOST and (member.lost_at or 0) + settings.lost_s <= now:
-                member_ended(core, job, member, 9, NODE_FAILURE, now)
-                if not job.work and not job.is_ending:
-                    rank = core.ranks.get(member.node, -1)
-                    raise_exception(core, job, now, "exec", f"node failure on {member.node} (rank {rank})")
+                node_failed(core, job, member, now)
         self._look_at_limit(job, now)
         since = job.incomplete_since
         if (
@@ -250,9 +236,9 @@ class Scheduler:
             core.wake(backstop_at, job.id)
             return
         if not job.is_ending and not (job.work and by_world):
-            raise_exception(core, job, now, TIMEOUT, "resource allocation expired", sent=14)
+            raise_exception(core, job, now, TIMEOUT, "resource allocation expired", sent=signal.SIGALRM)
         elif job.is_ending:
-            end_members(core, job, 9, 0.0, TIMEOUT)
+            end_members(core, job, signal.SIGKILL, 0.0, TIMEOUT)
         core.wake(now + 60.0, job.id)
 
     # Settling a step
@@ -277,6 +263,9 @@ class Scheduler:
             if number in core.jobs:
                 free_some(core, core.jobs[number], slots, now)
         core.owed_slots.clear()
+        returning, core.returning = core.returning, []
+        for member_fact in returning:
+            membership.member_set(core, member_fact, now)
         for number, key in core.late:
             begun = core.jobs.get(number)
             is_waiting = begun is not None and begun.state is JobState.RUN
@@ -300,9 +289,7 @@ class Scheduler:
             job.is_parked = parked
             core.journal.touch(job)
             core.enqueue(job)
-            if job.work:
-                verdict = "never" if parked else "waiting"
-                core.journal.tidings[job.work] = Tell(job.work, job.id, verdict, parked)
+            core.tell(job, "never" if parked else "waiting", parked)
 
     def _step(self, replies: Sequence[Reply] = ()) -> Step:
         journal = self.core.journal
@@ -355,9 +342,27 @@ class Scheduler:
             entries = self._forecast_entries(plan)
             starts = yield from forecast(plan, entries, core.settings.forecast_matches_max, hurry)
         self._note_starts(found, starts, now, deep)
+        if deep:
+            self._tell_waiting(now)
         core.notable.clear()
         settle_step(core, now)
         return self._step()
+
+    def _tell_waiting(self, now: float) -> None:
+        """Lets the people behind works know why those wait and until when, as far as is foreseen."""
+        core = self.core
+        memo: dict[int, Why] = {}
+        told = 0
+        for entry in core.pending.in_order():
+            job = core.jobs[entry.job]
+            if entry.member or not job.work:
+                continue
+            if told >= core.settings.forecast_depth and job.shape not in memo:
+                continue  # What nobody has looked at for its own sake is told with others of its kind.
+            told += 1
+            found = self.why(job.id, now, memo)
+            start_at = job.forecast.start_at if job.forecast is not None else None
+            core.tell(job, "waiting", found.sentence, start_at)
 
     def _walk_plan(self, now: float) -> Walk:
         core = self.core

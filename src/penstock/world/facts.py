@@ -146,6 +146,7 @@ class Observed:
     cause: str = ""  # in the world's words; "timeout", "node-failure" and "unknown" are understood
     started: bool = True  # of one that has ended: whether it had begun
     amounts: tuple[tuple[str, int], ...] = ()  # what it uses, where that is known
+    is_kept: bool = False  # somebody else looks after it: left over, it is not asked to end
 
 
 class Outcome(enum.Enum):

@@ -71,6 +71,6 @@ class Tell:
 
     work: str
     job: int
-    verdict: str  # "waiting", "never", "starting", "broken"
+    verdict: str  # "assembling", "waiting", "never", "broken", "over"
     reason: str = ""
     start_at: float | None = None
