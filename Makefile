@@ -14,16 +14,17 @@ READY := .venv/.ready
 BIN := .venv/bin
 
 ARGS ?=
+KUBECONFIG ?=
 UPGRADE ?=
 N ?= 100
 SEED ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint format types contracts conformance torture bench lock clean
+.PHONY: help setup demo test lint format types contracts conformance torture bench controlplane e2e bench-kube lock clean
 
 help: ## list the targets
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(READY) ## make .venv with everything that is needed
 	@printf 'ready: %s\n' .venv
@@ -61,6 +62,15 @@ torture: $(READY) ## kill parts of a real instance until N have died (N=100, SEE
 
 bench: $(READY) ## measure, and print the table
 	@$(BIN)/python -m bench $(ARGS)
+
+controlplane: $(READY) ## bring etcd, Kubernetes and kwok into the user's cache, for tests and `penstock dev`
+	@$(BIN)/python hack/controlplane/build.py
+
+e2e: $(READY) ## gangs of real pods on any cluster (KUBECONFIG=FILE; else a simulated one)
+	@PENSTOCK_E2E_KUBECONFIG="$(abspath $(KUBECONFIG))" $(BIN)/pytest tests/kubernetes $(ARGS)
+
+bench-kube: $(READY) ## measure against kube-scheduler on one control plane, and print the table
+	@$(BIN)/python -m bench.kube $(ARGS)
 
 lock: $(UV_READY) ## compile requirements.lock from pyproject.toml (UPGRADE=--upgrade: newest versions)
 	@printf '==> compiling requirements.lock\n'

@@ -226,7 +226,7 @@ async def _serve_mock(places: Places, nodes: int, cores: int) -> None:
         },
         agents=list,
         database=lambda: {"pid": None, "embedded": True, "state": "up"},
-        settings={},
+        settings=dict,
         output_paths=None,
         shutdown=lambda _keep: None,
     )

@@ -18,6 +18,7 @@ ALLOWED = (
     "functools",
     "gc",
     "getopt",
+    "heapq",
     "json",
     "math",
     "os",

@@ -86,9 +86,15 @@ def test_first_stops_as_soon_as_it_has_enough() -> None:
     engine = Engine(cluster_of(nodes=50, cores=4), "first")
     engine.match(1, ONE, 0)
     assert engine.visits()[0] < 10
-    lonode = Engine(cluster_of(nodes=50, cores=4), "lonode")
-    lonode.match(1, ONE, 0)
-    assert lonode.visits()[0] > 200
+    hinode = Engine(cluster_of(nodes=50, cores=4), "hinode")
+    hinode.match(1, ONE, 0)
+    assert hinode.visits()[0] > 200
+
+
+def test_a_policy_of_low_scores_looks_into_no_node_that_cannot_be_chosen() -> None:
+    engine = Engine(cluster_of(nodes=50, cores=4), "lonode")
+    assert held(engine.match(1, ONE, 0)) == ["node0/core0"]
+    assert engine.visits()[0] < 60  # Each node is passed by; only the first is looked into.
 
 
 def test_pack_fills_the_fullest_node_that_fits() -> None:

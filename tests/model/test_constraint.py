@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.model.constraint import (
+    TAINTS_PROPERTY,
     And,
     BadConstraint,
     Constraint,
@@ -17,8 +20,14 @@ from penstock.model.constraint import (
     Or,
     Properties,
     Ranks,
+    Taint,
+    Tolerates,
+    Toleration,
+    TolerationOperator,
     Value,
     ValueOperator,
+    decode_taints,
+    encode_taints,
     matches,
     parse_constraint,
 )
@@ -187,6 +196,7 @@ def test_a_constraint_matches_a_node(constraint: Constraint, expected: bool) -> 
         (ValueOperator.IN, ("5", "6"), False, True, False),
         (ValueOperator.IN, (), False, False, False),
         (ValueOperator.NOT_IN, ("5", "6"), True, False, True),
+        (ValueOperator.NOT_IN, ("v5",), True, True, False),
         (ValueOperator.EXISTS, (), False, True, True),
         (ValueOperator.DOES_NOT_EXIST, (), True, False, False),
         (ValueOperator.GT, ("4",), False, True, False),
@@ -195,6 +205,11 @@ def test_a_constraint_matches_a_node(constraint: Constraint, expected: bool) -> 
         (ValueOperator.LT, ("6",), False, True, False),
         (ValueOperator.LT, ("5",), False, False, False),
         (ValueOperator.LT, ("six",), False, False, False),
+        (ValueOperator.LT, ("9.5",), False, False, False),
+        (ValueOperator.LT, ("0" * 40 + "6",), False, True, False),
+        (ValueOperator.LT, ("9223372036854775807",), False, True, False),
+        (ValueOperator.GT, ("-9223372036854775808",), False, True, False),
+        (ValueOperator.GT, ("-9223372036854775809",), False, False, False),
         (ValueOperator.GT, (), False, False, False),
         (ValueOperator.GT, ("1", "2"), False, False, False),
         (ValueOperator.LT, ("9223372036854775808",), False, False, False),
@@ -220,3 +235,62 @@ def test_what_is_no_integer_is_neither_greater_nor_less(held: str) -> None:
 def test_constraints_are_hashable() -> None:
     text = '{"and": [{"hostlist": ["a"]}, {"ranks": ["1"]}, {"not": [{"properties": ["x"]}]}]}'
     assert len({parse(text), parse(text)}) == 1
+
+
+EQUAL, EXISTS = TolerationOperator.EQUAL, TolerationOperator.EXISTS
+GPU = Taint("gpu", "a100", "NoSchedule")
+GONE = Taint("gone", "", "NoExecute")
+SLOW = Taint("slow", "", "PreferNoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("taints", "tolerations", "expected"),
+    [
+        ((), (), True),
+        ((GPU,), (), False),
+        ((GONE,), (), False),
+        ((SLOW,), (), True),
+        ((Taint("x", "", "Whatever"),), (), True),
+        ((GPU,), (Toleration("gpu", EQUAL, "a100", "NoSchedule"),), True),
+        ((GPU,), (Toleration("gpu", EQUAL, "a100"),), True),
+        ((GPU,), (Toleration("gpu", EQUAL, "h100"),), False),
+        ((GPU,), (Toleration("gpu", EQUAL),), False),
+        ((GPU,), (Toleration("cpu", EQUAL, "a100"),), False),
+        ((GPU,), (Toleration("gpu", EQUAL, "a100", "NoExecute"),), False),
+        ((GPU,), (Toleration("gpu", EXISTS),), True),
+        ((GPU,), (Toleration("gpu", EXISTS, "", "NoSchedule"),), True),
+        ((GPU,), (Toleration("gpu", EXISTS, "", "NoExecute"),), False),
+        ((GPU,), (Toleration("", EXISTS),), True),
+        ((GPU,), (Toleration("", EXISTS, "", "NoExecute"),), False),
+        ((GPU,), (Toleration("", EQUAL, "a100"),), False),
+        ((GONE,), (Toleration("gone", EQUAL),), True),
+        ((GPU, GONE, SLOW), (Toleration("gpu", EXISTS),), False),
+        ((GPU, GONE, SLOW), (Toleration("gpu", EXISTS), Toleration("gone", EXISTS)), True),
+        ((GPU, GONE, SLOW), (Toleration("", EXISTS),), True),
+    ],
+)
+def test_each_taint_that_forbids_must_be_tolerated(
+    taints: tuple[Taint, ...], tolerations: tuple[Toleration, ...], expected: bool
+) -> None:
+    node = Node(properties={"gpu": "", **({TAINTS_PROPERTY: encode_taints(taints)} if taints else {})})
+    assert matches(Tolerates(tolerations), node) is expected
+    assert matches(Not((Tolerates(tolerations),)), node) is not expected
+
+
+def test_taints_have_one_readable_text() -> None:
+    assert (
+        encode_taints([GPU, GONE, GPU]) == encode_taints([GONE, GPU]) == "gone=:NoExecute,gpu=a100:NoSchedule"
+    )
+    assert encode_taints([]) == ""
+    assert decode_taints("") == ()
+
+
+taint = st.builds(Taint, *(st.text(st.sampled_from("ab=:,%3A/.ä\n "), max_size=6) for _ in range(3)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sets(taint, min_size=1, max_size=4))
+def test_taints_of_any_characters_come_back(taints: set[Taint]) -> None:
+    decoded = decode_taints(encode_taints(taints))
+    assert len(decoded) == len(taints)
+    assert set(decoded) == taints

@@ -22,8 +22,10 @@ from penstock.world.facts import (
     MemberSet,
     NodeGone,
     Observed,
+    Outcome,
     Phase,
     Requeue,
+    Settled,
     WorkGone,
     WorkSet,
 )
@@ -351,6 +353,34 @@ def test_the_time_to_assemble_is_known_after_a_restart() -> None:
     lives.check_over([])
 
 
+@pytest.mark.parametrize("lost", ["the node", "the record"])
+def test_a_member_whose_place_is_lost_over_a_restart_counts_as_use_by_others(lost: str) -> None:
+    tables = MemoryTables()
+    world = pods(nodes=2)
+    world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
+    lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
+    world.works["w"] = WorkSet("w", "gang", 2, distinct_nodes=True)
+    world.members.update({key: member("w", number) for number, key in enumerate(("w-0", "w-1"))})
+    lives.feed(world.works["w"], *world.members.values())
+    lives.run_until(10)
+    if lost == "the node":
+        del world.nodes["node0"]
+    else:
+        tables.allocations.clear()
+    lives.begin()
+    scheduler = lives.turns.scheduler
+    assert scheduler is not None
+    (job,) = scheduler.core.jobs.values()
+    left = {hold.removeprefix("left over: ") for hold in scheduler.core.cluster.holds()}
+    seated = {one.key for one in job.live_members()}
+    assert left | seated == {"w-0", "w-1"}
+    assert not left & seated
+    assert seated == {
+        one.key for one in job.members.values() if one.slot in scheduler.core.cluster.seats(job.id)
+    }
+    assert len(seated) == (1 if lost == "the node" else 0)
+
+
 def test_a_late_member_goes_only_where_its_queue_may() -> None:
     world = pods(nodes=3)
     world.nodes["node2"] = replace(world.nodes["node2"], labels=(("fast", "yes"),))
@@ -465,6 +495,53 @@ def test_a_group_begins_anew_as_a_whole_by_its_policy(
     else:
         assert only_job(driver) is job
         assert job.members["w-2"].phase is MemberPhase.RUNNING
+
+
+@pytest.mark.parametrize("recreated", [True, False])
+def test_a_member_that_did_not_come_to_its_node_goes_elsewhere_whoever_made_it(recreated: bool) -> None:
+    driver = Driver(pods(nodes=3), settings_of("easy"))
+    driver.world.fate_of = lambda _place, seat: Fate(
+        runs_s=1e9, outcome=Outcome.CONFLICT if seat.node == "node0" else Outcome.APPLIED
+    )
+    driver.feed(
+        WorkSet("w", "group", 2, distinct_nodes=True),
+        member("w", 0, recreated=recreated),
+        member("w", 1, recreated=recreated),
+    )
+    driver.settle()
+    assert {one.node for one in only_job(driver).members.values()} == {"node1", "node2"}
+
+
+@pytest.mark.parametrize("recreated", [True, False])
+def test_a_member_on_its_way_to_a_node_that_goes_away_goes_elsewhere(recreated: bool) -> None:
+    driver = Driver(pods(nodes=3), settings_of("easy"))
+    driver.world.fate_of = lambda _place, seat: Fate(runs_s=1e9, place_s=1e9 if seat.node == "node0" else 0.0)
+    work = WorkSet("w", "group", 2, distinct_nodes=True)
+    driver.feed(work, member("w", 0, recreated=recreated), member("w", 1, recreated=recreated))
+    driver.settle()
+    job = only_job(driver)
+    assert {one.node: one.phase for one in job.members.values()}["node0"] is MemberPhase.PLACING
+    driver.feed(NodeGone("node0"))
+    driver.settle()
+    assert {one.node for one in job.members.values()} == {"node1", "node2"}
+    assert {one.phase for one in job.members.values()} == {MemberPhase.RUNNING}
+    assert job.incomplete_since is None
+
+
+def test_a_member_that_did_not_come_to_its_node_is_there_for_the_next_job_of_its_work() -> None:
+    """Its group begins anew meanwhile: nobody makes it again, as it is still there."""
+    driver = Driver(pods(nodes=2), settings_of("easy"))
+    fates = {"w-0": Fate(runs_s=1e9), "w-1": Fate(runs_s=1e9, place_s=1e9)}
+    driver.world.fate_of = lambda _place, seat: fates[seat.member]
+    work = WorkSet("w", "group", 2, requeue=Requeue.ALWAYS)
+    driver.feed(work, member("w", 0, recreated=True), member("w", 1, recreated=True))
+    driver.settle()
+    job = only_job(driver)
+    (place,) = (one.intent.intent for one in driver.scheduler.core.intents.values())
+    driver.feed(Observed("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, "Error"))
+    driver.feed(Settled(place, "w-1", Outcome.CONFLICT, "others were quicker"))
+    following = only_job(driver)
+    assert (following.id != job.id, list(following.members)) == (True, ["w-1"])
 
 
 @pytest.mark.parametrize("recreated", [True, False])

@@ -203,6 +203,9 @@ class Canned:
                          "oversubscribed": False},
         }  # fmt: skip
 
+    async def metrics(self) -> bytes:
+        return b""
+
     async def submit(self, jobs: list[Submission], key: str, owner: str) -> list[Doc]:
         self.calls.append(("submit", jobs, key, owner))
         names = []

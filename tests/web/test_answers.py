@@ -53,7 +53,8 @@ def submit(instance: Ending) -> object:
             "system": {"dependencies": [{"scheme": "afterany", "value": encode_jobid(TARGET)}]},
         },
     }
-    answers = Answers(cast(Instance, instance), cast(Surroundings, None))
+    around = Surroundings({}, list, dict, dict, None, lambda _: None)
+    answers = Answers(cast(Instance, instance), around)
     return asyncio.run(answers.submit([Submission(json.dumps(spec).encode(), 16, "never")], "", "me"))
 
 

@@ -18,19 +18,29 @@ none.
     duration_default = "30m"
     duration_max = "1d"
     requires = {properties = ["gpu"]}
+
+    [kube]
+    scheduler_names = ["penstock", "fluence", "fluxnetes"]
+    levels = "rack=example.com/rack"      # besides regions and zones
+    assemble = "1h"            # how long a group may wait for its members
+    limit_default = "1h"       # to plan with where nobody says how long; never enforced
+    lease_namespace = "penstock-system"
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from penstock.app.kube_options import KubeOptions
+from penstock.drivers.kube.nodes import parse_levels
+from penstock.drivers.kube.settings import KubeSettings
 from penstock.engine import parse_policy
 from penstock.errors import BadRequest
 from penstock.model.constraint import parse_constraint
@@ -42,6 +52,7 @@ from penstock.store.port import Retention
 __all__ = ["Configuration", "read_configuration"]
 
 _SIZE_MAX: Final = 1 << 20
+_BINDS_MAX: Final = 1024
 
 
 class _Retention(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,6 +68,17 @@ class _Queue(msgspec.Struct, forbid_unknown_fields=True):
     requires: dict[str, object] | None = None
 
 
+class _Kube(msgspec.Struct, forbid_unknown_fields=True):
+    scheduler_names: list[str] = msgspec.field(default_factory=lambda: list(KubeSettings().scheduler_names))
+    levels: str = ""
+    assemble: str = "1h"
+    limit_default: str = ""
+    binds_in_flight: int = 64
+    lease_namespace: str = "penstock-system"
+    lease_name: str = "penstock"
+    audit_every: str = "1m"
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     policy: str = "easy"
     match_policy: str = "lonode"
@@ -66,12 +88,15 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     grace: str = "5s"
     retention: _Retention = msgspec.field(default_factory=_Retention)
     queues: list[_Queue] = []
+    kube: _Kube = msgspec.field(default_factory=_Kube)
+    whole: str = "2m"
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
     settings: Settings
     retention: Retention
+    kube: KubeOptions = field(default_factory=KubeOptions)
 
 
 def read_configuration(
@@ -110,9 +135,45 @@ def _configuration(told: _File, policy: str, match_policy: str, queue_depth: int
         forecast_depth=told.forecast_depth,
         lost_s=parse_duration(told.lost),
         grace_s=parse_duration(told.grace),
+        whole_s=parse_duration(told.whole),
     )
     days = told.retention.days
-    return Configuration(settings, Retention(None if days is None else days * 86400.0, told.retention.jobs))
+    retention = Retention(None if days is None else days * 86400.0, told.retention.jobs)
+    return Configuration(settings, retention, _kube(told.kube, settings))
+
+
+def _kube(told: _Kube, settings: Settings) -> KubeOptions:
+    if (
+        not told.scheduler_names
+        or not all(told.scheduler_names)
+        or "default-scheduler" in told.scheduler_names
+    ):
+        raise BadRequest(
+            "not names of our own",
+            where="kube.scheduler_names",
+            found=", ".join(told.scheduler_names),
+            expected="at least one, and not default-scheduler",
+        )
+    if not 1 <= told.binds_in_flight <= _BINDS_MAX:
+        raise BadRequest(
+            "out of range",
+            where="kube.binds_in_flight",
+            found=str(told.binds_in_flight),
+            expected=f"1 to {_BINDS_MAX}",
+        )
+    return KubeOptions(
+        settings=KubeSettings(
+            scheduler_names=tuple(told.scheduler_names),
+            levels=parse_levels(told.levels),
+            queues=tuple(queue.name for queue in settings.queues),
+            assemble_s=parse_duration(told.assemble),
+            limit_default_s=_seconds(told.limit_default),
+            binds_in_flight_max=told.binds_in_flight,
+        ),
+        lease_namespace=told.lease_namespace,
+        lease_name=told.lease_name,
+        audit_every_s=parse_duration(told.audit_every),
+    )
 
 
 def _read(path: Path) -> _File:

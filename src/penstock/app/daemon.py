@@ -16,15 +16,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final
 
 from penstock.app.configuration import Configuration
+from penstock.app.habitat import Habitat, LocalHabitat, cores_here
 from penstock.app.identity import Identity, claim, lock, look, write_identity
-from penstock.drivers.local.settings import LocalSettings
-from penstock.drivers.local.world import LocalWorld
+from penstock.app.kube import KubeHabitat
+from penstock.app.kube_options import KubeOptions
 from penstock.errors import BadRequest, Conflict, PenstockError
 from penstock.instance.loop import Instance
 from penstock.places import Places, make_places
@@ -40,7 +40,6 @@ __all__ = ["Options", "Report", "run"]
 
 _LOG: Final = logging.getLogger("penstock")
 _END_TASKS_S: Final = 20.0
-_SALVAGE_S: Final = 30.0
 
 
 class Report:
@@ -70,6 +69,7 @@ class Options:
     gpus: int | None
     database: str | None
     listen: str
+    kube: KubeOptions | None  # None: the local world
     report: Report  # to tell that we are ready, or why not
 
 
@@ -104,10 +104,20 @@ def _kind(error: PenstockError) -> str:
 
 
 def _identity(options: Options) -> Identity:
+    world = KubeHabitat.kind if options.kube is not None else LocalHabitat.kind
     wanted = Identity(
-        "", options.nodes or 1, options.cores or _cores(), options.gpus or 0, options.database or ""
+        "",
+        options.nodes or 1,
+        options.cores or cores_here(),
+        options.gpus or 0,
+        options.database or "",
+        world,
     )
     found = claim(options.places, wanted)
+    if found.world != world:
+        raise Conflict(
+            f"{options.places.state} belongs to an instance of the {found.world} world; name another --state"
+        )
     if options.nodes is not None and options.nodes < found.nodes:
         raise Conflict(f"this instance has {found.nodes} nodes, which may be in use; it can only get more")
     told = Identity(
@@ -116,14 +126,18 @@ def _identity(options: Options) -> Identity:
         options.cores or found.cores,
         options.gpus if options.gpus is not None else found.gpus,
         options.database if options.database is not None else found.database,
+        found.world,
     )
     if told != found:
         write_identity(options.places, told)
     return told
 
 
-def _cores() -> int:
-    return os.cpu_count() or 1
+def _habitat(options: Options, identity: Identity) -> Habitat:
+    settings = options.configuration.settings
+    if options.kube is not None:
+        return KubeHabitat(options.kube, settings)
+    return LocalHabitat(options.places, identity, settings)
 
 
 async def _serve(options: Options, identity: Identity) -> None:
@@ -146,37 +160,34 @@ async def _serve(options: Options, identity: Identity) -> None:
     tcp = [listen_tcp(options.listen)] if options.listen else []
     listening = [make_socket(places.socket)]
     try:
+        habitat = _habitat(options, identity)
         opened = await choose_store(identity.database or None, places, on_away=tell_away)
     except BaseException:
         places.socket.unlink(missing_ok=True)
         raise
-    settings = options.configuration.settings
-    local = LocalSettings(
-        nodes=identity.nodes,
-        cores_per_node=identity.cores,
-        gpus_per_node=identity.gpus,
-        return_within_s=settings.lost_s,
-    )
-    world = LocalWorld(places, local)
-    # The driver ends what a silent agent has left behind, and tells: the scheduler waits for that first.
-    settings = replace(settings, lost_s=settings.lost_s + _SALVAGE_S)
-    instance = Instance(settings, opened.store, world, retention=options.configuration.retention)
-    around = _surroundings(options, identity, opened, world, stop)
+    retention = options.configuration.retention
+    instance = Instance(habitat.settings, opened.store, habitat.world, retention=retention)
+    around = _surroundings(options, identity, opened, habitat, stop)
     app = create_app(Answers(instance, around))
     servers = [asyncio.create_task(serve(app, listening))]
     if tcp:
         guarded = BearerOnly(app, read_token(places.token))
         servers.append(asyncio.create_task(serve(guarded, tcp)))
-    running = asyncio.create_task(instance.run())
+    running = asyncio.create_task(_run(habitat, instance))
     watching = asyncio.create_task(_tell_ready(instance, options.report))
     try:
         await _first_of(stopping, running, *servers)
         if stopping.done():
-            await _stop(instance, world, running, keep_tasks=stopping.result())
+            keep_tasks = stopping.result() or not habitat.ends_tasks
+            await _stop(instance, habitat, running, keep_tasks=keep_tasks)
     finally:
         await _take_down(places, opened, [watching, running, *servers])
     if not stopping.done():
         _raise_cause(running, servers)
+
+
+async def _run(habitat: Habitat, instance: Instance) -> None:
+    await habitat.run(instance, instance.run)
 
 
 async def _first_of(stopping: asyncio.Future[bool], *tasks: asyncio.Task[None]) -> None:
@@ -205,7 +216,7 @@ async def _tell_ready(instance: Instance, report: Report) -> None:
 
 
 async def _stop(
-    instance: Instance, world: LocalWorld, running: asyncio.Task[None], *, keep_tasks: bool
+    instance: Instance, habitat: Habitat, running: asyncio.Task[None], *, keep_tasks: bool
 ) -> None:
     _LOG.info("stopping; tasks are %s", "kept" if keep_tasks else "ended")
     if not keep_tasks and instance.is_ready.is_set():
@@ -213,7 +224,7 @@ async def _stop(
             await _end_jobs(instance)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await world.stop(keep_tasks=keep_tasks)
+    await habitat.stop(keep_tasks=keep_tasks)
 
 
 async def _end_jobs(instance: Instance) -> None:
@@ -247,24 +258,10 @@ async def _take_down(places: Places, opened: Opened, tasks: list[asyncio.Task[No
 
 
 def _surroundings(
-    options: Options, identity: Identity, opened: Opened, world: LocalWorld, stop: Callable[[bool], None]
+    options: Options, identity: Identity, opened: Opened, habitat: Habitat, stop: Callable[[bool], None]
 ) -> Surroundings:
     settings = options.configuration.settings
     began = time.time()
-    oversubscribed = identity.nodes * identity.cores > _cores()
-
-    def agents() -> list[dict[str, object]]:
-        return [
-            {
-                "node": one.node,
-                "rank": one.rank,
-                "pid": one.pid or None,
-                "state": "up" if one.state == "up" else "away",
-                "why": "" if one.state == "up" else one.state,
-                "tasks": one.tasks,
-            }
-            for one in world.status()
-        ]
 
     def database() -> dict[str, object]:
         embedded = opened.embedded
@@ -277,28 +274,25 @@ def _surroundings(
             "server_version": str(MAJOR) if embedded is not None else "",
         }
 
-    def output_paths(job: int, index: int, spec: object) -> tuple[Path, Path]:
-        return world.output_paths(job, index, spec)  # type: ignore[arg-type]
-
     return Surroundings(
         identity={
             "id": identity.id,
             "version": version("penstock"),
             "state": str(options.places.state),
             "started_at": began,
-            "world": "local",
+            "world": habitat.kind,
         },
-        agents=agents,
+        agents=habitat.agents,
         database=database,
-        settings={
+        settings=lambda: {
             "policy": ", ".join(dict.fromkeys(str(queue.backfill) for queue in settings.queues)),
             "match_policy": settings.match_policy,
             "queue_depth": settings.queue_depth,
             "forecast_depth": settings.forecast_depth,
-            "oversubscribed": oversubscribed,
-            "nodes": identity.nodes,
-            "cores": identity.cores,
+            **habitat.facts(),
         },
-        output_paths=output_paths,
+        output_paths=habitat.output_paths(),
         shutdown=stop,
+        metrics=habitat.metrics,
+        takes_submissions=habitat.ends_tasks,
     )

@@ -35,6 +35,7 @@ class Identity:
     cores: int
     gpus: int
     database: str = ""  # "": our own
+    world: str = "local"
 
 
 def claim(places: Places, wanted: Identity | None) -> Identity:
@@ -88,6 +89,7 @@ def _read(path: Path, text: bytes) -> Identity:
             int(found["cores"]),
             int(found["gpus"]),
             str(found["database"]),
+            str(found.get("world", "local")),
         )
         if not read.id or read.nodes < 1 or read.cores < 1 or read.gpus < 0:
             raise ValueError(f"{read.nodes} nodes, {read.cores} cores, {read.gpus} gpus")
@@ -108,6 +110,7 @@ def write_identity(places: Places, identity: Identity) -> None:
         "cores": identity.cores,
         "gpus": identity.gpus,
         "database": identity.database,
+        "world": identity.world,
     }
     fresh = places.identity.with_suffix(".new")
     try:

@@ -9,8 +9,9 @@ import select
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -52,8 +53,17 @@ _REPORT_MAX: Final = 64 << 10
     "--database", metavar="URL", help="A PostgreSQL database.  [default: our own, in the state directory]"
 )
 @click.option("--listen", default="", metavar="ADDRESS:PORT", help="Also serve the API on TCP, with a token.")
+@click.option("--kube", is_flag=True, help="Schedule the pods of a Kubernetes cluster, not processes.")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
+    help="With --kube: how to reach it.  [default: in-cluster, $KUBECONFIG or ~/.kube/config]",
+)
+@click.option("--context", default="", metavar="NAME", help="With --kube: a context of the kubeconfig.")
 @click.option("--foreground", is_flag=True, help="Do not go to the background; for supervisors.")
+@click.pass_context
 def start(
+    command: click.Context,
     state: str | None,
     output_format: str,
     nodes: int | None,
@@ -65,17 +75,22 @@ def start(
     config: Path | None,
     database: str | None,
     listen: str,
+    kube: bool,
+    kubeconfig: Path | None,
+    context: str,
     foreground: bool,
 ) -> int:
     """Start an instance: node agents as processes, a queue that survives, and its API.
 
-    Returns when it is ready. The state directory names it: --state DIR, or PENSTOCK_STATE.
+    With --kube it is a scheduler of pods. Returns when it is ready, or stands by for the one that is the
+    leader. The state directory names it: --state DIR, or PENSTOCK_STATE.
     """
     from penstock.app.configuration import read_configuration
     from penstock.app.identity import look
     from penstock.store.opening import check_database
 
     places = places_of(state, os.environ)
+    _check_world(kube, {"--nodes": nodes, "--cores": cores, "--gpus": gpus}, kubeconfig, context)
     configuration = read_configuration(
         config, policy=policy, match_policy=match_policy, queue_depth=queue_depth
     )
@@ -85,16 +100,40 @@ def start(
     if foreground:
         from penstock.app.daemon import Options, Report, run
 
-        return run(
-            Options(places, configuration, nodes, cores, gpus, database, listen, Report(_report_descriptor()))
-        )
-    argv = _argv(nodes, cores, gpus, policy, match_policy, queue_depth, config, database, listen)
-    _start_in_background(places, argv)
+        reach = replace(configuration.kube, kubeconfig=kubeconfig, context=context) if kube else None
+        report = Report(_report_descriptor())
+        return run(Options(places, configuration, nodes, cores, gpus, database, listen, reach, report))
+    if kube:
+        from penstock.kube.access import find_access
+
+        find_access(kubeconfig, context)  # What is wrong with it is said here, not in a log.
+    _start_in_background(places, _argv(command))
     status = Client(places).get("/v1/status")
     if output_format == "json":
         say_json(status)
         return exits.OK
+    _tell_ready(status, places)
+    return exits.OK
+
+
+def _check_world(kube: bool, local: dict[str, int | None], kubeconfig: Path | None, context: str) -> None:
+    """Options of one world make no sense in the other."""
+    if kube:
+        for name, value in local.items():
+            if value is not None:
+                raise BadRequest("nodes come from the cluster", where=name, expected="not with --kube")
+    elif kubeconfig is not None or context:
+        raise BadRequest("there is no cluster to reach", where="--kubeconfig, --context", expected="--kube")
+
+
+def _tell_ready(status: dict[str, Any], places: Places) -> None:
     settings = status["settings"]
+    if status["instance"]["world"] == "kubernetes":
+        nodes = status["nodes"]["up"]
+        names = ", ".join(settings["schedulers"])
+        say(f"penstock: ready: {nodes} nodes of {settings['server']}; policy {settings['policy']}")
+        say(f"pods with schedulerName {names} are ours; try `penstock jobs -a`, `penstock resource list`")
+        return
     total = settings["nodes"] * settings["cores"]
     note = (
         f" (more than the {os.cpu_count()} of this machine: oversubscribed)"
@@ -103,32 +142,21 @@ def start(
     )
     say(f"penstock: ready: {settings['nodes']} nodes, {total} cores{note}; policy {settings['policy']}")
     say(f"state {places.state}; try `penstock run hostname`, `penstock jobs -a`, `penstock stop`")
-    return exits.OK
 
 
-def _argv(
-    nodes: int | None,
-    cores: int | None,
-    gpus: int | None,
-    policy: str,
-    match_policy: str,
-    queue_depth: int | None,
-    config: Path | None,
-    database: str | None,
-    listen: str,
-) -> list[str]:
-    told = {
-        "--nodes": nodes,
-        "--cores": cores,
-        "--gpus": gpus,
-        "--policy": policy or None,
-        "--match-policy": match_policy or None,
-        "--queue-depth": queue_depth,
-        "--config": config.resolve() if config is not None else None,
-        "--database": database,
-        "--listen": listen or None,
-    }
-    return [text for key, value in told.items() if value is not None for text in (key, str(value))]
+def _argv(command: click.Context) -> list[str]:
+    """The options as they were given, for the process in the background."""
+    argv: list[str] = []
+    for parameter in command.command.params:
+        value = command.params.get(parameter.name or "")
+        if parameter.name in ("state", "output_format", "foreground") or value in (None, "", False):
+            continue
+        option = max(parameter.opts, key=len)
+        if value is True:
+            argv.append(option)
+        else:
+            argv += [option, str(value.resolve() if isinstance(value, Path) else value)]
+    return argv
 
 
 def _report_descriptor() -> int | None:

@@ -20,9 +20,21 @@ from penstock.errors import Conflict, Unavailable
 from penstock.model.jobid import encode_jobid, parse_jobid
 from penstock.places import Places, places_of
 
-__all__ = ["Client", "Doc", "NoInstance", "Refused", "ServerEvent", "StreamBroken", "client_of", "job_path"]
+__all__ = [
+    "KUBERNETES",
+    "Client",
+    "Doc",
+    "NoInstance",
+    "Refused",
+    "ServerEvent",
+    "StreamBroken",
+    "client_of",
+    "job_path",
+]
 
 Doc: TypeAlias = dict[str, Any]
+
+KUBERNETES: Final = "kubernetes"  # the world of an instance that schedules pods
 
 _CONNECT_S: Final = 10.0
 _ANSWER_S: Final = 660.0  # longer than the longest wait of the API

@@ -150,7 +150,8 @@ def _info(job: Doc, now: float) -> str:
         texts = [_dependency(text, now) for text in [*waits, *(job.get("dependencies") or ())]]
         begins = [text for text in texts if text.startswith("begin@")]
         others = [text for text in texts if not text.startswith("begin@")]
-        return " ".join(begins + ([f"depends:{','.join(others)}"] if others else []))
+        told = " ".join(begins + ([f"depends:{','.join(others)}"] if others else []))
+        return told or (str(job.get("reason") or "") if job.get("reason_kind") == "assembling" else "")
     if state == "PRIORITY":
         return "priority-wait"
     if state == "SCHED":
@@ -160,7 +161,7 @@ def _info(job: Doc, now: float) -> str:
             return "eta:now" if left <= 0 else f"eta:{format_duration(left)}"
         if job.get("urgency") == 0:
             return "held"
-        return "priority-hold" if job.get("priority") == 0 else ""
+        return "priority-hold" if job.get("priority") == 0 else str(job.get("reason") or "")
     return str(job.get("nodelist") or "")
 
 

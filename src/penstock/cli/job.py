@@ -21,6 +21,7 @@ from penstock.model.jobid import ENCODINGS, encode_jobid, parse_jobid
 __all__ = ["job"]
 
 _WAIT_STEP_S: Final = 30.0
+_MEMBERS_MAX: Final = 32
 
 
 @click.group(context_settings=SETTINGS)
@@ -77,7 +78,24 @@ def _facts(found: Doc, now: float) -> list[tuple[str, str]]:
         ("exit code", "" if found.get("returncode") is None else str(found["returncode"])),
         ("attempt", str(found["attempt"]) if found.get("attempt", 1) > 1 else ""),
         *((f"task {part['index']}", _files(part)) for part in found.get("output") or ()),
+        *_members(found),
     ]
+
+
+def _members(found: Doc) -> list[tuple[str, str]]:
+    """Those that have names of their own, in the world that they come from."""
+    named = [member for member in found.get("members") or () if member.get("name")]
+    told = [("member", _member(member)) for member in named[:_MEMBERS_MAX]]
+    more = len(named) - len(told)
+    return [*told, ("", f"... and {more} more")] if more else told
+
+
+def _member(member: Doc) -> str:
+    text = f"{member['name']}  {member['phase']}" + (f" on {member['node']}" if member["node"] else "")
+    status = member.get("status")
+    if status:
+        text += f", signal {status & 0x7F}" if status & 0x7F else f", exit {status >> 8}"
+    return text + (f" ({member['cause']})" if member.get("cause") else "")
 
 
 def _command(found: Doc) -> list[str]:

@@ -50,6 +50,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "status": Entry("penstock.cli.status:status", "the instance, its agents and its database", _CLUSTER),
     "start": Entry("penstock.app.start:start", "start an instance, or take one up again", _CLUSTER),
     "stop": Entry("penstock.cli.stop:stop", "stop the instance", _CLUSTER),
+    "dev": Entry("penstock.app.dev:dev", "a real control plane with simulated nodes", _TOOLS),
     "completion": Entry("penstock.cli.completion:completion", "the completion script of a shell", _TOOLS),
     "demo": Entry(
         "penstock.cli.demo:main", "run a mixed workload on a real instance of its own", _TOOLS, is_argv=True

@@ -7,7 +7,7 @@ import time
 import click
 
 from penstock.cli import exits
-from penstock.cli.client import Client, Doc
+from penstock.cli.client import KUBERNETES, Client, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.screen import paint, say, say_facts, say_json
@@ -23,9 +23,9 @@ _HEADINGS = {name: name.upper() for name in ("node", "rank", "state", "pid", "ta
 @with_client
 @json_option
 def status(client: Client, output_format: str) -> int:
-    """Show the instance, its database, its jobs and nodes, and its agents.
+    """Show the instance, its database, its jobs and nodes, and its agents or its cluster.
 
-    Exit 0 if all is up, 1 if something is away.
+    Exit 0 if all is up, or if it stands by for a leader; 1 if something is away.
     """
     found = client.get("/v1/status")
     if output_format == "json":
@@ -39,7 +39,8 @@ def status(client: Client, output_format: str) -> int:
             line = "".join(pieces)
             is_up = index == 0 or found["agents"][index - 1]["state"] == "up"
             say(paint(line, "bold") if index == 0 else line if is_up else paint(line, "red"))
-    is_well = found["instance"]["ready"] and found["database"]["state"] == "up"
+    is_serving = found["instance"]["ready"] or (_stands_by(found) and found["settings"]["leader"])
+    is_well = is_serving and found["database"]["state"] == "up"
     return exits.OK if is_well and all(agent["state"] == "up" for agent in found["agents"]) else exits.FAILED
 
 
@@ -48,8 +49,8 @@ def _facts(found: Doc, now: float) -> list[tuple[str, str, bool]]:
     nodes = found["nodes"]
     counts = [f"{found['jobs'][name]} {name}" for name in ("running", "pending", "inactive")
               if found["jobs"].get(name) is not None]  # fmt: skip
-    word = "ready" if instance["ready"] else "not ready"
-    if not instance["ready"] and instance.get("why_not_ready"):
+    word = "ready" if instance["ready"] else "standing by" if _stands_by(found) else "not ready"
+    if word == "not ready" and instance.get("why_not_ready"):
         word += f" ({instance['why_not_ready']})"
     up = span(max(0.0, now - instance["started_at"]))
     kind = "embedded" if database["embedded"] else "external"
@@ -57,10 +58,11 @@ def _facts(found: Doc, now: float) -> list[tuple[str, str, bool]]:
     pid = f", pid {database['pid']}" if database.get("pid") else ""
     depth = "all" if settings["queue_depth"] is None else settings["queue_depth"]
     up_down = "not known yet" if nodes["up"] is None else f"{nodes['up']} up, {nodes['down']} down"
-    oversubscribed = ", oversubscribed" if settings["oversubscribed"] else ""
+    oversubscribed = ", oversubscribed" if settings.get("oversubscribed") else ""
     return [
         ("instance", f"{word}, pid {instance['pid']}, up {up}, version {instance['version']}",
-         instance["ready"]),
+         word != "not ready"),
+        *(_cluster_facts(found) if instance.get("world") == KUBERNETES else ()),
         ("state", instance["state"], True),
         ("database", f"{database['state']}, {kind}, PostgreSQL{server}{pid}",
          database["state"] == "up"),
@@ -69,6 +71,27 @@ def _facts(found: Doc, now: float) -> list[tuple[str, str, bool]]:
         ("policy", f"{settings['policy']}, match {settings['match_policy']}, "
          f"depth {depth}, forecast {settings['forecast_depth']}{oversubscribed}", True),
     ]  # fmt: skip
+
+
+def _stands_by(found: Doc) -> bool:
+    """Whether another instance may act in the cluster, and this one waits for its turn."""
+    instance = found["instance"]
+    is_of_pods = instance.get("world") == KUBERNETES
+    return is_of_pods and not instance["ready"] and not found["settings"]["is_leader"]
+
+
+def _cluster_facts(found: Doc) -> list[tuple[str, str, bool]]:
+    settings = found["settings"]
+    leader = settings["leader"] or "none is known"
+    if settings["is_leader"]:
+        leader += " (this instance)"
+    elif _stands_by(found):
+        leader += "; this instance stands by and schedules nothing"
+    return [
+        ("world", f"{KUBERNETES}, {settings['server']}", True),
+        ("leader", leader, bool(settings["leader"])),
+        ("schedulers", ", ".join(settings["schedulers"]), True),
+    ]
 
 
 def _cell(row: Doc, name: str) -> Cell:

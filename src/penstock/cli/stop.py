@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from penstock.cli import exits
-from penstock.cli.client import Client, NoInstance, Refused, StreamBroken
+from penstock.cli.client import KUBERNETES, Client, NoInstance, Refused, StreamBroken
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.screen import Progress, say_json
 from penstock.errors import Unavailable
@@ -25,8 +25,12 @@ _ASK_S: Final = 0.1
 @click.option("--keep-tasks", is_flag=True, help="Leave running jobs alone; the next start takes them up.")
 @click.option("--timeout", type=click.FloatRange(min=0), default=120.0, metavar="SECONDS", show_default=True)
 def stop(client: Client, keep_tasks: bool, timeout: float, output_format: str) -> int:
-    """Stop the instance. Jobs that wait are kept; jobs that run are ended unless --keep-tasks."""
-    pid = int(client.get("/v1/status")["instance"]["pid"])
+    """Stop the instance. Jobs that wait are kept; jobs that run are ended unless --keep-tasks.
+
+    One that schedules the pods of a Kubernetes cluster leaves them alone: they go on without it.
+    """
+    instance = client.get("/v1/status")["instance"]
+    pid, has_tasks = int(instance["pid"]), instance.get("world") != KUBERNETES
     client.post("/v1/shutdown", {"keep_tasks": keep_tasks})
     began = time.monotonic()
     progress = Progress("stopping", max(1, int(timeout)))
@@ -35,7 +39,7 @@ def stop(client: Client, keep_tasks: bool, timeout: float, output_format: str) -
         if passed > timeout:
             progress.close()
             raise exits.Ended(exits.FAILED, f"the instance (pid {pid}) has not stopped after {timeout:g} s")
-        progress.show(int(passed), f"s{_running(client)}")
+        progress.show(int(passed), f"s{_running(client) if has_tasks else ''}")
         time.sleep(_ASK_S)
     progress.close()
     if output_format == "json":

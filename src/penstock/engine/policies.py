@@ -109,6 +109,8 @@ def parse_policy(text: str) -> Policy:
 class SearchOrder(Protocol):
     """What a search looks at, and in which order."""
 
+    is_stable: bool  # equal keys stay in the order in which they were found
+
     def ordered(self, children: list[Vertex], now: int) -> list[Vertex]:
         """The children of a vertex, as `first` looks at them."""
 
@@ -121,6 +123,8 @@ class SearchOrder(Protocol):
 
 class DerivedOrder:
     """Untouched children first, then the ones with most free; the youngest first among equals."""
+
+    is_stable = True
 
     def instants(self, times: list[int], root: Vertex, needs: dict[str, int]) -> Iterable[int]:  # noqa: ARG002
         return times

@@ -11,11 +11,16 @@ On the way back every vertex is scored by the policy. A vertex that matched keep
 its want counts; a vertex that was passed through hands all that was found on to its parent. At the
 top the best of each outer want is chosen. Vertices are given whole, except divisible ones.
 
+A request for slots alone, under a policy that prefers low scores, need not look into every node: what a
+node could score at best is known before it is visited, and once enough slots are found that are at least as
+good, it is passed over (`_Limit`). The answer is the same, only sooner.
+
 Nothing is booked here, and nothing is remembered between walks.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -121,6 +126,7 @@ class Walk:
         self._constraint = constraint
         self._placement = placement
         self._avoid = avoid  # nodes that a distinct placement has used already
+        self._limit = _limit(policy, order, wants)
         self._slots_made = 0
         self._entered: set[int] = set()
         self.preorder = 0
@@ -169,6 +175,10 @@ class Walk:
                 slot = want.slot
             elif want.type == SLOT and pristine:
                 slot = want
+        if u.type == NODE and self._limit is not None and slot is not None:
+            node_part = self._node_part(u, wants)
+            if self._limit.is_beyond(node_part):
+                return None
         if slot is not None and not _can_bundle(u, slot):
             slot = None
         if matched is None and slot is None and not pristine:
@@ -312,6 +322,11 @@ class Walk:
                     )
             slots.append(Candidate(score, 1, choices))
             self._slots_made += 1
+            # With distinct nodes one slot of a node counts, and the first is the best.
+            if self._limit is not None and (
+                (place == 0 and u.type == NODE) or not self._placement.distinct_nodes
+            ):
+                self._limit.note(score)
 
     def _hand_on(self, u: Vertex, found: Found, to_parent: Found) -> None:
         if self._placement.distinct_nodes and u.type == NODE and SLOT in found:
@@ -364,6 +379,43 @@ class Walk:
             units * _PPM // u.totals[kind] for kind, units in slot.needs.items() if u.totals.get(kind, 0) > 0
         ]
         return ((sum(shares) // len(shares)) << _USAGE_SHIFT) if shares else 0
+
+
+class _Limit:
+    """The best scores so far, as many as there are slots to choose; nothing else is needed."""
+
+    __slots__ = ("_base", "_best", "_count", "_weight")
+
+    def __init__(self, count: int, base: int, weight: int) -> None:
+        self._best: list[int] = []  # negated: the worst of them comes first
+        self._count = count
+        self._base = base  # what every slot scores at least, wherever it is
+        self._weight = weight  # how often the node's part counts in it
+
+    def note(self, score: int) -> None:
+        if len(self._best) < self._count:
+            heapq.heappush(self._best, -score)
+        elif score < -self._best[0]:
+            heapq.heapreplace(self._best, -score)
+
+    def is_beyond(self, node_part: int) -> bool:
+        """Whether no slot on such a node can be chosen: of equals, those that were found first are."""
+        if len(self._best) < self._count:
+            return False
+        return self._base + self._weight * node_part >= -self._best[0]
+
+
+def _limit(policy: Policy, order: SearchOrder, wants: tuple[Want, ...]) -> _Limit | None:
+    """Only where scores decide alone, low ones first, and one slot counts as much as another."""
+    if policy.high_first or policy.stop_on_first or not order.is_stable:
+        return None
+    if len(wants) != 1 or wants[0].type != SLOT:
+        return None
+    count, parts = wants[0].count, len(wants[0].with_)
+    if count.min != count.max:
+        return None
+    # Every kind of resource in the slot gives at least one vertex, and no vertex scores less than this.
+    return _Limit(count.min, _MET + parts * _MET, parts if policy.usage is Usage.IGNORED else 1)
 
 
 class _Tally:

@@ -84,6 +84,7 @@ class Instance:
         self._pruned_at = 0.0
         self._is_slow = True  # as far as is known, a match takes long
         self._beat_due = 0.0  # by the monotonic clock
+        self._doubt = ""  # why the state in memory is to be made anew
 
     @property
     def epoch(self) -> int:
@@ -108,8 +109,14 @@ class Instance:
         self._rang.set()
         return await item.answer
 
-    def _sink(self, fact: Fact) -> None:
+    def take(self, fact: Fact) -> None:
+        """Takes a fact in, as from the world."""
         self._inbox.append(fact)
+        self._rang.set()
+
+    def make_anew(self, why: str) -> None:
+        """Drops the state in memory; the next life begins with what was recorded."""
+        self._doubt = why
         self._rang.set()
 
     # The loop
@@ -140,7 +147,7 @@ class Instance:
         await self.store.open()
         epoch = await self._turns.begin(self._clock())
         self.feed.begin(epoch)
-        world = asyncio.create_task(self.world.run(epoch, self._sink))
+        world = asyncio.create_task(self.world.run(epoch, self.take))
         try:
             while True:
                 await self._wait(world)
@@ -154,6 +161,9 @@ class Instance:
         if world.done():
             world.result()
             raise Unavailable("the world has ended")
+        if self._doubt:
+            why, self._doubt = self._doubt, ""
+            raise Unavailable(why)
         scheduler = self._scheduler()
         is_due = scheduler.is_dirty and self.is_ready.is_set() and not self.is_winding_down
         if self._inbox or is_due:

@@ -1,11 +1,14 @@
 """Which nodes a job may use: RFC 31, and what Kubernetes asks beyond it.
 
 A constraint is a small tree of values. `properties`, `hostlist`, `ranks`, `and`, `or` and `not` are
-the operators of the RFC and have a text form. `Value` (node selectors and affinity) and `NodeSet`
-(a set of names that a caller worked out itself) are built in code only.
+the operators of the RFC and have a text form. `Value` (node selectors and affinity), `Tolerates`
+(taints) and `NodeSet` (a set of names that a caller worked out itself) are built in code only.
+
+The taints of a node are one property of it, under a name that no label can have, so that they go
+wherever properties go. A node without taints does not have the property.
 
 An operator without operands matches everything, so `not` of nothing matches nothing. A property
-matches by its name; its value matters to `Value` alone.
+matches by its name; its value matters to `Value` and `Tolerates` alone.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import collections.abc
 import enum
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NoReturn, Protocol, TypeAlias
 
 from penstock.errors import BadRequest
@@ -23,6 +27,8 @@ from penstock.model.idset import BadIdset, parse_idset
 from penstock.model.rset import PROPERTY_FORBIDDEN
 
 __all__ = [
+    "FORBIDDING_EFFECTS",
+    "TAINTS_PROPERTY",
     "And",
     "BadConstraint",
     "Constraint",
@@ -33,19 +39,30 @@ __all__ = [
     "Properties",
     "Ranks",
     "Subject",
+    "Taint",
+    "Tolerates",
+    "Toleration",
+    "TolerationOperator",
     "Value",
     "ValueOperator",
+    "decode_taints",
+    "encode_taints",
     "matches",
     "parse_constraint",
 ]
+
+TAINTS_PROPERTY = "penstock:taints"  # The colon keeps it apart from every label.
+FORBIDDING_EFFECTS = frozenset(["NoSchedule", "NoExecute"])  # Other effects are preferences.
 
 _DEPTH_MAX = 32
 _HOSTS_MAX = 1 << 16
 _RANKS_MAX = 1 << 20
 _NAME_SHOWN_MAX = 256
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,63}")  # As long as a label's value: zeros may lead.
 _INTEGER_MAX = 2**63 - 1
 _OPERATORS = "properties, hostlist, ranks, and, or, not"
+_ESCAPES = {ord(character): f"%{ord(character):02X}" for character in "%=:,"}
+_ESCAPE = re.compile(r"%([0-9A-F]{2})")
 
 
 class BadConstraint(BadRequest):
@@ -111,7 +128,37 @@ class NodeSet:
     names: frozenset[str]
 
 
-Constraint: TypeAlias = Properties | Hostlist | Ranks | And | Or | Not | Value | NodeSet
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str
+    effect: str
+
+
+class TolerationOperator(enum.Enum):
+    EQUAL = "Equal"
+    EXISTS = "Exists"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """Of taints with this key, value (`EQUAL`) and effect. Empty, an effect means every effect, and a key
+    every key; the latter with `EXISTS` only."""
+
+    key: str = ""
+    operator: TolerationOperator = TolerationOperator.EQUAL
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerates:
+    """True where each taint that forbids is tolerated by one of these."""
+
+    tolerations: tuple[Toleration, ...] = ()
+
+
+Constraint: TypeAlias = Properties | Hostlist | Ranks | And | Or | Not | Value | Tolerates | NodeSet
 
 
 class Subject(Protocol):
@@ -146,6 +193,9 @@ def matches(constraint: Constraint, subject: Subject) -> bool:
             return not all(matches(operand, subject) for operand in operands)
         case Value():
             return _value_matches(constraint, subject.properties.get(constraint.key))
+        case Tolerates(tolerations=tolerations):
+            tainted = subject.properties.get(TAINTS_PROPERTY)
+            return tainted is None or _are_tolerated(tolerations, tainted)
 
 
 def _value_matches(test: Value, held: str | None) -> bool:
@@ -172,6 +222,47 @@ def _integer(text: str | None) -> int | None:
         return None
     value = int(text)
     return value if -_INTEGER_MAX - 1 <= value <= _INTEGER_MAX else None
+
+
+def encode_taints(taints: collections.abc.Iterable[Taint]) -> str:
+    """The value of a node's property: `key=value:effect,...`, one text for equal sets of taints."""
+    texts = {
+        f"{taint.key.translate(_ESCAPES)}={taint.value.translate(_ESCAPES)}:{taint.effect.translate(_ESCAPES)}"
+        for taint in taints
+    }
+    return ",".join(sorted(texts))
+
+
+@lru_cache(maxsize=4096)
+def decode_taints(text: str) -> tuple[Taint, ...]:
+    """What `encode_taints` was given, each once."""
+    return tuple(_taint(part) for part in text.split(",")) if text else ()
+
+
+def _taint(text: str) -> Taint:
+    key, _, rest = text.partition("=")
+    value, _, effect = rest.partition(":")
+    return Taint(_plain(key), _plain(value), _plain(effect))
+
+
+def _plain(text: str) -> str:
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text) if "%" in text else text
+
+
+def _are_tolerated(tolerations: tuple[Toleration, ...], tainted: str) -> bool:
+    return all(
+        any(_tolerates(toleration, taint) for toleration in tolerations)
+        for taint in decode_taints(tainted)
+        if taint.effect in FORBIDDING_EFFECTS
+    )
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.operator is TolerationOperator.EXISTS:
+        return not toleration.key or toleration.key == taint.key
+    return bool(toleration.key) and toleration.key == taint.key and toleration.value == taint.value
 
 
 def parse_constraint(node: document.Node, where: str = "constraints") -> Constraint | None:

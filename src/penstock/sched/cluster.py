@@ -24,7 +24,7 @@ from penstock.world.facts import Capacity, HoldSet, NodeSet
 __all__ = ["Cluster", "KnownNode", "booking_of", "grants_of"]
 
 _ROOT: Final = VertexSpec("cluster", 0, basename="cluster")
-_FILTERS: Final = "ALL:core,ALL:node"
+_FILTERS: Final = "ALL:core,ALL:cpu,ALL:node"
 
 
 @dataclass(slots=True)
@@ -125,6 +125,12 @@ class Cluster:
         return self._holds.get(name)
 
     # Bookings
+
+    def seats(self, job: int) -> dict[int, str]:
+        """The slots that are booked for a job, and the node of each."""
+        holder = self.engine.jobs.get(job)
+        slots = () if holder is None else (slot for part in holder.parts.values() for slot in part.slots)
+        return {slot.number: slot.node.name for slot in slots if slot.node is not None}
 
     def restore(
         self, job: int, rows: Iterable[tuple[int, Plain, int, int | None]], freed: Iterable[int]

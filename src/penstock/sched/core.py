@@ -11,6 +11,8 @@ import heapq
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.engine import Never
+from penstock.engine.engine import MatchOp
 from penstock.engine.request import Request
 from penstock.errors import PenstockError
 from penstock.model.job import URGENCY_HOLD, JobEvent, JobState, next_state
@@ -171,6 +173,7 @@ class Core:
     )
     ranks: dict[str, int] = field(default_factory=dict)  # of nodes that are there, or were at the last stop
     reconsider: bool = False  # nodes have changed: what could never run may be able to now
+    impossible: dict[Request, str] = field(default_factory=dict)  # why a request can never be met; "": it can
     intent_highest: int = 0
     rank_highest: int = -1
     recorded_highest: IdHighest = field(default_factory=lambda: IdHighest(0, 0, -1))
@@ -189,6 +192,22 @@ class Core:
 
     def wake_at(self) -> float | None:
         return self.timers[0][0] if self.timers else None
+
+    def nodes_changed(self) -> None:
+        """What could never run may be able to now, and the other way round."""
+        self.reconsider = True
+        self.impossible.clear()
+
+    def why_never(self, request: Request) -> str:
+        """Why a request can never be met on these nodes; "" if it can. Equal ones are asked once."""
+        found = self.impossible.get(request)
+        if found is None:
+            answer = self.cluster.engine.match(0, request, 0, MatchOp.SATISFIABILITY)
+            found = str(answer.reason) if isinstance(answer, Never) else ""
+            if len(self.impossible) >= _SHAPES_SWEEP:
+                self.impossible.clear()
+            self.impossible[request] = found
+        return found
 
     def disturb(self) -> None:
         """Something may start now that could not before."""

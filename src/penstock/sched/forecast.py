@@ -21,7 +21,7 @@ from penstock.sched.passes import Walk, walk
 
 __all__ = ["Planned", "forecast", "planned_of"]
 
-_COUNTED: Final = frozenset({"core", "cpu"})
+_MILLI: Final = {"core": 1000, "cpu": 1}  # thousandths of a core in a unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class Planned:
 
     start_s: int
     end_s: int | None
-    units: tuple[tuple[str, int], ...]  # node, cores (or what it counts by)
+    cores_milli: tuple[tuple[str, int], ...]  # by node
     is_reservation: bool
 
 
 def planned_of(allocation: Allocation, is_reservation: bool) -> Planned:
-    units: dict[str, int] = {}
+    milli: dict[str, int] = {}
     for pick in allocation.picks:
         above = pick.above or pick.vertex.parent()
-        if above is not None and above.type == "node" and pick.vertex.type in _COUNTED:
-            units[above.name] = units.get(above.name, 0) + pick.units
-    return Planned(allocation.start_s, allocation.end_s, tuple(units.items()), is_reservation)
+        if above is not None and above.type == "node":
+            milli[above.name] = milli.get(above.name, 0) + pick.units * _MILLI.get(pick.vertex.type, 0)
+    return Planned(allocation.start_s, allocation.end_s, tuple(milli.items()), is_reservation)
 
 
 def forecast(

@@ -53,6 +53,11 @@ class Member:
     is_owed: bool = False  # it has ended, and its slot is not given back yet
     ask: MemberAsk | None = None  # of a work's member; a submitted job's members are as their group says
     refused_by: frozenset[str] = frozenset()  # nodes that did not take it
+    name: str = ""  # what the world calls it; empty where the key is as good
+
+    @property
+    def shown_as(self) -> str:
+        return self.name or self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,7 @@ def _told(member: Member) -> dict[str, object]:
         ("recreated", member.is_recreated),
         ("owed", member.is_owed),
         ("refused_by", sorted(member.refused_by) or None),
+        ("name", member.name),
     ):
         if value not in (None, "", False):
             told[key] = value
@@ -240,4 +246,5 @@ def _member(told: Mapping[str, object]) -> Member:
         is_recreated=bool(told.get("recreated")),
         is_owed=bool(told.get("owed")),
         refused_by=frozenset(cast(list[str], told.get("refused_by", []))),
+        name=cast(str, told.get("name", "")),
     )

@@ -29,6 +29,7 @@ __all__ = [
     "NODE_FAILURE",
     "TIMEOUT",
     "UNKNOWN_END",
+    "back_to_waiting",
     "end_members",
     "forget_job",
     "free_some",
@@ -346,6 +347,23 @@ def member_ended(core: Core, job: Job, member: Member, status: int, cause: str, 
         settle_member(core, number, member.key)
 
 
+def back_to_waiting(core: Core, job: Job, member: Member, now: float) -> None:
+    """A member that has not come to its node queues by itself for another one."""
+    for number in list(core.intents_of_member.get(member.key, ())):
+        settle_member(core, number, member.key)
+    shared = any(other.slot == member.slot and other is not member for other in job.live_members())
+    core.unseat(member.key, member.node)
+    member.phase = MemberPhase.WAITING
+    if not shared:
+        core.owed_slots.setdefault(job.id, []).append(member.slot)
+    member.node, member.slot, member.grants = "", -1, ()
+    core.journal.touch(job)
+    if job.incomplete_since is None:
+        job.incomplete_since = now
+        core.wake(now + core.settings.whole_s, job.id)
+    core.late[(job.id, member.key)] = None
+
+
 def node_failed(core: Core, job: Job, member: Member, now: float) -> None:
     """The node of a member is no more, or has been silent for too long: the member is over.
 
@@ -545,7 +563,7 @@ def forget_job(core: Core, job: Job, now: float) -> None:
                 core.past.pop(dependency.job, None)
     note_progress(core, job, now)
     note_namesakes(core, job.owner, job.spec.name, now)
-    core.tell(job, "over", _last_word(job))
+    core.tell(job, "given-up" if _is_given_up(job) else "over", _last_word(job))
     core.told.pop(job.work, None)
 
 
@@ -555,7 +573,7 @@ def _pass_on(core: Core, job: Job) -> None:
     Not if a person has cancelled it, or if it never became whole: then they wait for somebody to act.
     """
     deferred = core.deferred.pop(job.work, {})
-    if job.work not in core.works or job.exception.get("type") in ("cancel", "assembly"):
+    if job.work not in core.works or _is_given_up(job):
         return
     waiting = {
         member.key: MemberSet(
@@ -566,11 +584,16 @@ def _pass_on(core: Core, job: Job) -> None:
             member.ask.constraint,
             member.is_ready,
             member.is_recreated,
+            member.name,
         )
         for member in job.members.values()
         if member.phase is MemberPhase.WAITING and member.ask is not None
     }
     core.returning.extend({**waiting, **deferred}.values())
+
+
+def _is_given_up(job: Job) -> bool:
+    return job.exception.get("type") in ("cancel", "assembly")
 
 
 def _last_word(job: Job) -> str:

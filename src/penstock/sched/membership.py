@@ -23,6 +23,7 @@ from penstock.sched.lifecycle import (
     NODE_FAILURE,
     TIMEOUT,
     UNKNOWN_END,
+    back_to_waiting,
     member_ended,
     node_failed,
     open_intent,
@@ -85,13 +86,14 @@ def member_set(core: Core, fact: MemberSet, now: float) -> None:
         job = _new_job(core, work, now)
     member = job.members.get(fact.member)
     if member is None:
-        member = Member(fact.member, fact.index, seen_at=now)
+        member = Member(fact.member, fact.index, seen_at=now, name=fact.name)
         job.members[fact.member] = member
         core.job_of_member[fact.member] = job.id
         core.journal.touch(job)
     ask = MemberAsk(fact.amounts, fact.constraint)
     has_changed = (member.ask, member.is_ready) != (ask, fact.ready)
     member.ask, member.is_ready, member.is_recreated = ask, fact.ready, fact.recreated
+    member.name = fact.name
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
         assemble(core, job, now)
     elif job.state is JobState.RUN and member.phase is MemberPhase.WAITING:
@@ -269,7 +271,7 @@ def _note_use(core: Core, member: Member, fact: Observed) -> None:
     beyond = ((kind, units - given.get(kind, 0)) for kind, units in fact.amounts)
     more = tuple((kind, units) for kind, units in beyond if units > 0)
     if more:
-        hold_set(core, HoldSet(MORE + member.key, member.node, more))
+        hold_set(core, HoldSet(MORE + member.key, member.node, more, name=MORE + member.shown_as))
     else:
         hold_gone(core, MORE + member.key)
 
@@ -285,6 +287,8 @@ def _not_there(core: Core, job: Job, member: Member, now: float) -> None:
     again = numbers - placing if job.is_ending else numbers
     if placing and again:
         core.again.update(again)
+    elif placing and job.work and member.phase is MemberPhase.PLACING:
+        _need_not_begin(core, job, member, "", now, is_used_up=False)
     elif member.phase.is_live:
         vanished(core, job, member, now)
 
@@ -322,7 +326,7 @@ def _work_member_ended(core: Core, job: Job, member: Member, fact: Observed, now
         return
     if fact.started or fact.status == 0:
         return
-    note = f"{member.key} was not started on {member.node}: {fact.cause or 'no cause was given'}"
+    note = f"{member.shown_as} was not started on {member.node}: {fact.cause or 'no cause was given'}"
     core.journal.log(job, "exception", now, type="alloc", severity=2, note=note)
     if member.is_recreated:
         if job.incomplete_since is None:
@@ -360,7 +364,7 @@ def settled(core: Core, fact: Settled, now: float) -> None:
             settle_member(core, fact.intent, fact.member)
         if isinstance(intent, Retract) and job is not None and member is not None and member.phase.is_live:
             if fact.outcome is Outcome.APPLIED and intent.how is How.FORGET:
-                _back_to_waiting(core, job, member, now)
+                back_to_waiting(core, job, member, now)
         elif fact.outcome is Outcome.GONE and job is not None and member is not None:
             member_ended(core, job, member, 9, "gone", now)
         return
@@ -372,42 +376,42 @@ def settled(core: Core, fact: Settled, now: float) -> None:
     elif fact.outcome is Outcome.GONE:
         member_ended(core, job, member, 9, "gone", now)
     else:
-        _refused(core, job, member, member.node, fact.detail, now)
+        _refused(core, job, member, member.node, fact.detail, now, is_used_up=False)
 
 
-def _refused(core: Core, job: Job, member: Member, node: str, cause: str, now: float) -> None:
-    """Its node did not take it: another one may. A job that is ending needs none."""
+def _refused(
+    core: Core, job: Job, member: Member, node: str, cause: str, now: float, *, is_used_up: bool = True
+) -> None:
+    """Its node did not take it: another one may. A job that is ending needs none.
+
+    One that never came to its node is still there and waits; one that did is made anew by whoever made it.
+    """
     if not member.phase.is_live:
         return
     member.cause = cause
     if job.is_ending or job.state is not JobState.RUN:
-        member_ended(core, job, member, 9, cause, now)
+        _need_not_begin(core, job, member, cause, now, is_used_up=is_used_up)
         return
     member.refused_by |= {node}
-    if job.work and member.is_recreated:
-        member_ended(core, job, member, 9, cause, now)  # Whoever made it makes another.
+    if job.work and member.is_recreated and is_used_up:
+        member_ended(core, job, member, 9, cause, now)
         return
     core.refusals.setdefault(node, {})[(job.id, member.key)] = None
-    _back_to_waiting(core, job, member, now)
+    back_to_waiting(core, job, member, now)
     core.journal.log(
-        job, "exception", now, type="alloc", severity=2, note=f"{node} refused {member.key}: {cause}"
+        job, "exception", now, type="alloc", severity=2, note=f"{node} refused {member.shown_as}: {cause}"
     )
 
 
-def _back_to_waiting(core: Core, job: Job, member: Member, now: float) -> None:
-    for number in list(core.intents_of_member.get(member.key, ())):
-        settle_member(core, number, member.key)
-    shared = any(other.slot == member.slot and other is not member for other in job.live_members())
-    core.unseat(member.key, member.node)
-    member.phase = MemberPhase.WAITING
-    if not shared:
-        core.owed_slots.setdefault(job.id, []).append(member.slot)
-    member.node, member.slot, member.grants = "", -1, ()
-    core.journal.touch(job)
-    if job.incomplete_since is None:
-        job.incomplete_since = now
-        core.wake(now + core.settings.whole_s, job.id)
-    core.late[(job.id, member.key)] = None
+def _need_not_begin(
+    core: Core, job: Job, member: Member, cause: str, now: float, *, is_used_up: bool
+) -> None:
+    """Its job is ending. If the world still has it, unplaced, it is there for the next job of its work."""
+    if job.work and not is_used_up:
+        back_to_waiting(core, job, member, now)
+        core.unsettled[job.id] = None
+    else:
+        member_ended(core, job, member, 9, cause, now)
 
 
 def _left_over(core: Core, fact: Observed) -> None:

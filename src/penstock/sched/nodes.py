@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.sched.core import Core
-from penstock.sched.lifecycle import holds_nothing, node_failed
+from penstock.sched.job import MemberPhase
+from penstock.sched.lifecycle import back_to_waiting, holds_nothing, node_failed
 from penstock.sched.records import NodeForgotten, NodeNew
 from penstock.world.facts import HoldSet, NodeSet
 
@@ -22,25 +23,31 @@ def node_set(core: Core, fact: NodeSet) -> None:
     if known is not None and known.fact.up and not fact.up:
         core.notable.append(f"{fact.node} went down")
     core.cluster.set_node(fact, rank, fact.node in core.drains)
-    core.reconsider = True
+    core.nodes_changed()
     _changed(core, fact.node)
 
 
 def node_gone(core: Core, node: str, now: float) -> None:
-    """The node and all that ran there are no more."""
+    """The node and all that ran there are no more. Who was only on the way there goes elsewhere."""
     if node not in core.cluster.nodes:
         return
     for key in list(core.members_on.get(node, ())):
         job = core.jobs[core.job_of_member[key]]
-        node_failed(core, job, job.members[key], now)
-        job.members[key].is_owed = False  # What it had went with the node.
+        member = job.members[key]
+        if job.work and member.phase is MemberPhase.PLACING:
+            member.cause = f"{node} is gone"
+            back_to_waiting(core, job, member, now)
+            core.unsettled[job.id] = None
+            continue
+        node_failed(core, job, member, now)
+        member.is_owed = False  # What it had went with the node.
     for number in core.cluster.remove_node(node):
         if number in core.jobs:
             holds_nothing(core, core.jobs[number], now)
     core.ranks.pop(node, None)
     core.journal.add(NodeForgotten(node))
     core.notable.append(f"{node} is gone")
-    core.reconsider = True
+    core.nodes_changed()
     _changed(core, node)
 
 
@@ -60,6 +67,8 @@ def hold_set(core: Core, fact: HoldSet) -> None:
     if core.cluster.hold(fact.hold) != fact:
         core.cluster.set_hold(fact)
         core.notable.append(f"others use more of {fact.node}")
+        if fact.standing:
+            core.nodes_changed()
         _changed(core, fact.node)
 
 
@@ -67,4 +76,6 @@ def hold_gone(core: Core, hold: str) -> None:
     known = core.cluster.hold(hold)
     if known is not None:
         core.cluster.remove_hold(hold)
+        if known.standing:
+            core.nodes_changed()
         _changed(core, known.node)

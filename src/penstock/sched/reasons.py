@@ -77,9 +77,10 @@ def _asked(core: Core, job: Job, now: float) -> Why:
 
 
 def _blocker(core: Core, blocker: Blocker, now: float) -> tuple[str, int | None, float | None]:
-    """Jobs by their id; an end that has passed is not known."""
+    """Jobs by their id, others by their name; an end that has passed is not known."""
     if not blocker.who.startswith("job "):
-        return blocker.who, None, None
+        hold = core.cluster.hold(blocker.who)
+        return (hold.name if hold is not None else "") or blocker.who, None, None
     number = parse_jobid(blocker.who.removeprefix("job "))
     job = core.jobs.get(number)
     end_at = job.end_at if job is not None else None

@@ -15,8 +15,6 @@ import signal
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.engine import Never
-from penstock.engine.engine import MatchOp
 from penstock.errors import PenstockError
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
@@ -26,9 +24,11 @@ from penstock.sched.forecast import Planned, forecast, planned_of
 from penstock.sched.job import Forecast, Job, MemberPhase, Promise
 from penstock.sched.lifecycle import (
     TIMEOUT,
+    back_to_waiting,
     end_members,
     free_some,
     holds_nothing,
+    member_ended,
     node_failed,
     place_late,
     raise_exception,
@@ -142,6 +142,8 @@ class Scheduler:
         core.cluster.settle()
         for job in core.lay_bookings():
             holds_nothing(core, job, now)
+        if not core.cluster.is_complete:
+            self._miss_places(present, now)
         core.cluster.is_complete = True
         held = {hold.hold for hold in fact.holds}
         observed = {one.member for one in fact.observations}
@@ -160,6 +162,23 @@ class Scheduler:
             membership.observed(core, observation, now)
         self._miss(present, works, members, observed, now)
         core.again.update(core.intents)
+
+    def _miss_places(self, present: set[str], now: float) -> None:
+        """Members of works whose place could not be booked again: the node went meanwhile, or the record.
+
+        What is still to be seen of them counts as use by others.
+        """
+        core = self.core
+        for job in [job for job in core.jobs.values() if job.work]:
+            seats = core.cluster.seats(job.id)
+            for member in [one for one in job.live_members() if seats.get(one.slot) != one.node]:
+                if member.phase is MemberPhase.PLACING:
+                    back_to_waiting(core, job, member, now)
+                    core.unsettled[job.id] = None
+                elif member.node not in present:
+                    node_failed(core, job, member, now)
+                else:
+                    member_ended(core, job, member, 9, "its place was not recorded", now)
 
     def _miss(
         self, present: set[str], works: set[str], members: set[str], observed: set[str], now: float
@@ -283,8 +302,7 @@ class Scheduler:
         core = self.core
         if not core.cluster.is_complete or not job.spec.request.groups:
             return
-        answer = core.cluster.engine.match(0, job.spec.request, 0, MatchOp.SATISFIABILITY)
-        parked = str(answer.reason) if isinstance(answer, Never) else ""
+        parked = core.why_never(job.spec.request)
         if parked != job.is_parked:
             job.is_parked = parked
             core.journal.touch(job)

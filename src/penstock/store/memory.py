@@ -38,6 +38,7 @@ from penstock.sched.records import (
     SlotsFreed,
 )
 from penstock.store.batch import first_live
+from penstock.store.placed import PlacedJob, placed_job
 from penstock.store.port import Fenced, JobFilter, Retention
 from penstock.store.transactions import FORGOTTEN_AT_ONCE_MAX, KEYS_KEPT_S, reach_after, reach_before
 
@@ -157,6 +158,11 @@ class MemoryStore:
 
     async def log(self, job: int) -> list[JobEvent]:
         return [_copied_event(event) for event in self.tables.logs.get(job, ())]
+
+    async def placed(self) -> list[PlacedJob]:
+        active = sorted(job for job, live in self.tables.live.items() if live.state is not JobState.INACTIVE)
+        jobs = [placed_job(job, self.tables.live[job].detail) for job in active]
+        return [job for job in jobs if any(member.phase != "waiting" for member in job.members)]
 
     async def prune(self, epoch: int, now: float, keep: Retention) -> int:
         transaction = _Transaction()

@@ -13,6 +13,7 @@ from typing import Protocol
 from penstock.errors import Conflict
 from penstock.model.job import JobEvent
 from penstock.sched.records import Change, JobRow, Recorded
+from penstock.store.placed import PlacedJob
 
 __all__ = ["Fenced", "JobFilter", "Retention", "Store"]
 
@@ -68,6 +69,9 @@ class Store(Protocol):
 
     async def log(self, job: int) -> list[JobEvent]:
         """The eventlog of one job, in order; empty if there is none."""
+
+    async def placed(self) -> list[PlacedJob]:
+        """Active jobs of which somebody has a place, in the order of their ids."""
 
     async def prune(self, epoch: int, now: float, keep: Retention) -> int:
         """Forgets inactive jobs beyond what is kept; returns how many. At most 10,000 at a time."""

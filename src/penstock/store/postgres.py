@@ -24,6 +24,7 @@ from penstock.store.batch import Batch, arrange
 from penstock.store.faults import Away, explained
 from penstock.store.link import Link
 from penstock.store.migrate import migrate
+from penstock.store.placed import PlacedJob, placed_job
 from penstock.store.port import Fenced, JobFilter, Retention
 from penstock.store.queries import query
 from penstock.store.transactions import FORGOTTEN_AT_ONCE_MAX, KEYS_KEPT_S, reach_after, reach_before
@@ -104,6 +105,9 @@ class PostgresStore:
 
     async def log(self, job: int) -> list[JobEvent]:
         return [rows.event(row) for row in await self._read("read_log", {"job": job})]
+
+    async def placed(self) -> list[PlacedJob]:
+        return [placed_job(*row) for row in await self._read("placed_jobs", {})]
 
     async def _read(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
         """Rows of a query; a connection that broke unnoticed is replaced once."""

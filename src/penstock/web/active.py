@@ -11,8 +11,10 @@ from penstock.sched.job import Job
 from penstock.sched.reasons import Why
 from penstock.sched.records import JobLive, JobNew
 from penstock.sched.state import Scheduler
+from penstock.web.amounts import core_milli, cores
+from penstock.web.nodes import node_cores
 from penstock.web.service import Doc, JobsQuery
-from penstock.web.views import Beside, job_doc, spans_of, why_doc
+from penstock.web.views import Beside, Size, job_doc, spans_of, why_doc
 
 __all__ = [
     "active_doc",
@@ -20,7 +22,6 @@ __all__ = [
     "active_why",
     "count",
     "log_of",
-    "node_docs",
     "queue_docs",
     "rows_of",
     "select",
@@ -99,7 +100,16 @@ def beside_of(job: Job, why: Why, ahead: dict[int, int]) -> Beside:
         ahead.get(job.id),
         tuple(sorted(job.open_dependencies)),
         job.spec.begin_at if job.is_begin_waiting else None,
+        _size_of(job) if job.work and job.state.is_pending else None,
     )
+
+
+def _size_of(job: Job) -> Size:
+    """What the members of a work ask for, as far as they are there."""
+    asked = [member.ask for member in job.members.values() if member.ask is not None]
+    tasks = max(len(job.members), job.spec.size)
+    nodes = tasks if job.spec.request.placement.distinct_nodes else None
+    return Size(tasks, sum(core_milli(ask.amounts) for ask in asked), nodes, job.spec.limit_s)
 
 
 def active_why(scheduler: Scheduler, now: float, number: int) -> Doc | None:
@@ -110,43 +120,6 @@ def active_why(scheduler: Scheduler, now: float, number: int) -> Doc | None:
     ahead = scheduler.jobs_ahead()
     first = sorted(ahead, key=lambda other: ahead[other])[: min(ahead.get(number, 0), 5)]
     return why_doc(number, job.state, why, beside_of(job, why, ahead), first)
-
-
-def node_docs(scheduler: Scheduler) -> list[Doc]:
-    core = scheduler.core
-    docs: list[Doc] = []
-    for name, known in sorted(core.cluster.nodes.items(), key=lambda item: item[1].rank):
-        drain = core.drains.get(name)
-        free = dict.fromkeys(("core", "gpu"), 0)
-        total = dict.fromkeys(("core", "gpu"), 0)
-        for vertex in known.vertex.below():
-            if vertex.type in total:
-                total[vertex.type] += vertex.size
-                booked = vertex.state is not None and any(one.units for one in vertex.state.bookings.values())
-                free[vertex.type] += 0 if booked else vertex.size
-        jobs = sorted(
-            {core.job_of_member[key] for key in core.members_on.get(name, ()) if key in core.job_of_member}
-        )
-        in_use = bool(jobs) or free["core"] < total["core"]
-        docs.append(
-            {
-                "name": name,
-                "rank": known.rank,
-                "state": "down" if not known.vertex.up else "allocated" if in_use else "free",
-                "up": known.fact.up,
-                "drained": drain is not None,
-                "drain_reason": drain.reason if drain is not None else "",
-                "drained_at": drain.at if drain is not None else None,
-                "why": known.fact.why,
-                "cores": total["core"],
-                "gpus": total["gpu"],
-                "cores_free": free["core"],
-                "gpus_free": free["gpu"],
-                "properties": sorted(known.vertex.properties),
-                "jobs": [encode_jobid(job) for job in jobs],
-            }
-        )
-    return docs
 
 
 def queue_docs(scheduler: Scheduler) -> list[Doc]:
@@ -192,7 +165,7 @@ def timeline(scheduler: Scheduler, now: float, begin: float) -> Doc:
         waiting = core.jobs.get(number)
         if waiting is None or waiting.state is not JobState.SCHED:
             continue
-        for node, cores in planned.units:
+        for node, milli in planned.cores_milli:
             if node in rows:
                 kind = "reserved" if planned.is_reservation else "forecast"
                 rows[node].append(
@@ -202,11 +175,10 @@ def timeline(scheduler: Scheduler, now: float, begin: float) -> Doc:
                         "from": float(planned.start_s),
                         "to": None if planned.end_s is None else float(planned.end_s),
                         "kind": kind,
-                        "cores": cores,
+                        "cores": cores(milli),
                     }
                 )
-    capacity = {name: sum(1 for vertex in one.vertex.below() if vertex.type == "core") for name, one in known}
-    nodes = [{"name": name, "cores": capacity[name], "spans": spans} for name, spans in rows.items()]
+    nodes = [{"name": name, "cores": node_cores(one), "spans": rows[name]} for name, one in known]
     return {"now": now, "from": begin, "to": now, "nodes": nodes, "starts": starts}
 
 

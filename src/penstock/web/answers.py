@@ -30,6 +30,7 @@ from penstock.sched.records import JobLive, JobNew
 from penstock.sched.requests import UnknownJobId
 from penstock.store.port import JobFilter
 from penstock.web import active as actives
+from penstock.web.nodes import node_docs
 from penstock.web.outputs import follow_files
 from penstock.web.service import CancelSelection, Doc, JobsQuery, Stream, Submission
 from penstock.web.views import Beside, job_doc, members_doc, rset_doc, spans_of, why_doc
@@ -51,16 +52,21 @@ class Surroundings:
     identity: Mapping[str, object]
     agents: Callable[[], list[Doc]]
     database: Callable[[], Doc]
-    settings: Mapping[str, object]
+    settings: Callable[[], Mapping[str, object]]
     output_paths: Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None
     shutdown: Callable[[bool], None]
+    metrics: Callable[[], bytes] = lambda: b""
+    takes_submissions: bool = True  # False: works come from the world alone
 
 
 class Answers:
     def __init__(self, instance: Instance, around: Surroundings) -> None:
         self._instance = instance
         self._around = around
-        self._inactive = 0
+
+    @property
+    def _is_of_pods(self) -> bool:
+        return not self._around.takes_submissions
 
     # The instance
 
@@ -84,8 +90,11 @@ class Answers:
             "database": self._around.database(),
             "jobs": counts,
             "nodes": nodes,
-            "settings": dict(self._around.settings),
+            "settings": dict(self._around.settings()),
         }
+
+    async def metrics(self) -> bytes:
+        return self._around.metrics()
 
     async def shutdown(self, keep_tasks: bool) -> None:
         self._around.shutdown(keep_tasks)
@@ -93,6 +102,11 @@ class Answers:
     # Jobs
 
     async def submit(self, jobs: list[Submission], key: str, owner: str) -> list[Doc]:
+        if self._is_of_pods:
+            raise Conflict(
+                "this instance schedules the pods of a Kubernetes cluster: "
+                "use `kubectl apply` with a schedulerName of ours"
+            )
         asked = tuple(Asked(job.jobspec.decode(), owner, job.urgency, Requeue(job.requeue)) for job in jobs)
         past = await self._past(asked)
         while True:
@@ -271,6 +285,9 @@ class Answers:
         return {"old": old, "urgency": urgency}
 
     async def signal(self, job: int, signum: int) -> None:
+        if self._is_of_pods:
+            await self._rows(job)
+            raise Conflict("a pod cannot be sent a signal; `penstock cancel` ends the job")
         await self._instance.wish(Signal(job, signum))
 
     async def wait(self, job: int, timeout_s: float) -> Doc:
@@ -290,7 +307,9 @@ class Answers:
     # Output and events
 
     async def output(self, job: int, follow: bool) -> AsyncGenerator[tuple[str, Doc], None]:
-        await self._rows(job)
+        new, live = await self._rows(job)
+        if self._is_of_pods:
+            raise Conflict(f"the output of pods is with Kubernetes: {_logs_command(new, live)}")
         return self._output(job, follow)
 
     async def _output(self, job: int, follow: bool) -> AsyncGenerator[tuple[str, Doc], None]:
@@ -349,7 +368,8 @@ class Answers:
     # Nodes and queues
 
     async def resources(self) -> list[Doc]:
-        return await self._instance.consult(lambda scheduler, _: actives.node_docs(scheduler))
+        of_pods = self._is_of_pods
+        return await self._instance.consult(lambda scheduler, _: node_docs(scheduler, of_pods=of_pods))
 
     async def drain(self, targets: str, reason: str, overwrite: bool) -> list[Doc]:
         nodes = await self._targets(targets)
@@ -427,6 +447,14 @@ def _payload(new: JobNew) -> Mapping[str, object] | None:
     if not isinstance(text, str):
         return None
     return {**payload_of(text), "id_f58": encode_jobid(new.id), "owner": new.owner}
+
+
+def _logs_command(new: JobNew, live: JobLive) -> str:
+    """How to see what the first of its pods has printed."""
+    names = [str(member["name"]) for member in members_doc(live) if member["name"]]
+    namespace = f" -n {new.owner}" if new.owner else ""
+    more = f" (the first of {len(names)})" if len(names) > 1 else ""
+    return f"`kubectl logs {names[0] if names else 'POD'}{namespace}`{more}"
 
 
 def _targets(text: str) -> list[int]:

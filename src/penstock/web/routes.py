@@ -78,6 +78,10 @@ async def _status(call: Call) -> Answer:
     return json_response(await call.service.status())
 
 
+async def _metrics(call: Call) -> Answer:
+    return Response(await call.service.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
 async def _submit(call: Call) -> Answer:
     body: SubmitBody = call.body
     jobs = await submissions(body)
@@ -203,6 +207,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         "GET", "/v1/status", "the instance, its agents, its database, and how many of everything", _status
     ),
+    Endpoint("GET", "/metrics", "figures for Prometheus, as text", _metrics),
     Endpoint(
         "POST",
         "/v1/jobs",

@@ -75,6 +75,10 @@ class CancelSelection:
 class Service(Protocol):
     async def status(self) -> Doc: ...
 
+    async def metrics(self) -> bytes:
+        """In the text format of Prometheus."""
+        ...
+
     async def submit(self, jobs: list[Submission], key: str, owner: str) -> list[Doc]:
         """All or none; `[{"id", "name"}]` in order. A refusal's `where` begins with `jobs[INDEX]`."""
         ...

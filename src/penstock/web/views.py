@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from penstock.model.hostlist import encode_hostlist
-from penstock.model.idset import encode_idset, parse_idset
+from penstock.model.idset import encode_idset
 from penstock.model.job import JobState, Result
 from penstock.model.jobid import encode_jobid
 from penstock.sched.job import Forecast
 from penstock.sched.reasons import Why
 from penstock.sched.records import JobLive, JobNew
+from penstock.web.amounts import cores, held_milli
 
-__all__ = ["Beside", "job_doc", "members_doc", "rset_doc", "spans_of", "why_doc"]
+__all__ = ["Beside", "Size", "job_doc", "members_doc", "rset_doc", "spans_of", "why_doc"]
 
 Doc = dict[str, Any]
 
@@ -32,13 +33,21 @@ class Beside:
     jobs_ahead: int | None = None
     dependencies: tuple[str, ...] = ()
     begin_at: float | None = None
+    size: Size | None = None  # of a work that is pending: what its members ask for
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    tasks: int
+    cores_milli: int
+    nodes: int | None  # None: any number
+    limit_s: int | None  # None: no limit
 
 
 def job_doc(new: JobNew, live: JobLive, ranks: Mapping[str, int], beside: Beside = Beside()) -> Doc:  # noqa: B008
     detail, spec = live.detail, new.spec
-    held = cast(dict[str, dict[str, str]], detail.get("held", {}))
+    held = _held(new, live)
     times = cast(dict[str, float], detail.get("times", {}))
-    members = cast(list[Doc], detail.get("members", []))
     nodes = sorted(held, key=lambda node: (ranks.get(node, 1 << 30), node))
     state, result = live.state, live.result
     return {
@@ -53,12 +62,10 @@ def job_doc(new: JobNew, live: JobLive, ranks: Mapping[str, int], beside: Beside
         "result": result,
         "urgency": live.urgency,
         "priority": live.priority,
-        "ntasks": len(members) or spec.get("ntasks", 0),
-        "ncores": _cores(held) if held else spec.get("ncores", 0),
-        "nnodes": len(held) or spec.get("nnodes"),
+        **_sizes(new, live, held, beside.size),
         "ranks": encode_idset(ranks[node] for node in nodes if node in ranks),
         "nodelist": encode_hostlist(nodes),
-        "duration_s": spec.get("duration_s", 0),
+        "duration_s": _duration_s(new, live, beside.size),
         "t_submit": new.seen_at,
         "t_depend": times.get("DEPEND"),
         "t_run": times.get("RUN"),
@@ -82,8 +89,41 @@ def job_doc(new: JobNew, live: JobLive, ranks: Mapping[str, int], beside: Beside
     }
 
 
-def _cores(held: Mapping[str, Mapping[str, str]]) -> int:
-    return sum(len(parse_idset(kinds["core"])) for kinds in held.values() if "core" in kinds)
+def _held(new: JobNew, live: JobLive) -> dict[str, dict[str, str]]:
+    """What a job holds, or held, by node; of a work only where a member is or was.
+
+    A node that refused a member of a work stays written down, although nothing of the work was there.
+    """
+    held = cast(dict[str, dict[str, str]], live.detail.get("held", {}))
+    if not new.work:
+        return held
+    seen = {member["node"] for member in _members(live)}
+    return {node: kinds for node, kinds in held.items() if node in seen}
+
+
+def _members(live: JobLive) -> list[Doc]:
+    return cast(list[Doc], live.detail.get("members", []))
+
+
+def _sizes(new: JobNew, live: JobLive, held: Mapping[str, Mapping[str, str]], asked: Size | None) -> Doc:
+    """Tasks, cores and nodes: of what it holds, or else of what it asks for."""
+    if asked is not None and not held:
+        return {"ntasks": asked.tasks, "ncores": cores(asked.cores_milli), "nnodes": asked.nodes}
+    return {
+        "ntasks": len(_members(live)) or new.spec.get("ntasks", 0),
+        "ncores": cores(sum(map(held_milli, held.values()))) if held else new.spec.get("ncores", 0),
+        "nnodes": len(held) or new.spec.get("nnodes"),
+    }
+
+
+def _duration_s(new: JobNew, live: JobLive, asked: Size | None) -> float:
+    """The time limit; 0 without one. A work's is as long as it was given when it was placed."""
+    if not new.work:
+        return cast(float, new.spec.get("duration_s", 0))
+    begun, end = live.detail.get("placed_at"), live.detail.get("end_at")
+    if begun is not None and end is not None:
+        return cast(float, end) - cast(float, begun)
+    return asked.limit_s or 0 if asked is not None else 0
 
 
 def _returncode(live: JobLive) -> int | None:
@@ -117,10 +157,10 @@ def _promise(detail: Mapping[str, object]) -> Doc:
 
 
 def members_doc(live: JobLive) -> list[Doc]:
-    members = cast(list[Doc], live.detail.get("members", []))
     return [
         {
             "member": member["key"],
+            "name": member.get("name", ""),
             "index": member["index"],
             "node": member["node"],
             "phase": member["phase"],
@@ -129,15 +169,15 @@ def members_doc(live: JobLive) -> list[Doc]:
             "started_at": member.get("started_at"),
             "ended_at": member.get("ended_at"),
         }
-        for member in members
+        for member in _members(live)
     ]
 
 
 def rset_doc(new: JobNew, live: JobLive, ranks: Mapping[str, int]) -> Doc | None:
-    """R version 1 (RFC 20) of what a job holds, or held."""
+    """R version 1 (RFC 20) of what a job holds, or held. It has no words for shares of a pool."""
     held = cast(dict[str, dict[str, str]], live.detail.get("held", {}))
     nodes = sorted((node for node in held if node in ranks), key=lambda node: ranks[node])
-    if not nodes:
+    if not nodes or not any(kind in kinds for kinds in held.values() for kind in ("core", "gpu")):
         return None
     alike: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for node in nodes:
@@ -147,7 +187,7 @@ def rset_doc(new: JobNew, live: JobLive, ranks: Mapping[str, int]) -> Doc | None
     execution: Doc = {
         "R_lite": lite,
         "nodelist": [encode_hostlist(nodes)],
-        "nslots": len(cast(list[Doc], live.detail.get("members", []))) or new.spec.get("ntasks", 1),
+        "nslots": len(_members(live)) or new.spec.get("ntasks", 1),
         "starttime": live.detail.get("placed_at", 0),
         "expiration": live.detail.get("end_at", 0) or 0,
     }
@@ -188,7 +228,6 @@ def _suggestion(why: Why) -> str:
 
 def spans_of(new: JobNew, live: JobLive, now: float) -> dict[str, Doc]:
     """By node, when a job was or is there, and with how many cores."""
-    held = cast(dict[str, dict[str, str]], live.detail.get("held", {}))
     begun = cast(float | None, live.detail.get("placed_at"))
     if begun is None:
         return {}
@@ -198,14 +237,28 @@ def spans_of(new: JobNew, live: JobLive, now: float) -> dict[str, Doc]:
         planned = cast(float | None, live.detail.get("end_at"))
         kind = "overrun" if planned is not None and planned <= now else "running"
         end = None if planned is None or planned <= now else planned
+    left = _left(live) if new.work and live.ended_at is None else {}
     return {
         node: {
             "job": encode_jobid(new.id),
             "name": new.name,
             "from": begun,
-            "to": end,
-            "kind": kind,
-            "cores": len(parse_idset(kinds["core"])) if "core" in kinds else 0,
+            "to": left.get(node, end),
+            "kind": "ran" if node in left else kind,
+            "cores": cores(held_milli(kinds)),
         }
-        for node, kinds in held.items()
+        for node, kinds in _held(new, live).items()
     }
+
+
+def _left(live: JobLive) -> dict[str, float]:
+    """Nodes that all members there have left, and when: what they had is free, though the job goes on."""
+    ends: dict[str, float] = {}
+    stays: set[str] = set()
+    for member in _members(live):
+        ended_at = member.get("ended_at")
+        if member["phase"] != "ended" or ended_at is None:
+            stays.add(member["node"])
+        else:
+            ends[member["node"]] = max(ends.get(member["node"], 0.0), ended_at)
+    return {node: ended_at for node, ended_at in ends.items() if node not in stays}

@@ -68,6 +68,7 @@ class HoldSet:
     node: str
     amounts: tuple[tuple[str, int], ...]
     standing: bool = False
+    name: str = ""  # what people call it, where the key says nothing to them
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ class MemberSet:
     constraint: Constraint | None = None
     ready: bool = True  # False: there, but must not be placed yet
     recreated: bool = False  # who made it would make it again if it were taken away
+    name: str = ""  # what people call it, where the key says nothing to them
 
 
 @dataclass(frozen=True, slots=True)

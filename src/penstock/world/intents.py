@@ -71,6 +71,6 @@ class Tell:
 
     work: str
     job: int
-    verdict: str  # "assembling", "waiting", "never", "broken", "over"
+    verdict: str  # "assembling", "waiting", "never", "broken", "over", "given-up" (over, but members wait)
     reason: str = ""
     start_at: float | None = None

@@ -31,6 +31,8 @@ _ENDLESS: Final = 1 << 62
 class RememberedOrder:
     """The weights of all edges, by the child they lead to; and what is not known yet of instants."""
 
+    is_stable = False
+
     def __init__(self) -> None:
         self._weights: dict[int, int] = {}
         self._unseen: dict[int, int] = {}  # units at the root that came after an instant was looked at

@@ -211,6 +211,14 @@ LIMIT %(limit)s
 -- The eventlog of one job.
 SELECT at, name, context FROM job_events WHERE job_id = %(job)s ORDER BY number
 
+-- placed_jobs
+-- Active jobs of which somebody has a place: a member that neither waits for one nor has left it.
+SELECT id, detail
+FROM jobs
+WHERE state <> 'INACTIVE'
+  AND detail @? '$.members[*] ? (@.phase <> "waiting" && @.phase <> "ended")'
+ORDER BY id
+
 -- forget_jobs
 -- Inactive jobs that are too old or too many, oldest first; never one that is waited for, holds something or
 -- has something to be done. Their logs go with them.

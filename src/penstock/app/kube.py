@@ -1,0 +1,158 @@
+"""An instance as a scheduler of pods: in office by a Lease, fenced by the store, looked over by an auditor.
+
+The Lease only says who should try: whoever has it takes over in the store, which is what counts. Without it
+nothing is written. When it is lost, or when somebody else has taken over, the instance stands by and tries
+again; what it had in mind is dropped, since others may have changed everything meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from penstock.app.graph_reading import graph_reading
+from penstock.app.kube_options import KubeOptions
+from penstock.audit.api import read_api
+from penstock.audit.auditor import Auditor
+from penstock.audit.readings import GraphReading
+from penstock.audit.store import read_store
+from penstock.drivers.kube.world import KubeWorld
+from penstock.instance.loop import Instance
+from penstock.kube.access import Access, find_access
+from penstock.kube.client import Client
+from penstock.kube.lease import Election, LeaseLost
+from penstock.sched.settings import Settings
+from penstock.store.port import Fenced
+from penstock.world.facts import MemberGone
+from penstock.world.port import World
+
+__all__ = ["KubeHabitat"]
+
+_LOG: Final = logging.getLogger("penstock.kube")
+_REQUEST_S: Final = 5.0  # the longest that a write may take; the lease must last for that long
+_STAND_BY_S: Final = 1.0
+
+
+class KubeHabitat:
+    kind = "kubernetes"
+    ends_tasks = False
+
+    def __init__(self, options: KubeOptions, settings: Settings) -> None:
+        self._options = options
+        self._settings = settings
+        self._access: Access = find_access(options.kubeconfig, options.context)
+        in_flight = options.settings.binds_in_flight_max
+        self._client = Client(self._access, in_flight_max=in_flight + 16, timeout_s=_REQUEST_S)
+        self.identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
+        # The election has a client of its own: a long queue of writes must not keep it from renewing.
+        self._election_client = Client(self._access, in_flight_max=4, timeout_s=_REQUEST_S)
+        self._election = Election(
+            self._election_client,
+            options.lease_namespace,
+            options.lease_name,
+            self.identity,
+            longest_request_s=_REQUEST_S,
+        )
+        self._world = KubeWorld(
+            self._client,
+            options.settings,
+            identity=self.identity,
+            may_act=lambda: self._election.is_leader(_REQUEST_S),
+        )
+        self._auditor: Auditor | None = None
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    @property
+    def world(self) -> World:
+        return self._world
+
+    def agents(self) -> list[dict[str, object]]:
+        return []
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "server": self._access.server,
+            "schedulers": list(self._options.settings.scheduler_names),
+            "leader": self._election.holder,
+            "is_leader": self._election.is_leader(),
+        }
+
+    def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
+        return None
+
+    def metrics(self) -> bytes:
+        return self._auditor.metrics.render() if self._auditor is not None else b""
+
+    async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:
+        self._auditor = self._make_auditor(instance)
+        while True:
+            instance.why_not_ready = "standing by: another instance is the leader, or none is yet"
+            await self._election.acquire()
+            instance.why_not_ready = "taking over"
+            await self._serve_in_office(live, self._auditor)
+
+    async def _serve_in_office(self, live: Callable[[], Awaitable[None]], auditor: Auditor) -> None:
+        """Until the lease is lost, or somebody else has taken over in the store."""
+        tasks = [
+            asyncio.ensure_future(self._election.hold()),
+            asyncio.ensure_future(live()),
+            asyncio.ensure_future(auditor.run()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, LeaseLost | Fenced):
+                _LOG.warning("standing by: %s", error)
+                await self._election.release()
+                await asyncio.sleep(_STAND_BY_S)
+            elif isinstance(error, Exception):
+                raise error
+
+    def _make_auditor(self, instance: Instance) -> Auditor:
+        async def graph() -> GraphReading:
+            return await instance.consult(lambda scheduler, _: graph_reading(scheduler))
+
+        return Auditor(
+            lambda: read_api(self._client),
+            lambda: read_store(instance.store),
+            graph,
+            _Repairs(instance, self._world),
+            scheduler_names=self._options.settings.scheduler_names,
+            every_s=self._options.audit_every_s,
+        )
+
+    async def stop(self, *, keep_tasks: bool) -> None:  # noqa: ARG002
+        await self._election.release()
+        await self._client.close()
+        await self._election_client.close()
+
+
+class _Repairs:
+    """What the auditor can have done."""
+
+    def __init__(self, instance: Instance, world: KubeWorld) -> None:
+        self._instance = instance
+        self._world = world
+
+    async def snapshot(self) -> None:
+        self._world.refresh()
+
+    async def release(self, members: Sequence[str]) -> None:
+        for member in members:
+            self._instance.take(MemberGone(member))
+
+    async def restart(self, why: str) -> None:
+        self._instance.make_anew(why)

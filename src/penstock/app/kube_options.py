@@ -1,0 +1,20 @@
+"""How an instance reaches its cluster, and what it is told about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.drivers.kube.settings import KubeSettings
+
+__all__ = ["KubeOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class KubeOptions:
+    kubeconfig: Path | None = None
+    context: str = ""
+    settings: KubeSettings = field(default_factory=KubeSettings)
+    lease_namespace: str = "penstock-system"
+    lease_name: str = "penstock"
+    audit_every_s: float = 60.0

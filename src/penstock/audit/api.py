@@ -1,0 +1,59 @@
+"""What the cluster says: every node and every pod, listed afresh.
+
+Lists come in pages, and what is not needed of an object is dropped as soon as its amounts are known. Other
+work gets its turn every few hundred objects. A list that is not of one version of the cluster is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, TypeVar
+
+from penstock.audit.amounts import amounts_of, pod_amounts
+from penstock.audit.readings import ApiNode, ApiPod, ApiReading
+from penstock.errors import Unavailable
+from penstock.kube.client import Client
+from penstock.kube.resources import NODES, PODS, Resource
+from penstock.kube.types import Node, Object, Pod
+
+__all__ = ["node_of", "pod_of", "read_api"]
+
+T = TypeVar("T", bound=Object)
+
+_PAGE: Final = 500
+_PAUSE_EVERY: Final = 200
+_TERMINAL: Final = frozenset({"Succeeded", "Failed"})
+
+
+async def read_api(client: Client) -> ApiReading:
+    nodes = {node.metadata.name: node_of(node) for node in await _listed(client, NODES, Node)}
+    pods: dict[str, ApiPod] = {}
+    for count, pod in enumerate(await _listed(client, PODS, Pod)):
+        pods[pod.metadata.uid] = pod_of(pod)
+        if count % _PAUSE_EVERY == 0:
+            await asyncio.sleep(0)
+    return ApiReading(nodes, pods)
+
+
+async def _listed(client: Client, resource: Resource, kind: type[T]) -> tuple[T, ...]:
+    listed = await client.list(resource.path(), kind, page=_PAGE)
+    if not listed.consistent:
+        raise Unavailable(f"the list of {resource} changed while it was read")
+    return listed.items
+
+
+def node_of(node: Node) -> ApiNode:
+    ready = any(one.type == "Ready" and one.status == "True" for one in node.status.conditions or ())
+    return ApiNode(amounts_of(node.status.allocatable), ready)
+
+
+def pod_of(pod: Pod) -> ApiPod:
+    return ApiPod(
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        node=pod.spec.node_name,
+        scheduler_name=pod.spec.scheduler_name,
+        terminal=pod.status.phase in _TERMINAL,
+        deleting=pod.metadata.deletion_timestamp is not None,
+        amounts=pod_amounts(pod),
+    )

@@ -1,0 +1,55 @@
+"""What the store says: who has a place, and of which jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from penstock.audit.readings import PLACING, JobPlaces, StoreMember, StoreReading
+from penstock.store.placed import PlacedJob
+
+__all__ = ["PlacesStore", "places_of", "read_store"]
+
+_WAITING: Final = "waiting"
+
+
+class PlacesStore(Protocol):
+    """As much of a store as an auditor needs: it writes nothing."""
+
+    async def placed(self) -> list[PlacedJob]: ...
+
+
+async def read_store(store: PlacesStore) -> StoreReading:
+    jobs = await store.placed()
+    members = {
+        member.key: StoreMember(job.id, member.node, member.phase)
+        for job in jobs
+        for member in job.members
+        if member.phase != _WAITING
+    }
+    return StoreReading(members, {job.id: _places(job) for job in jobs})
+
+
+def _places(job: PlacedJob) -> JobPlaces:
+    members = [(member.phase, member.seen_at) for member in job.members]
+    return places_of(members, job.placed_at, job.incomplete_since, bool(job.broken), job.ending)
+
+
+def places_of(
+    members: Sequence[tuple[str, float]],
+    placed_at: float | None,
+    incomplete_since: float | None,
+    broken: bool,
+    ending: bool,
+) -> JobPlaces:
+    """How much of a job has its place, by the phases of its members and when each was first seen.
+
+    It is not whole while one that had a place is without; and while a binding is under way, counted from the
+    start of the job or from when that member came.
+    """
+    placing = [seen_at for phase, seen_at in members if phase == PLACING]
+    since = incomplete_since
+    if since is None and placing and placed_at is not None:
+        since = max(placed_at, *placing)
+    placed = sum(1 for phase, _ in members if phase not in (_WAITING, PLACING))
+    return JobPlaces(len(members), placed, broken, None if ending else since)

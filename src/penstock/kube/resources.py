@@ -1,0 +1,71 @@
+"""Where things are on an API server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+__all__ = [
+    "CLAIMS",
+    "DEPLOYMENTS",
+    "EVENTS",
+    "JOBS",
+    "LEASES",
+    "NAMESPACES",
+    "NATIVE_PODGROUPS",
+    "NODES",
+    "PODGROUPS",
+    "PODS",
+    "REPLICASETS",
+    "STATEFULSETS",
+    "VOLUMES",
+    "Resource",
+    "group_path",
+    "pods",
+]
+
+
+def group_path(group_version: str) -> str:
+    return f"/apis/{group_version}" if "/" in group_version else f"/api/{group_version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of object as the paths name it: `Resource("batch/v1", "jobs")`."""
+
+    group_version: str
+    plural: str
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """Without a namespace: all of them, or an object that is in none. Names are quoted."""
+        path = group_path(self.group_version)
+        if namespace:
+            path += f"/namespaces/{quote(namespace, safe='')}"
+        path += f"/{self.plural}"
+        if name:
+            path += f"/{quote(name, safe='')}"
+        return f"{path}/{subresource}" if subresource else path
+
+    def __str__(self) -> str:
+        group, _, _ = self.group_version.rpartition("/")
+        return f"{self.plural}.{group}" if group else self.plural
+
+
+PODS: Final = Resource("v1", "pods")
+NODES: Final = Resource("v1", "nodes")
+NAMESPACES: Final = Resource("v1", "namespaces")
+CLAIMS: Final = Resource("v1", "persistentvolumeclaims")
+VOLUMES: Final = Resource("v1", "persistentvolumes")
+JOBS: Final = Resource("batch/v1", "jobs")
+REPLICASETS: Final = Resource("apps/v1", "replicasets")
+STATEFULSETS: Final = Resource("apps/v1", "statefulsets")
+DEPLOYMENTS: Final = Resource("apps/v1", "deployments")
+PODGROUPS: Final = Resource("scheduling.x-k8s.io/v1alpha1", "podgroups")
+NATIVE_PODGROUPS: Final = Resource("scheduling.k8s.io/v1alpha2", "podgroups")
+LEASES: Final = Resource("coordination.k8s.io/v1", "leases")
+EVENTS: Final = Resource("events.k8s.io/v1", "events")
+
+
+def pods(namespace: str = "", name: str = "", subresource: str = "") -> str:
+    return PODS.path(namespace, name, subresource)

@@ -1,0 +1,119 @@
+"""How the cluster and the store are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from penstock.audit.api import read_api
+from penstock.audit.readings import ApiNode, ApiPod, JobPlaces, StoreMember
+from penstock.audit.store import read_store
+from penstock.errors import Unavailable
+from penstock.kube.client import Client, Listed
+from penstock.model.job import JobState
+from penstock.sched.records import JobLive, JobNew
+from penstock.store.memory import MemoryStore
+
+POD = {
+    "metadata": {
+        "name": "a-0",
+        "namespace": "team",
+        "uid": "u0",
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+    },
+    "spec": {
+        "schedulerName": "penstock",
+        "nodeName": "n0",
+        "containers": [{"name": "a", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}],
+    },
+    "status": {"phase": "Running"},
+}
+
+
+def node(name: str, *conditions: tuple[str, str]) -> dict[str, object]:
+    told = [{"type": kind, "status": status} for kind, status in conditions]
+    return {"metadata": {"name": name}, "status": {"allocatable": {"cpu": "4"}, "conditions": told}}
+
+
+class CannedClient:
+    """Lists what it was given, as a server would write it."""
+
+    def __init__(self, lists: Mapping[str, list[Any]], consistent: bool = True) -> None:
+        self._lists = lists
+        self._consistent = consistent
+
+    async def list(self, path: str, kind: type[Any], *, page: int) -> Listed[Any]:
+        assert page > 0
+        items = msgspec.convert(self._lists[path], tuple[kind, ...])  # type: ignore[valid-type]
+        return Listed(items, "7", self._consistent)
+
+
+def read(lists: Mapping[str, list[Any]], consistent: bool = True) -> Any:
+    return asyncio.run(read_api(cast(Client, CannedClient(lists, consistent))))
+
+
+def test_the_cluster_is_read_node_by_node_and_pod_by_pod() -> None:
+    unbound = {"metadata": {"uid": "u1"}, "spec": {}, "status": {"phase": "Failed"}}
+    nodes = [node("n0", ("Ready", "True")), node("n1", ("Ready", "Unknown")), node("n2", ("Odd", "True"))]
+    found = read({"/api/v1/nodes": nodes, "/api/v1/pods": [POD, unbound]})
+    four = {"cpu": 4000}
+    assert found.nodes == {"n0": ApiNode(four), "n1": ApiNode(four, False), "n2": ApiNode(four, False)}
+    amounts = {"cpu": 500, "memory": 1 << 30, "pods": 1}
+    assert found.pods["u0"] == ApiPod("team", "a-0", "n0", "penstock", False, True, amounts)
+    assert found.pods["u1"].terminal
+    assert not found.pods["u1"].is_counted
+
+
+def test_a_list_that_changed_while_it_was_read_is_no_reading() -> None:
+    with pytest.raises(Unavailable):
+        read({"/api/v1/nodes": [], "/api/v1/pods": []}, consistent=False)
+
+
+def seat(key: str, phase: str, node: str = "", seen_at: float = 0.0) -> dict[str, object]:
+    return {"key": key, "index": 0, "phase": phase, "node": node, "seen_at": seen_at}
+
+
+PLACES = [
+    ({"members": [seat("a", "running", "n0"), seat("b", "ended", "n0")]}, JobPlaces(1, 1, False, None)),
+    ({"members": [seat("a", "lost", "n0"), seat("b", "waiting")]}, JobPlaces(2, 1, False, None)),
+    (
+        {
+            "members": [seat("a", "placed", "n0"), seat("b", "waiting")],
+            "incomplete_since": 5.0,
+            "broken": "so",
+        },
+        JobPlaces(2, 1, True, 5.0),
+    ),
+    (
+        {"members": [seat("a", "placed", "n0"), seat("b", "placing", "n1", 9.0)], "placed_at": 7.0},
+        JobPlaces(2, 1, False, 9.0),
+    ),
+    ({"members": [seat("a", "placing", "n0", 1.0)], "placed_at": 7.0}, JobPlaces(1, 0, False, 7.0)),
+    (
+        {"members": [seat("a", "placed", "n0")], "incomplete_since": 5.0, "exception": {"type": "cancel"}},
+        JobPlaces(1, 1, False, None),
+    ),
+]
+
+
+@pytest.mark.parametrize(("detail", "expected"), PLACES, ids=range(len(PLACES)))
+def test_the_store_tells_who_has_a_place(detail: dict[str, object], expected: JobPlaces) -> None:
+    async def work() -> None:
+        store = MemoryStore()
+        epoch, _ = await store.take_over(0.0)
+        live = JobLive(1, JobState.RUN, "", 16, 0, "", None, None, None, detail)
+        await store.record(epoch, [JobNew(1, "ada", "job", 0.0, {}), live])
+        found = await read_store(store)
+        assert found.jobs == {1: expected}
+        told = cast(list[dict[str, str]], detail["members"])
+        assert found.members == {
+            one["key"]: StoreMember(1, one["node"], one["phase"])
+            for one in told
+            if one["phase"] not in ("waiting", "ended")
+        }
+
+    asyncio.run(work())

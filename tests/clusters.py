@@ -1,0 +1,94 @@
+"""Real control planes for tests: a cluster per test module, gone afterwards.
+
+A module that wants one says `cluster = cluster_fixture(DevSettings(nodes=3))`, and its tests take `cluster`.
+Where the parts are not built, its tests are skipped and say so; with `PENSTOCK_REQUIRE_CONTROLPLANE=1` they
+fail instead. Each worker of a parallel run starts its own, so nothing is shared between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.devcluster.cluster import DevCluster
+from penstock.devcluster.parts import Parts, PartsMissing, find_parts
+from penstock.devcluster.settings import DevSettings
+
+__all__ = ["REQUIRE_VARIABLE", "cluster_fixture", "needs_controlplane", "pod", "running_cluster", "wait_for"]
+
+REQUIRE_VARIABLE = "PENSTOCK_REQUIRE_CONTROLPLANE"
+
+
+def needs_controlplane() -> Parts:
+    """The parts; without them the test that asks is skipped, or fails where they are required."""
+    try:
+        return find_parts()
+    except PartsMissing as missing:
+        reason = f"SKIPPED because the control plane is not built: run make controlplane ({missing})"
+        if os.environ.get(REQUIRE_VARIABLE) == "1":
+            pytest.fail(reason.replace("SKIPPED", "FAILED", 1), pytrace=False)
+        pytest.skip(reason)
+
+
+@contextmanager
+def running_cluster(settings: DevSettings | None = None) -> Iterator[DevCluster]:
+    """A cluster in a directory of its own."""
+    parts = needs_controlplane()
+    directory = Path(tempfile.mkdtemp(prefix="penstock-cluster-"))
+    try:
+        with DevCluster(directory, settings, parts=parts) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def cluster_fixture(settings: DevSettings | None = None) -> Callable[..., Iterator[DevCluster]]:
+    """A fixture of module scope; bind it to a name in the test module."""
+
+    @pytest.fixture(scope="module")
+    def cluster() -> Iterator[DevCluster]:
+        with running_cluster(settings) as running:
+            yield running
+
+    return cluster
+
+
+def wait_for(holds: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
+    """Asks the API server ten times a second."""
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {limit_s:g} s in vain for {what}"
+        time.sleep(0.1)
+
+
+def pod(
+    name: str,
+    *command: str,
+    annotations: dict[str, str] | None = None,
+    namespace: str = "default",
+    **spec: Any,
+) -> str:
+    """A pod that is not restarted, as JSON for `kubectl apply -f -`."""
+    container = {
+        "name": "main",
+        "image": "busybox",
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
+        **({"command": list(command)} if command else {}),
+    }
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": namespace, "annotations": annotations or {}},
+            "spec": {"restartPolicy": "Never", "containers": [container], **spec},
+        }
+    )

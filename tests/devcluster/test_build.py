@@ -1,0 +1,175 @@
+"""`make controlplane` with a Go that only pretends: what is built, found, waited for and refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.devcluster.parts import PARTS, cache_directory, find_parts
+
+SCRIPT = Path(__file__).resolve().parents[2] / "hack" / "controlplane" / "build.py"
+TIMEOUT_S = 60
+
+FAKE_GO = """#!/bin/sh
+echo "$*" >> "$CALLS"
+if [ "$1" = version ]; then echo "go version go$GO_IS linux/amd64"; exit 0; fi
+while [ "$1" != -o ]; do shift; done
+printf '#!/bin/sh\\n' > "$2"; chmod +x "$2"
+case "$3" in *$FAILS) echo "some/file.go: does not compile"; exit 2;; esac
+sleep "$TAKES_S"
+"""
+
+
+class Machine:
+    """A user with a cache, a PATH of which all is known, and a Go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.calls = folder / "calls"
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for name in ("sh", "sleep", "chmod"):
+            (self.bin / name).symlink_to(f"/bin/{name}")
+        self.environ = {
+            "HOME": str(folder),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "PATH": str(self.bin),
+            "CALLS": str(self.calls),
+            "GO_IS": "1.26.8",
+            "TAKES_S": "0",
+            "FAILS": "nothing",
+        }
+
+    def install(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def start(self, **environ: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, SCRIPT],
+            env={**self.environ, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, **environ: str) -> tuple[int, str, str]:
+        return ended(self.start(**environ))
+
+    def builds(self) -> list[str]:
+        """The packages that Go was asked to build."""
+        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return [line.rpartition(" ")[2] for line in lines if line.startswith("build ")]
+
+    def cached(self) -> set[str]:
+        directory = cache_directory(self.environ)
+        return {name for name in os.listdir(directory) if name != ".lock"} if directory.exists() else set()
+
+
+def ended(running: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = running.communicate(timeout=TIMEOUT_S)
+    return running.returncode, out, err
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def with_go(machine: Machine) -> Machine:
+    machine.install(machine.bin / "go", FAKE_GO)
+    return machine
+
+
+def test_all_parts_are_built_once_with_progress(with_go: Machine) -> None:
+    code, out, err = with_go.run()
+    assert (code, err) == (0, "")
+    for number, part in enumerate(PARTS, 1):
+        assert f"[{number} of 6] {part.name} {part.version}: building" in out
+        assert f"[{number} of 6] {part.name} {part.version}: built in 0 s" in out
+    assert with_go.builds() == [part.package for part in PARTS]
+    assert find_parts(with_go.environ).directory == cache_directory(with_go.environ)
+    code, out, _ = with_go.run()
+    assert (code, out) == (0, f"ready: {cache_directory(with_go.environ)}\n")
+    assert len(with_go.builds()) == len(PARTS)
+
+
+def test_builds_are_static_and_know_their_version(with_go: Machine) -> None:
+    with_go.run()
+    lines = [line for line in with_go.calls.read_text().splitlines() if line.startswith("build ")]
+    assert all("-trimpath" in line and "version.gitVersion=v1.36.3" in line for line in lines)
+
+
+def test_two_runs_at_once_build_once(with_go: Machine) -> None:
+    first = with_go.start(TAKES_S="0.3")
+    assert first.stdout is not None
+    first.stdout.readline()
+    second = with_go.start(TAKES_S="0.3")
+    results = [ended(first), ended(second)]
+    assert [code for code, _, _ in results] == [0, 0]
+    assert "another run fills the cache; waiting for it" in results[1][1]
+    assert len(with_go.builds()) == len(PARTS)
+
+
+def test_a_part_that_is_missing_later_is_built_again_alone(with_go: Machine) -> None:
+    with_go.run()
+    (cache_directory(with_go.environ) / "kwok").unlink()
+    assert with_go.run()[0] == 0
+    assert with_go.builds()[6:] == ["sigs.k8s.io/kwok/cmd/kwok"]
+
+
+def test_without_go_it_says_what_is_missing_and_what_helps(machine: Machine) -> None:
+    code, _, err = machine.run()
+    assert code == 1
+    assert "there is no Go on PATH" in err
+    assert "install Go 1.26 or newer" in err
+    assert "KUBEBUILDER_ASSETS" in err
+    assert machine.cached() == set()
+
+
+def test_too_old_a_go_is_refused_the_same_way(with_go: Machine) -> None:
+    code, _, err = with_go.run(GO_IS="1.25.3")
+    assert code == 1
+    assert "is Go 1.25, which is too old" in err
+    assert "install Go 1.26 or newer" in err
+    assert with_go.builds() == []
+
+
+def test_a_build_that_fails_leaves_no_half_and_keeps_what_was_whole(with_go: Machine) -> None:
+    code, _, err = with_go.run(FAILS="kube-scheduler")
+    assert code == 1
+    assert "building kube-scheduler failed (exit 2):\nsome/file.go: does not compile" in err
+    assert with_go.cached() == {"etcd", "kube-apiserver", "kube-controller-manager"}
+    assert with_go.run()[0] == 0
+
+
+def test_programs_of_the_right_version_are_taken_from_elsewhere(machine: Machine, tmp_path: Path) -> None:
+    assets = tmp_path / "assets"
+    for part in PARTS[:3]:
+        machine.install(assets / part.name, f"#!/bin/sh\necho 'Version: v{part.version}'\n")
+    for part in PARTS[3:]:
+        machine.install(machine.bin / part.name, f"#!/bin/sh\necho '{part.version}'\n")
+    code, out, err = machine.run(KUBEBUILDER_ASSETS=str(assets))
+    assert (code, err) == (0, "")  # nobody asked for a Go
+    assert f"[1 of 6] etcd 3.6.8: copying {assets / 'etcd'}" in out
+    assert machine.cached() == {part.name for part in PARTS}
+
+
+def test_programs_of_another_version_are_not_taken(with_go: Machine, tmp_path: Path) -> None:
+    assets = tmp_path / "assets"
+    for part in PARTS:
+        with_go.install(assets / part.name, "#!/bin/sh\necho 'Version: v1.33.0'\n")
+    assert with_go.run(KUBEBUILDER_ASSETS=str(assets))[0] == 0
+    assert len(with_go.builds()) == len(PARTS)
+
+
+def test_a_cache_that_cannot_be_written_is_told(with_go: Machine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = with_go.run(XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert code == 1
+    assert "cannot write into" in err

@@ -1,0 +1,161 @@
+"""`penstock dev` as somebody types it: a cluster in the foreground, kubectl beside it, nothing afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.places import places_of
+from tests.clusters import needs_controlplane, wait_for
+
+PENSTOCK = Path(sys.executable).parent / "penstock"
+TIMEOUT_S = 60
+
+
+class User:
+    """Somebody with a state directory of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {**os.environ, "PENSTOCK_STATE": str(folder / "state" / "penstock")}
+
+    def run(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [PENSTOCK, "dev", *arguments],
+            env={**self.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """A cluster; returns when it says what to try."""
+        running = subprocess.Popen(
+            [PENSTOCK, "dev", "cluster", "--nodes", "1", *arguments],
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert running.stdout is not None
+        for line in running.stdout:
+            if "Ctrl-C" in line:
+                return running
+        raise AssertionError(running.communicate()[1])
+
+    def left(self) -> list[Path]:
+        state = self.folder / "state"
+        return sorted(state.iterdir()) if state.exists() else []
+
+
+@pytest.fixture
+def user() -> Iterator[User]:
+    with tempfile.TemporaryDirectory(prefix="penstock-dev-") as folder:
+        Path(folder).chmod(0o711)  # passable for the account that a database of root's runs as
+        yield User(Path(folder))
+
+
+def test_without_a_cluster_kubectl_says_how_to_get_one(user: User) -> None:
+    done = user.run("kubectl", "get", "nodes")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "penstock dev cluster" in done.stderr
+
+
+def test_without_parts_it_says_how_to_get_them(user: User) -> None:
+    done = user.run("cluster", XDG_CACHE_HOME=str(user.folder / "cache"))
+    assert done.returncode == 3
+    assert "make controlplane" in done.stderr
+    assert user.left() == []
+
+
+def test_wrong_usage_is_refused_before_anything_is_made(user: User) -> None:
+    done = user.run("cluster", "--memory", "much")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--memory" in done.stderr
+    assert user.left() == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_cluster_in_the_foreground_and_kubectl_beside_it(user: User, how: signal.Signals) -> None:
+    needs_controlplane()
+    running = user.start("--no-penstock")
+    done = user.run("kubectl", "get", "nodes", "-o", "json")
+    assert [node["metadata"]["name"] for node in json.loads(done.stdout)["items"]] == ["node-0"]
+    assert user.run("kubectl", "get", "nobody").returncode == 1
+    second = user.run("cluster", "--no-penstock")
+    assert second.returncode == 1
+    assert "already; stop it, or name another --directory" in second.stderr
+    running.send_signal(how)
+    _, err = running.communicate(timeout=TIMEOUT_S)
+    assert (running.returncode, err.splitlines()[-1]) == (0, "stopped; nothing is left")
+    assert user.left() == []
+
+
+def test_two_clusters_in_two_directories(user: User) -> None:
+    needs_controlplane()
+    other = user.folder / "other"
+    first, second = user.start("--no-penstock"), user.start("--no-penstock", "--directory", str(other))
+    done = user.run("kubectl", "get", "nodes")
+    assert done.returncode == 1
+    assert str(other) in done.stderr
+    assert user.run("kubectl", "--directory", str(other), "get", "nodes").returncode == 0
+    for running in (first, second):
+        running.terminate()
+        running.communicate(timeout=TIMEOUT_S)
+        assert running.returncode == 0
+    assert not other.exists()
+    assert user.left() == []
+
+
+def test_nothing_is_left_of_a_cluster_that_is_killed(user: User) -> None:
+    needs_controlplane()
+    running = user.start("--no-penstock")
+    running.kill()
+    running.communicate(timeout=TIMEOUT_S)
+    wait_for(lambda: user.left() == [], "everything to be removed")
+    again = user.start("--no-penstock")
+    again.terminate()
+    again.communicate(timeout=TIMEOUT_S)
+    assert again.returncode == 0
+
+
+def test_penstock_runs_in_it_and_goes_with_it_even_if_it_is_killed(user: User) -> None:
+    needs_controlplane()
+    running = user.start()
+    inside = places_of(str(user.folder / "state" / "penstock-dev" / "cluster" / "penstock"), user.environ)
+    ours = json.dumps({"spec": {"schedulerName": "penstock"}})
+    told = ("--image=busybox", "--restart=Never", f"--overrides={ours}", "--", "sleep", "1")
+    assert user.run("kubectl", "run", "hello", *told).returncode == 0
+    done = user.run(
+        "kubectl", "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/hello", "--timeout=30s"
+    )
+    assert done.returncode == 0, done.stderr
+    assert inside.socket.exists()
+    running.kill()
+    running.communicate(timeout=TIMEOUT_S)
+    wait_for(lambda: user.left() == [], "everything to be removed")
+    assert not inside.runtime.exists()
+
+
+def test_a_directory_that_holds_something_is_refused(user: User) -> None:
+    needs_controlplane()
+    full = user.folder / "full"
+    full.mkdir()
+    (full / "mine").touch()
+    done = user.run("cluster", "--directory", str(full))
+    assert done.returncode == 1
+    assert "not empty" in done.stderr
+    assert (full / "mine").exists()
+    assert user.left() == []
+    assert not places_of(str(full / "penstock"), user.environ).runtime.exists()

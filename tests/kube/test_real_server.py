@@ -1,0 +1,302 @@
+"""Client, watch and election against a real API server: what the fakes beside this suppose, holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from penstock.devcluster.cluster import DevCluster
+from penstock.devcluster.settings import DevSettings
+from penstock.kube.access import from_kubeconfig
+from penstock.kube.client import (
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODGROUPS,
+    PODS,
+    Client,
+    PatchKind,
+    Regarding,
+    pods,
+)
+from penstock.kube.errors import AlreadyThere, ApiError, Conflicted, Invalid, NotFound, TooMany
+from penstock.kube.lease import Election, LeaseLost
+from penstock.kube.types import Lease, Node, Object, Pod
+from penstock.kube.watch import Change, Deleted, Pace, Relisted, Upserted, WatchState, reflect
+from tests.clusters import cluster_fixture
+from tests.kube.raw_server import eventually, running
+
+pytestmark = pytest.mark.slow
+
+cluster = cluster_fixture(DevSettings(nodes=2, scheduler=False, audit_log=False))
+
+
+def run(cluster: DevCluster, scenario: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        async with Client(from_kubeconfig(cluster.kubeconfig)) as client:
+            await scenario(client)
+
+    asyncio.run(whole())
+
+
+def pod_body(name: str, *, scheduler: str = "nobody", **metadata: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, **metadata},
+        "spec": {
+            "schedulerName": scheduler,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": "busybox", "resources": {"requests": {"cpu": "100m"}}}],
+        },
+    }
+
+
+async def make_pod(client: Client, name: str, **more: Any) -> Pod:
+    return await client.create(pods("default"), pod_body(name, **more), Pod)
+
+
+async def make_namespace(client: Client, name: str) -> None:
+    await client.create(NAMESPACES.path(), {"metadata": {"name": name}})
+
+
+async def node_names(client: Client) -> list[str]:
+    return [node.metadata.name for node in (await client.list(NODES.path(), Node)).items]
+
+
+def test_version_and_discovery(cluster: DevCluster) -> None:
+    async def scenario(client: Client) -> None:
+        assert (await client.server_version()).git_version.startswith("v")
+        assert "pods/binding" in await client.discover("v1")
+        assert "leases" in await client.discover("coordination.k8s.io/v1")
+        assert await client.discover(PODGROUPS.group_version) == frozenset()
+
+    run(cluster, scenario)
+
+
+def test_a_pod_from_its_making_to_its_end(cluster: DevCluster) -> None:
+    async def scenario(client: Client) -> None:
+        node = (await node_names(client))[0]
+        pod = await make_pod(client, "life")
+        assert pod.spec.scheduler_name == "nobody"
+        with pytest.raises(AlreadyThere):
+            await make_pod(client, "life")
+        with pytest.raises(Invalid):
+            await client.patch(pods("default", "life"), {"spec": {"schedulerName": "me"}})
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "why"}
+        waiting = await client.patch(
+            pods("default", "life", "status"),
+            {"status": {"conditions": [condition]}},
+            kind=PatchKind.STRATEGIC,
+            type=Pod,
+            field_manager="penstock",
+        )
+        assert [found.message for found in waiting.status.conditions or ()] == ["why"]
+        with pytest.raises(Conflicted):
+            await client.bind("default", "life", "another uid", node)
+        await client.bind("default", "life", pod.metadata.uid, node, {"penstock/job": "7"})
+        with pytest.raises(Conflicted):
+            await client.bind("default", "life", pod.metadata.uid, node)
+        bound = await client.get(pods("default", "life"), Pod)
+        assert bound.spec.node_name == node
+        assert (bound.metadata.annotations or {})["penstock/job"] == "7"
+        with pytest.raises(NotFound):
+            await client.bind("default", "no-such-pod", "", node)
+        with pytest.raises(Conflicted):
+            await client.delete(pods("default", "life"), uid="another uid")
+        await client.delete(pods("default", "life"), uid=pod.metadata.uid, grace_s=0)
+        with pytest.raises(NotFound):
+            await client.get(pods("default", "life"), Pod)
+
+    run(cluster, scenario)
+
+
+def test_eviction_and_its_budget(cluster: DevCluster) -> None:
+    async def scenario(client: Client) -> None:
+        node = (await node_names(client))[0]
+        budget = {
+            "metadata": {"name": "all"},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"kept": "yes"}}},
+        }
+        budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+        await client.create(budgets, budget)
+        kept = await make_pod(client, "kept", labels={"kept": "yes"})
+        await client.bind("default", "kept", kept.metadata.uid, node)
+        pod = await make_pod(client, "evicted")
+        await client.evict("default", "evicted", pod.metadata.uid, 0)
+        with pytest.raises(NotFound):
+            await client.get(pods("default", "evicted"), Pod)
+
+        async def is_counted() -> bool:
+            return (await client.get(f"{budgets}/all", dict))["status"].get("currentHealthy") == 1
+
+        async with asyncio.timeout(30):
+            while not await is_counted():
+                await asyncio.sleep(0.1)
+        with pytest.raises(TooMany) as caught:
+            await client.evict("default", "kept", kept.metadata.uid)
+        assert caught.value.is_budget
+
+    run(cluster, scenario)
+
+
+def test_an_event_of_the_greatest_length(cluster: DevCluster) -> None:
+    async def scenario(client: Client) -> None:
+        pod = await make_pod(client, "talked-about")
+        about = Regarding("v1", "Pod", "talked-about", "default", pod.metadata.uid)
+        for note in ("short", "🚰" * 1000):
+            await client.post_event(about, reason="Queued", note=note, action="Scheduling", instance="a-1")
+        found = await client.list(
+            EVENTS.path("default"), dict, field_selector=f"regarding.uid={pod.metadata.uid},reason=Queued"
+        )
+        assert sorted(len(event["note"].encode()) for event in found.items) == [5, 1023]
+
+    run(cluster, scenario)
+
+
+def test_pages_and_versions(cluster: DevCluster) -> None:
+    async def scenario(client: Client) -> None:
+        await make_namespace(client, "pages")
+        for number in range(7):
+            await client.create(pods("pages"), pod_body(f"pod-{number}"))
+        listed = await client.list(pods("pages"), Pod, page=3, field_selector="spec.schedulerName=nobody")
+        assert [pod.metadata.name for pod in listed.items] == [f"pod-{number}" for number in range(7)]
+        assert listed.consistent
+        whole = await client.list(pods("pages"), Pod, page=0)
+        assert len(whole.items) == 7
+        with pytest.raises(ApiError, match="field label not supported"):
+            await client.list(pods("pages"), Pod, field_selector="spec.color=red")
+
+    run(cluster, scenario)
+
+
+class Mirror:
+    def __init__(self) -> None:
+        self.found: dict[str, Object] = {}
+        self.changes = 0
+        self.state = WatchState()
+
+    def on(self, change: Change[Any]) -> None:
+        self.changes += 1
+        match change:
+            case Relisted(items):
+                self.found = {item.metadata.name: item for item in items}
+            case Upserted(item):
+                self.found[item.metadata.name] = item
+            case Deleted(item):
+                del self.found[item.metadata.name]
+
+
+def test_a_reflection_follows_through_a_restart_of_the_server(cluster: DevCluster) -> None:
+    async def scenario(client: Client) -> None:
+        await make_namespace(client, "followed")
+        node = (await node_names(client))[0]
+        mirror = Mirror()
+        work = reflect(
+            client, PODS, Pod, mirror.on, namespace="followed", pace=Pace(pause_s_max=1.0), state=mirror.state
+        )
+        async with running(work):
+            await eventually(lambda: mirror.state.is_synced)
+            made = [await client.create(pods("followed"), pod_body(f"p-{n}"), Pod) for n in range(20)]
+            await asyncio.gather(
+                *(client.bind("followed", pod.metadata.name, pod.metadata.uid, node) for pod in made)
+            )
+            await asyncio.gather(
+                *(client.delete(pods("followed", pod.metadata.name), grace_s=0) for pod in made[:5])
+            )
+            await eventually(lambda: set(mirror.found) == {f"p-{number}" for number in range(5, 20)})
+            assert mirror.state.relists == 1
+            await asyncio.to_thread(cluster.kill_part, "kube-apiserver")
+            await eventually(lambda: mirror.state.problem != "")
+            await asyncio.to_thread(cluster.start_part, "kube-apiserver")
+            await client.delete(pods("followed", "p-7"), grace_s=0)
+            await client.create(pods("followed"), pod_body("after"))
+            expected = {*(f"p-{number}" for number in range(5, 20)), "after"} - {"p-7"}
+            await eventually(lambda: set(mirror.found) == expected, limit_s=60)
+
+        query = {"watch": "1", "resourceVersion": "1"}  # from before the restart, which nobody remembers
+        async with client.stream(pods("followed"), query, open_s=5.0) as content:
+            line = await content.readline()
+        assert line.startswith(b'{"type":"ERROR"')
+        assert b'"code":410' in line
+        listed = await client.list(pods("followed"), Pod)
+        assert set(mirror.found) == {pod.metadata.name for pod in listed.items}
+
+    run(cluster, scenario)
+
+
+def test_a_definition_that_comes_and_goes(cluster: DevCluster) -> None:
+    group, _ = PODGROUPS.group_version.split("/")
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    annotations = {"api-approved.kubernetes.io": "unapproved, for a test"}
+    definition = {
+        "metadata": {"name": f"podgroups.{group}", "annotations": annotations},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"plural": "podgroups", "kind": "PodGroup"},
+            "versions": [
+                {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+            ],
+        },
+    }
+
+    async def scenario(client: Client) -> None:
+        mirror = Mirror()
+        pace = Pace(first_s=0.05, pause_s_max=0.2, slow_s=0.2)
+        async with running(reflect(client, PODGROUPS, Object, mirror.on, pace=pace, state=mirror.state)):
+            await eventually(lambda: mirror.changes == 1)
+            assert not mirror.state.is_synced
+            await client.create(path, definition)
+            await eventually(lambda: mirror.state.is_synced, limit_s=30)
+            group_body = {
+                "apiVersion": PODGROUPS.group_version,
+                "kind": "PodGroup",
+                "metadata": {"name": "gang"},
+                "spec": {"minMember": 4},
+            }
+            await client.create(PODGROUPS.path("default"), group_body)
+            await eventually(lambda: set(mirror.found) == {"gang"})
+            await client.delete(f"{path}/podgroups.{group}")
+            await eventually(lambda: mirror.found == {}, limit_s=30)
+            await eventually(lambda: not mirror.state.is_synced, limit_s=30)
+
+    run(cluster, scenario)
+
+
+def test_an_election(cluster: DevCluster) -> None:
+    async def scenario(client: Client) -> None:
+        settings: dict[str, Any] = {
+            "duration_s": 3,
+            "renew_s": 0.3,
+            "deadline_s": 2.0,
+            "longest_request_s": 0.5,
+        }
+        one = Election(client, "default", "office", "one", **settings)
+        two = Election(client, "default", "office", "two", **settings)
+        await one.acquire()
+        holding = asyncio.ensure_future(one.hold())
+        taking = asyncio.ensure_future(two.acquire())
+        await asyncio.sleep(2.0)
+        assert one.is_leader(margin_s=1.0)
+        assert not taking.done()
+        lease = await client.get(LEASES.path("default", "office"), Lease)
+        assert lease.spec.holder_identity == "one"
+        assert lease.spec.renew_time != lease.spec.acquire_time
+        assert len((lease.spec.renew_time or "").partition(".")[2]) == len("123456Z")
+        holding.cancel()
+        await one.release()
+        await asyncio.wait_for(taking, 2.0)
+        lease = await client.get(LEASES.path("default", "office"), Lease)
+        assert (lease.spec.holder_identity, lease.spec.lease_transitions) == ("two", 1)
+        await client.delete(LEASES.path("default", "office"))
+        with pytest.raises(LeaseLost):
+            await two.hold()
+
+    run(cluster, scenario)

@@ -1,0 +1,81 @@
+"""What a walk passes over, because it cannot be among the best, changes no answer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.engine import Allocation, Engine, Graph, Placement, VertexSpec
+from penstock.engine.engine import MatchOp
+from penstock.engine.policies import DerivedOrder
+from penstock.engine.request import SLOT, Group, Request
+from penstock.model.jobspec import Count, Resource
+
+
+class LooksEverywhere(DerivedOrder):
+    """As if equal scores could come in any order: then nothing may be passed over."""
+
+    is_stable = False
+
+
+def cluster(chance: random.Random) -> Graph:
+    """Nodes with pools and with whole cores, some in zones, in no order of their numbers."""
+    graph = Graph()
+    root = graph.add_root(VertexSpec("cluster", 0, basename="cluster"))
+    zones = [root] + [graph.add_child(root, VertexSpec("zone", n, name=f"zone{n}")) for n in range(2)]
+    numbers = list(range(12))
+    chance.shuffle(numbers)
+    for number in numbers:
+        node = graph.add_child(
+            chance.choice(zones), VertexSpec("node", number, name=f"node{number}", rank=number)
+        )
+        for core in range(chance.randrange(3)):
+            graph.add_child(node, VertexSpec("core", core, rank=number))
+        for kind in ("cpu", "memory"):
+            if chance.random() < 0.9:
+                size = chance.randrange(1, 9)
+                graph.add_child(node, VertexSpec(kind, 0, rank=number, size=size, divisible=True))
+    return graph
+
+
+def request(chance: random.Random) -> Request:
+    kinds = chance.choice([("cpu",), ("cpu", "memory"), ("core",), ("core", "memory")])
+    inner = tuple(Resource(kind, Count(units, units)) for kind in kinds for units in [chance.randrange(1, 4)])
+    count = chance.choice([1, 1, 2, 3, 5])
+    slot = Resource(SLOT, Count(count, count), with_=inner, label="member")
+    placement = Placement(chance.random() < 0.3, chance.choice(["", "", "zone"]))
+    return Request((Group((slot,)),), chance.choice([None, 60]), placement)
+
+
+def places(answer: object) -> object:
+    if not isinstance(answer, Allocation):
+        return type(answer).__name__
+    return [
+        (
+            slot.node.name if slot.node is not None else "",
+            [(grant.vertex.path(), grant.units) for grant in slot.grants],
+        )
+        for slot in answer.slots
+    ]
+
+
+@pytest.mark.parametrize("policy", ["lonode", "low", "pack", "spread", "lonodex"])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_walk_that_stops_looking_finds_the_same(policy: str, seed: int) -> None:
+    engines = [
+        Engine(cluster(random.Random(seed)), policy=policy, filters="ALL:core,ALL:cpu,ALL:node", order=order)
+        for order in (DerivedOrder(), LooksEverywhere())
+    ]
+    chance = random.Random(seed + 1)
+    live: list[int] = []
+    for job in range(60):
+        if live and chance.random() < 0.3:
+            gone = live.pop(chance.randrange(len(live)))
+            for engine in engines:
+                engine.release(gone)
+        wanted, op = request(chance), chance.choice([MatchOp.ALLOCATE, MatchOp.ALLOCATE_ORELSE_RESERVE])
+        quick, thorough = (engine.match(job, wanted, job, op) for engine in engines)
+        assert places(quick) == places(thorough)
+        if isinstance(quick, Allocation):
+            live.append(job)

@@ -1,0 +1,95 @@
+"""Names that a world has for its members and for what others use: where people read, keys do not stand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.drivers.sim.world import Fate
+from penstock.sched.job import Job, Member, detail_of, take_in
+from penstock.world.facts import HoldSet, MemberSet, Observed, Phase, Requeue, WorkSet
+from tests.sched.driving import Driver, settings_of
+from tests.sched.test_groups import endless, only_job, pods
+
+
+def named(number: int, cpu: int = 400) -> MemberSet:
+    return MemberSet("w", f"uid-{number}", number, (("cpu", cpu),), name=f"web-{number}")
+
+
+def notes(job: Job) -> list[object]:
+    return [event.context["note"] for event in job.log if event.name == "exception"]
+
+
+def test_a_member_without_a_name_is_shown_by_its_key() -> None:
+    assert (Member("uid", 0).shown_as, Member("uid", 0, name="web").shown_as) == ("uid", "web")
+
+
+def test_a_refusal_names_the_member_as_people_know_it() -> None:
+    driver = Driver(pods(nodes=2), settings_of("easy"))
+    driver.world.fate_of = lambda _place, seat: Fate(
+        runs_s=1e9, refused="OutOfcpu" if seat.node == "node0" else ""
+    )
+    driver.feed(WorkSet("w", "refused", 1), named(0))
+    driver.settle()
+    assert notes(only_job(driver)) == ["node0 refused web-0: OutOfcpu"]
+
+
+def test_a_member_that_was_not_started_is_named_as_people_know_it() -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkSet("w", "admitted", 2), named(0), named(1))
+    driver.settle()
+    job = only_job(driver)
+    node = job.members["uid-0"].node
+    driver.feed(Observed("uid-0", Phase.ENDED, driver.now, node, 1 << 8, "OutOfcpu", started=False))
+    assert notes(job)[0] == f"web-0 was not started on {node}: OutOfcpu"
+
+
+def test_a_name_is_recorded_with_the_member() -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    driver.feed(WorkSet("w", "kept", 2), named(0), MemberSet("w", "plain", 1, (("cpu", 1),)))
+    job = only_job(driver)
+    again = Job(job.id, job.owner, job.spec, job.plain, job.seen_at, job.work)
+    take_in(again, detail_of(job))
+    assert [member.name for member in again.members.values()] == ["web-0", ""]
+
+
+def test_what_others_use_is_in_the_way_by_its_name() -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy"))
+    driver.feed(
+        HoldSet("uid-7", "node0", (("cpu", 500),), name="kube-system/proxy"),
+        HoldSet("nameless", "node0", (("cpu", 300),)),
+    )
+    driver.feed(WorkSet("w", "waits", 1), named(0))
+    driver.settle()
+    why = driver.scheduler.why(only_job(driver).id, driver.now)
+    assert sorted(who for who, _, _ in why.blockers) == ["kube-system/proxy", "nameless"]
+    assert "kube-system/proxy" in why.sentence
+
+
+def test_a_member_that_grew_in_place_is_in_the_way_by_its_name() -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkSet("w", "grows", 1), named(0))
+    driver.settle()
+    driver.feed(Observed("uid-0", Phase.RUNNING, driver.now, "node0", amounts=(("cpu", 700),)))
+    driver.feed(WorkSet("x", "waits", 1), MemberSet("x", "x-0", 0, (("cpu", 500),)))
+    driver.settle()
+    core = driver.scheduler.core
+    why = driver.scheduler.why(core.job_of_work["x"], driver.now)
+    assert "more: web-0" in [who for who, _, _ in why.blockers]
+
+
+def test_a_member_that_makes_the_next_job_keeps_its_name() -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy"))
+    endless(driver)
+    made_again = replace(named(0), recreated=True)
+    driver.feed(WorkSet("w", "again", 1, requeue=Requeue.ALWAYS), made_again)
+    driver.settle()
+    first = only_job(driver)
+    driver.feed(replace(named(1, cpu=900), recreated=True))  # It finds no room, and is there afterwards.
+    driver.settle()
+    driver.feed(Observed("uid-0", Phase.ENDED, driver.now, "node0", 1 << 8))
+    driver.settle()
+    following = only_job(driver)
+    assert following.id != first.id
+    assert [member.name for member in following.members.values()] == ["web-1"]
