@@ -236,6 +236,19 @@ def test_a_holder_that_died_is_waited_for_as_long_as_its_requests_may_live() -> 
     run(scenario())
 
 
+def test_an_heir_waits_only_for_the_requests_of_the_dead() -> None:
+    async def scenario() -> None:
+        leases = Leases()
+        one = candidate(Road(leases), "place_1")
+        heir = candidate(Road(leases), "place_2", heir_of="place_")
+        await one.acquire()
+        died = now()
+        await heir.acquire()
+        assert died + LONGEST_S <= now() < died + LONGEST_S + 2.5
+
+    run(scenario())
+
+
 def test_a_paused_holder_finds_out_before_it_acts() -> None:
     async def scenario() -> None:
         leases = Leases()

@@ -381,6 +381,26 @@ def test_a_member_whose_place_is_lost_over_a_restart_counts_as_use_by_others(los
     assert len(seated) == (1 if lost == "the node" else 0)
 
 
+def test_a_place_whose_member_is_not_recorded_any_more_is_given_back() -> None:
+    tables = MemoryTables()
+    world = pods(nodes=2)
+    world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
+    lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
+    world.works["w"] = WorkSet("w", "gang", 2)
+    world.members.update({key: member("w", number) for number, key in enumerate(("w-0", "w-1"))})
+    lives.feed(world.works["w"], *world.members.values())
+    lives.run_until(10)
+    ((number, live),) = tables.live.items()
+    members = live.detail["members"]
+    assert isinstance(members, list)
+    tables.live[number] = replace(live, detail={**live.detail, "members": members[1:]})
+    lives.begin()
+    scheduler = lives.turns.scheduler
+    assert scheduler is not None
+    assert len(scheduler.core.cluster.seats(number)) == 1
+    assert scheduler.core.cluster.holds() == ["left over: w-0"]
+
+
 def test_a_late_member_goes_only_where_its_queue_may() -> None:
     world = pods(nodes=3)
     world.nodes["node2"] = replace(world.nodes["node2"], labels=(("fast", "yes"),))

@@ -40,6 +40,7 @@ __all__ = ["Options", "Report", "run"]
 
 _LOG: Final = logging.getLogger("penstock")
 _END_TASKS_S: Final = 20.0
+_LOOK_S: Final = 0.5
 
 
 class Report:
@@ -136,7 +137,7 @@ def _identity(options: Options) -> Identity:
 def _habitat(options: Options, identity: Identity) -> Habitat:
     settings = options.configuration.settings
     if options.kube is not None:
-        return KubeHabitat(options.kube, settings)
+        return KubeHabitat(options.kube, settings, identity.id)
     return LocalHabitat(options.places, identity, settings)
 
 
@@ -174,7 +175,7 @@ async def _serve(options: Options, identity: Identity) -> None:
         guarded = BearerOnly(app, read_token(places.token))
         servers.append(asyncio.create_task(serve(guarded, tcp)))
     running = asyncio.create_task(_run(habitat, instance))
-    watching = asyncio.create_task(_tell_ready(instance, options.report))
+    watching = asyncio.create_task(_tell_ready(instance, habitat, options.report))
     try:
         await _first_of(stopping, running, *servers)
         if stopping.done():
@@ -206,8 +207,19 @@ def _raise_cause(running: asyncio.Task[None], servers: list[asyncio.Task[None]])
             raise error
 
 
-async def _tell_ready(instance: Instance, report: Report) -> None:
-    await instance.is_ready.wait()
+async def _tell_ready(instance: Instance, habitat: Habitat, report: Report) -> None:
+    """Ready, or standing by for the one that is in office: then there is nothing to wait for."""
+    said = ""
+    while not instance.is_ready.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(instance.is_ready.wait(), _LOOK_S)
+        if not instance.is_ready.is_set() and habitat.is_standing_by():
+            report.tell({"ready": True, "pid": os.getpid()})
+            _LOG.info("standing by")
+            await instance.is_ready.wait()
+        elif habitat.problem() not in ("", said):
+            said = habitat.problem()
+            report.tell({"waiting": said}, is_last=False)
     # The graph stays: looking through it for garbage again and again would hold everything up.
     gc.collect()
     gc.freeze()

@@ -162,11 +162,14 @@ def _start_penstock(made: DevCluster, inside: Places) -> None:
     while True:
         _check(made, _PENSTOCK)
         try:
-            Client(inside).get("/v1/status")
-            return
+            instance = Client(inside).get("/v1/status")["instance"]
+            if instance["ready"]:
+                return
+            why = instance["why_not_ready"]
         except Unavailable as error:
-            if time.monotonic() > until:
-                raise Unavailable(f"Penstock is not ready after {_READY_S:g} s: {error}") from error
+            why = str(error)
+        if time.monotonic() > until:
+            raise Unavailable(f"Penstock is not ready after {_READY_S:g} s: {why}")
         time.sleep(_LOOK_S)
 
 

@@ -49,6 +49,12 @@ class Habitat(Protocol):
     def metrics(self) -> bytes:
         """In the text format of Prometheus."""
 
+    def is_standing_by(self) -> bool:
+        """Whether another instance is in office, so that there is nothing to wait for."""
+
+    def problem(self) -> str:
+        """What keeps us from coming into office, if anything."""
+
     async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:
         """Runs `live` whenever we may be in office, until it is cancelled."""
 
@@ -108,6 +114,12 @@ class LocalHabitat:
 
     def metrics(self) -> bytes:
         return b""
+
+    def is_standing_by(self) -> bool:
+        return False
+
+    def problem(self) -> str:
+        return ""
 
     async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:  # noqa: ARG002
         await live()

@@ -43,13 +43,14 @@ class KubeHabitat:
     kind = "kubernetes"
     ends_tasks = False
 
-    def __init__(self, options: KubeOptions, settings: Settings) -> None:
+    def __init__(self, options: KubeOptions, settings: Settings, instance_id: str) -> None:
         self._options = options
         self._settings = settings
         self._access: Access = find_access(options.kubeconfig, options.context)
         in_flight = options.settings.binds_in_flight_max
         self._client = Client(self._access, in_flight_max=in_flight + 16, timeout_s=_REQUEST_S)
-        self.identity = f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
+        self._ancestry = f"{instance_id}_"  # The state directory is locked: whoever else had it is dead.
+        self.identity = f"{self._ancestry}{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
         # The election has a client of its own: a long queue of writes must not keep it from renewing.
         self._election_client = Client(self._access, in_flight_max=4, timeout_s=_REQUEST_S)
         self._election = Election(
@@ -58,6 +59,7 @@ class KubeHabitat:
             options.lease_name,
             self.identity,
             longest_request_s=_REQUEST_S,
+            heir_of=self._ancestry,
         )
         self._world = KubeWorld(
             self._client,
@@ -91,6 +93,13 @@ class KubeHabitat:
 
     def metrics(self) -> bytes:
         return self._auditor.metrics.render() if self._auditor is not None else b""
+
+    def is_standing_by(self) -> bool:
+        holder = self._election.holder
+        return bool(holder) and not holder.startswith(self._ancestry)
+
+    def problem(self) -> str:
+        return self._election.problem
 
     async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:
         self._auditor = self._make_auditor(instance)

@@ -129,6 +129,9 @@ def _check_world(kube: bool, local: dict[str, int | None], kubeconfig: Path | No
 def _tell_ready(status: dict[str, Any], places: Places) -> None:
     settings = status["settings"]
     if status["instance"]["world"] == "kubernetes":
+        if not status["instance"]["ready"]:
+            say(f"penstock: standing by: {settings['leader']} is the leader of {settings['server']}")
+            return
         nodes = status["nodes"]["up"]
         names = ", ".join(settings["schedulers"])
         say(f"penstock: ready: {nodes} nodes of {settings['server']}; policy {settings['policy']}")

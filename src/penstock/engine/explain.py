@@ -13,7 +13,7 @@ from typing import Final
 from penstock.engine.allocation import Blocker, Reason, Step
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
-from penstock.engine.relaxation import IDEAL, Bounds, counted
+from penstock.engine.relaxation import IDEAL, Bounds, amount, counted
 from penstock.engine.request import SLOT, Request, Want
 from penstock.engine.state import Window
 from penstock.engine.walker import NODE
@@ -66,7 +66,10 @@ class Explainer:
 
     def _told_short(self) -> str:
         """Which resource is short, where that is known: the most that is free in one place."""
-        told = [f"{level.type}: {most} of {level.count.min}" for level, most in self._short]
+        told = [
+            f"{level.type}: {amount(most, level.type)} of {amount(level.count.min, level.type)}"
+            for level, most in self._short
+        ]
         return f" ({', '.join(told)})" if told else ""
 
     def _needed(self, group: int) -> str:

@@ -14,8 +14,9 @@ from penstock.engine.request import SLOT, Placement, Request, Want
 from penstock.engine.state import Sight, Window, free_units, is_untouched
 from penstock.engine.walker import CONSTRAINED_TYPES, NODE
 from penstock.model.constraint import Constraint, matches
+from penstock.model.quantity import format_quantity
 
-__all__ = ["IDEAL", "Bounds", "cannot_ever_fit", "counted"]
+__all__ = ["IDEAL", "Bounds", "amount", "cannot_ever_fit", "counted"]
 
 IDEAL = Window(0, 1, 0, Sight.IDEAL)
 
@@ -24,9 +25,24 @@ _Sums = dict[str, int]
 _COUNTED = frozenset({"slot", "node", "core", "gpu", "socket", "rack", "cluster"})
 
 
+# Pools of a Kubernetes node are in millicores and in bytes, and people read them as quantities.
+_MILLI = frozenset({"cpu"})
+_BYTES = frozenset({"memory", "ephemeral-storage"})
+_BYTES_LEAST = 1 << 20  # below that it is no number of bytes, but of larger units
+
+
+def amount(units: int, kind: str) -> str:
+    """Units as people read them: 500m of cpu, 64Mi of memory, 3 of anything else."""
+    if kind in _MILLI:
+        return format_quantity(units, scale=1000)
+    if kind in _BYTES and abs(units) >= _BYTES_LEAST:
+        return format_quantity(units, binary=True)
+    return str(units)
+
+
 def counted(number: int, kind: str) -> str:
     """A number with what it counts: 1 node, 4 cores, 16 memory."""
-    return f"{number} {kind}{'s' if kind in _COUNTED and number != 1 else ''}"
+    return f"{amount(number, kind)} {kind}{'s' if kind in _COUNTED and number != 1 else ''}"
 
 
 class Bounds:
@@ -178,7 +194,8 @@ def _too_much_together(
             there = [vertex for vertex in graph.walk(top) if vertex.type == kind]
             most = sum(max(free_units(vertex, IDEAL), 0) for vertex in there)
             if most < units:
-                short = f"asks for {counted(units, kind)} in {len(wants)} groups together, there are {most}"
+                asked, there_are = counted(units, kind), amount(most, kind)
+                short = f"asks for {asked} in {len(wants)} groups together, there are {there_are}"
         if short is None:
             return None
     return short
@@ -224,7 +241,8 @@ def _clause(graph: Graph, bounds: Bounds, want: Want, found: int, constraint: Co
         if level is not want and most is not None and most < level.count.min:
             if most == 0:
                 return f"asks for {level.type} in a place that has none"
-            return f"asks for {counted(level.count.min, level.type)} together, the largest place has {most}"
+            has = amount(most, level.type)
+            return f"asks for {counted(level.count.min, level.type)} together, the largest place has {has}"
     if any(id(level) not in bounds.most for level in _levels(want)[1:]):
         return "asks for levels in an order that these resources do not have: " + "->".join(
             level.type for level in _levels(want)

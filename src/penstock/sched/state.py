@@ -166,11 +166,14 @@ class Scheduler:
     def _miss_places(self, present: set[str], now: float) -> None:
         """Members of works whose place could not be booked again: the node went meanwhile, or the record.
 
-        What is still to be seen of them counts as use by others.
+        What is still to be seen of them counts as use by others. A place without a member is given back.
         """
         core = self.core
         for job in [job for job in core.jobs.values() if job.work]:
             seats = core.cluster.seats(job.id)
+            empty = seats.keys() - {member.slot for member in job.live_members()}
+            if empty:
+                core.owed_slots.setdefault(job.id, []).extend(sorted(empty))
             for member in [one for one in job.live_members() if seats.get(one.slot) != one.node]:
                 if member.phase is MemberPhase.PLACING:
                     back_to_waiting(core, job, member, now)

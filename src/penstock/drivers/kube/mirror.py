@@ -268,9 +268,9 @@ class Mirror:
 
     def give_up(self, work: str, problem: Problem) -> None:
         """The job of a work has ended while pods of it still wait: they wait for somebody to act."""
-        waiting = frozenset(pod.metadata.uid for pod in self.waiting_pods(work))
+        waiting = [pod.metadata.uid for pod in self.waiting_pods(work)]
         if waiting:
-            self._given_up[work] = (waiting, problem)
+            self._given_up[work] = (frozenset(waiting), problem)
             self._touch(waiting)
 
     def inherit(self, before: Mirror) -> None:
@@ -283,12 +283,12 @@ class Mirror:
         if found is None and not given_up_text(pod):
             return None
         pods = self.waiting_pods(work)
-        waiting = frozenset(one.metadata.uid for one in pods)
+        waiting = [one.metadata.uid for one in pods]
         if found is None:
             if not all(map(given_up_text, pods)):
                 return None
-            found = self._given_up[work] = (waiting, Problem(GIVEN_UP, given_up_text(pod)))
-        if waiting <= found[0]:
+            found = self._given_up[work] = (frozenset(waiting), Problem(GIVEN_UP, given_up_text(pod)))
+        if found[0].issuperset(waiting):
             return found[1]
         del self._given_up[work]  # Somebody has come since: it is tried again, with all of them.
         self._touch(waiting)

@@ -1,0 +1,377 @@
+"""Intents carried out on a server that says no, says nothing, or says it too late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from penstock.drivers.kube import acting
+from penstock.drivers.kube.acting import Actions
+from penstock.drivers.kube.groups import JOB_ANNOTATION, maker_of
+from penstock.drivers.kube.mirror import Mirror
+from penstock.drivers.kube.settings import KubeSettings
+from penstock.kube.client import PatchKind
+from penstock.kube.errors import (
+    Conflicted,
+    Forbidden,
+    NotFound,
+    OutcomeUnknown,
+    ServerFault,
+    TooMany,
+    Unreachable,
+)
+from penstock.kube.types import Job, Pod
+from penstock.model.jobid import encode_jobid
+from penstock.world.facts import Fact, MemberGone, Observed, Outcome, Phase, Settled
+from penstock.world.intents import End, How, Intent, Place, Retract, Seat
+from tests.drivers.kube_client import FakeClient
+from tests.drivers.kube_objects import job, native_group, node, owned_by, pod
+
+NOW = 2000.0
+PLACE = Place(1, 77, "default/pod/uid-a", (Seat("uid-a", 0, "n1"),))
+BOUND = pod(node="n1", placed=True)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acting, "_PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(acting, "_EVICT_PAUSE_S", 0.001)
+    monkeypatch.setattr(acting, "_AGAIN_S", 0.001)
+
+
+class Around:
+    def __init__(self, *objects: Pod | Job, is_in_office: Callable[[], bool] = lambda: True) -> None:
+        self.mirror = Mirror(KubeSettings())
+        self.mirror.node_set(node("n1", cpu="2"))
+        for one in objects:
+            if isinstance(one, Pod):
+                self.mirror.pod_set(one)
+            else:
+                self.mirror.maker_set(maker_of(one))
+        self.mirror.facts(NOW)
+        self.is_in_office = is_in_office
+        self.facts: list[Fact] = []
+        self.bound: list[tuple[str, str]] = []
+
+    def may_act(self) -> bool:
+        return self.is_in_office()
+
+    def report(self, fact: Fact) -> None:
+        self.facts.append(fact)
+
+    def scheduled(self, found: Pod, on: str) -> None:
+        self.bound.append((found.metadata.name, on))
+
+
+def carry_out(
+    around: Around, client: FakeClient, *intents: Intent, probe: str = "", want: int = 1
+) -> list[Fact]:
+    """Until so many facts were told."""
+
+    async def scenario() -> None:
+        actions = Actions(client, around, lambda: NOW)  # type: ignore[arg-type]
+        for intent in intents:
+            actions.put(intent)
+        if probe:
+            actions.put_probe(probe)
+        workers = [asyncio.create_task(actions.work()) for _ in range(2)]
+        try:
+            async with asyncio.timeout(5):
+                while len(around.facts) < want:
+                    for worker in workers:
+                        if worker.done():
+                            worker.result()
+                    await asyncio.sleep(0.001)
+            await asyncio.sleep(0.005)  # Nothing more comes.
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            actions.drop()
+
+    asyncio.run(scenario())
+    return around.facts
+
+
+def outcomes(facts: list[Fact]) -> list[Outcome]:
+    assert all(isinstance(fact, Settled) for fact in facts)
+    return [fact.outcome for fact in facts if isinstance(fact, Settled)]
+
+
+# Binding
+
+
+def test_a_pod_is_bound_with_the_id_of_its_job() -> None:
+    around, client = Around(pod()), FakeClient()
+    assert outcomes(carry_out(around, client, PLACE)) == [Outcome.APPLIED]
+    assert client.asked == [("bind", ("default/a", "uid-a", "n1", {JOB_ANNOTATION: encode_jobid(77)}))]
+    assert around.bound == [("a", "n1")]
+
+
+def test_a_pod_that_is_not_known_is_gone_without_a_question() -> None:
+    client = FakeClient()
+    assert outcomes(carry_out(Around(), client, PLACE)) == [Outcome.GONE]
+    assert client.asked == []
+
+
+def test_a_pod_that_the_server_does_not_know_is_gone() -> None:
+    client = FakeClient(bind=[NotFound(404)])
+    assert outcomes(carry_out(Around(pod()), client, PLACE)) == [Outcome.GONE]
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome"),
+    [
+        (BOUND, Outcome.APPLIED),
+        (pod(node="n1"), Outcome.APPLIED),
+        (pod(uid="another"), Outcome.GONE),
+        (NotFound(404), Outcome.GONE),
+        (pod(gated=True), Outcome.CONFLICT),
+        (pod(deletionTimestamp="2026-01-01T00:00:00Z"), Outcome.GONE),
+        (pod(phase="Failed"), Outcome.GONE),
+    ],
+)
+@pytest.mark.parametrize("error", [Conflicted(409), OutcomeUnknown("it broke")])
+def test_a_refusal_and_a_silence_are_looked_up(found: object, outcome: Outcome, error: Exception) -> None:
+    client = FakeClient(bind=[error], get=[found])
+    assert outcomes(carry_out(Around(pod()), client, PLACE)) == [outcome]
+    assert client.verbs() == ["bind", "get"]
+
+
+def test_one_that_others_have_placed_is_no_member_any_more() -> None:
+    """The mirror tells what it uses; a second account of it would stay when the pod is gone."""
+    client = FakeClient(bind=[Conflicted(409)], get=[pod(node="n2")])
+    assert carry_out(Around(pod()), client, PLACE) == [MemberGone("uid-a")]
+    assert carry_out(Around(pod(node="n2")), FakeClient(), PLACE) == [MemberGone("uid-a")]
+
+
+def test_one_that_an_earlier_life_of_ours_has_placed_elsewhere_is_observed() -> None:
+    client = FakeClient(bind=[Conflicted(409)], get=[pod(node="n2", placed=True, phase="Running")])
+    (found,) = carry_out(Around(pod()), client, PLACE)
+    assert isinstance(found, Observed)
+    assert (found.phase, found.node) == (Phase.RUNNING, "n2")
+    assert dict(found.amounts) == {"cpu": 1000, "pods": 1}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OutcomeUnknown("it broke"), Unreachable("no way"), TooMany(429), ServerFault(503), Conflicted(409)],
+)
+def test_what_was_not_done_is_done_again(error: Exception) -> None:
+    client = FakeClient(bind=[error], get=[pod()])
+    assert outcomes(carry_out(Around(pod()), client, PLACE)) == [Outcome.APPLIED]
+    assert client.verbs().count("bind") == 2
+
+
+def test_what_cannot_be_found_out_is_told_as_unknown() -> None:
+    client = FakeClient(bind=[Unreachable("no way")] * 9)
+    facts = carry_out(Around(pod()), client, PLACE)
+    assert facts == [Settled(1, "uid-a", Outcome.UNKNOWN, "no way")]
+    assert client.verbs() == ["bind"] * 4
+
+
+def test_nothing_is_done_out_of_office() -> None:
+    around, client = Around(pod(), is_in_office=lambda: False), FakeClient()
+    assert outcomes(carry_out(around, client, PLACE)) == [Outcome.UNKNOWN]
+    assert client.asked == []
+
+
+def test_who_is_in_office_again_in_time_goes_on() -> None:
+    answers = iter([False, True])
+    around, client = Around(pod(), is_in_office=lambda: next(answers, True)), FakeClient()
+    assert outcomes(carry_out(around, client, PLACE)) == [Outcome.APPLIED]
+
+
+def test_a_node_that_is_gone_and_one_without_room_are_conflicts() -> None:
+    client = FakeClient()
+    gone = replace(PLACE, seats=(Seat("uid-a", 0, "n9"),))
+    (first,) = carry_out(Around(pod()), client, gone)
+    assert isinstance(first, Settled)
+    assert (first.outcome, "no node n9" in first.detail) == (Outcome.CONFLICT, True)
+    (second,) = carry_out(Around(pod(), pod("b", ours=False, node="n1", cpu="1500m")), client, PLACE)
+    assert isinstance(second, Settled)
+    assert (second.outcome, "others have taken" in second.detail) == (Outcome.CONFLICT, True)
+    assert client.asked == []
+
+
+def test_a_pod_that_is_over_takes_no_room() -> None:
+    around = Around(pod(), pod("b", ours=False, node="n1", cpu="2", phase="Succeeded"))
+    assert outcomes(carry_out(around, FakeClient(), PLACE)) == [Outcome.APPLIED]
+
+
+def test_seats_that_are_settled_are_left_alone() -> None:
+    seats = (Seat("uid-a", 0, "n1", is_settled=True), Seat("uid-b", 1, "n1"))
+    client = FakeClient()
+    carry_out(Around(pod(), pod("b")), client, replace(PLACE, seats=seats))
+    assert [what[1] for _, what in client.asked] == ["uid-b"]
+
+
+def test_a_native_pod_group_is_told_once_all_are_there() -> None:
+    spec = {"schedulingGroup": {"podGroupName": "ring"}}
+    around = Around(pod("a", spec=spec), pod("b", spec=spec))
+    around.mirror.native_group_set(native_group("ring"))
+    seats = (Seat("uid-a", 0, "n1"), Seat("uid-b", 1, "n1"))
+    client = FakeClient()
+    carry_out(around, client, replace(PLACE, work="default/podgroup/ring", seats=seats), want=2)
+    assert client.verbs() == ["bind", "bind", "patch"]
+    path, body, kind = client.asked[-1][1]
+    assert path.endswith("/namespaces/default/podgroups/ring/status")
+    assert kind is PatchKind.STRATEGIC, "other conditions stay"
+    assert body["status"]["conditions"][0]["type"] == "PodGroupInitiallyScheduled"
+
+
+# Limits
+
+
+def limited(name: str = "a") -> Pod:
+    return pod(name, owner=owned_by("Job", "train"), notes={"penstock.dev/limit": "60"})
+
+
+def test_a_limit_of_ours_becomes_the_deadline_of_the_job_once() -> None:
+    around = Around(job(started=1900.0), limited("a"), limited("b"))
+    seats = (Seat("uid-a", 0, "n1"), Seat("uid-b", 1, "n1"))
+    client = FakeClient()
+    carry_out(around, client, replace(PLACE, seats=seats, end_at=2060.5), want=2)
+    patches = [what for verb, what in client.asked if verb == "patch"]
+    body = {"metadata": {"uid": "uid-train"}, "spec": {"activeDeadlineSeconds": 161}}
+    assert patches == [("/apis/batch/v1/namespaces/default/jobs/train", body, PatchKind.MERGE)]
+
+
+def test_an_earlier_deadline_of_the_job_stays() -> None:
+    around = Around(job(started=1900.0, activeDeadlineSeconds=100), limited())
+    client = FakeClient()
+    carry_out(around, client, replace(PLACE, end_at=2060.0))
+    assert client.verbs() == ["bind"]
+
+
+# Taking away
+
+
+def test_a_disruption_budget_is_waited_for_without_holding_anybody_up() -> None:
+    budget = TooMany(429, causes=("DisruptionBudget",))
+    client = FakeClient(evict=[budget, budget, Unreachable("no way")])
+    around = Around(BOUND, pod("b"))
+    evict = Retract(2, 77, ("uid-a",), How.EVICT)
+    place = Place(1, 78, "default/pod/uid-b", (Seat("uid-b", 0, "n1"),))
+    facts = carry_out(around, client, evict, place, want=2)
+    assert facts == [Settled(1, "uid-b", Outcome.APPLIED), Settled(2, "uid-a", Outcome.APPLIED)]
+    assert client.verbs().count("evict") == 4
+
+
+@pytest.mark.parametrize(
+    ("answers", "outcome"),
+    [
+        ({"evict": [NotFound(404)]}, Outcome.GONE),
+        ({"evict": [Conflicted(409)], "get": [pod(uid="another")]}, Outcome.GONE),
+        ({"evict": [Conflicted(409)], "get": [BOUND]}, Outcome.APPLIED),
+    ],
+)
+def test_evictions(answers: dict[str, list[object]], outcome: Outcome) -> None:
+    client = FakeClient(**answers)
+    assert outcomes(carry_out(Around(BOUND), client, Retract(2, 77, ("uid-a",), How.EVICT))) == [outcome]
+
+
+def test_to_forget_is_possible_until_a_pod_is_on_its_node() -> None:
+    forget = Retract(2, 77, ("uid-a", "uid-b", "uid-c"), How.FORGET)
+    client = FakeClient()
+    facts = carry_out(Around(pod("a"), pod("b", node="n1")), client, forget, want=3)
+    assert outcomes(facts) == [Outcome.APPLIED, Outcome.CONFLICT, Outcome.GONE]
+    assert client.asked == []
+
+
+# Ending
+
+END = End(3, 77, ("uid-a",), 15, 30.2, "cancelled")
+
+
+def test_a_job_is_ended_by_its_deadline_once() -> None:
+    owner = owned_by("Job", "train")
+    pods = [pod(name, owner=owner, node="n1", placed=True) for name in "ab"]
+    client = FakeClient()
+    around = Around(job(started=1900.0), *pods)
+    facts = carry_out(around, client, replace(END, members=("uid-a", "uid-b")), want=2)
+    assert outcomes(facts) == [Outcome.APPLIED] * 2
+    (patch,) = client.asked
+    assert patch[1][1] == {"metadata": {"uid": "uid-train"}, "spec": {"activeDeadlineSeconds": 100}}
+
+
+@pytest.mark.parametrize("made", [job(over="Failed"), job(started=1900.0, activeDeadlineSeconds=100)])
+def test_a_job_that_is_ending_already_is_let_be(made: Job) -> None:
+    client = FakeClient()
+    around = Around(made, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    assert outcomes(carry_out(around, client, END)) == [Outcome.APPLIED]
+    assert client.asked == []
+
+
+@pytest.mark.parametrize("error", [Unreachable("no way"), OutcomeUnknown("it broke"), Forbidden(403)])
+def test_an_end_is_tried_until_it_is_done(error: Exception) -> None:
+    client = FakeClient(patch=[error, error])
+    around = Around(job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    assert outcomes(carry_out(around, client, END)) == [Outcome.APPLIED]
+    assert client.verbs() == ["patch"] * 3
+    client = FakeClient(delete=[error, error])
+    assert outcomes(carry_out(Around(BOUND), client, END)) == [Outcome.APPLIED]
+    assert client.verbs() == ["delete"] * 3
+
+
+def test_the_end_of_a_job_is_not_tried_for_ever_when_its_pods_are_gone() -> None:
+    around = Around(job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+
+    def gone() -> None:
+        around.mirror.pod_gone(pod())
+        raise Conflicted(409, message="the uid is another")
+
+    client = FakeClient(patch=[gone, *[Conflicted(409)] * 50])
+    assert outcomes(carry_out(around, client, END)) == [Outcome.GONE]
+    assert client.verbs() == ["patch"]
+
+
+def test_a_pod_by_itself_is_deleted_with_its_grace() -> None:
+    client = FakeClient()
+    assert outcomes(carry_out(Around(BOUND), client, END)) == [Outcome.APPLIED]
+    assert client.asked == [("delete", ("/api/v1/namespaces/default/pods/a", "uid-a", 31))]
+
+
+@pytest.mark.parametrize("error", [NotFound(404), Conflicted(409)])
+def test_a_pod_that_is_gone_needs_no_end(error: Exception) -> None:
+    assert outcomes(carry_out(Around(BOUND), FakeClient(delete=[error]), END)) == [Outcome.GONE]
+    assert outcomes(carry_out(Around(), FakeClient(), END)) == [Outcome.GONE]
+
+
+def test_a_signal_alone_is_refused_politely(caplog: pytest.LogCaptureFixture) -> None:
+    client = FakeClient()
+    assert outcomes(carry_out(Around(BOUND), client, replace(END, grace_s=None))) == [Outcome.APPLIED]
+    assert client.asked == []
+    assert "cannot be sent a signal" in caplog.text
+
+
+# Finding out
+
+
+def test_a_probe_says_what_the_server_says() -> None:
+    around = Around(pod())
+    running = msgspec.structs.replace(BOUND, status=msgspec.structs.replace(BOUND.status, phase="Running"))
+    (found,) = carry_out(around, FakeClient(get=[running]), probe="uid-a")
+    assert isinstance(found, Observed)
+    assert (found.phase, found.node) == (Phase.RUNNING, "n1")
+    (waiting,) = carry_out(Around(pod()), FakeClient(get=[pod()]), probe="uid-a")
+    assert waiting == Observed("uid-a", Phase.WAITING, NOW)
+
+
+def test_a_probe_of_who_is_gone() -> None:
+    assert carry_out(Around(), FakeClient(), probe="uid-a") == [MemberGone("uid-a")]
+    assert carry_out(Around(pod()), FakeClient(get=[NotFound(404)]), probe="uid-a") == [MemberGone("uid-a")]
+    assert carry_out(Around(pod()), FakeClient(get=[pod(uid="other")]), probe="uid-a") == [
+        MemberGone("uid-a")
+    ]
+
+
+def test_a_server_that_does_not_answer_is_asked_again_and_nobody_is_declared_gone() -> None:
+    client = FakeClient(get=[Unreachable("no way"), ServerFault(503), BOUND])
+    (found,) = carry_out(Around(BOUND), client, probe="uid-a")
+    assert isinstance(found, Observed)
+    assert found.phase is Phase.PLACED

@@ -1,0 +1,289 @@
+"""One life of the world: it begins with a snapshot, ends when it is cancelled, and hides no failure."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from penstock.drivers.kube import world as world_module
+from penstock.drivers.kube.settings import KubeSettings
+from penstock.drivers.kube.world import KubeWorld
+from penstock.errors import Unavailable
+from penstock.kube.errors import NotFound
+from penstock.kube.resources import JOBS, PODS, Resource
+from penstock.kube.types import Object
+from penstock.kube.watch import Deleted, Relisted, Upserted
+from penstock.world.facts import Fact, MemberGone, MemberSet, Outcome, Settled, Snapshot
+from penstock.world.intents import End, Place, Seat, Tell
+from tests.drivers.kube_client import FakeClient
+from tests.drivers.kube_objects import job, node, owned_by, pod
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+PLACE = Place(1, 77, "default/pod/uid-a", (Seat("uid-a", 0, "n1"),))
+
+
+class Server:
+    """Objects by resource, and a stand-in for `reflect` that tells of them."""
+
+    def __init__(self, **listed: list[Object]) -> None:
+        self.objects: dict[str, list[Object]] = listed
+        self.is_slow: set[str] = set()  # resources whose lists do not come
+        self.receivers: dict[str, Callable[[Any], None]] = {}
+        self.lists = 0
+        self.fault: asyncio.Future[None] | None = None
+
+    async def reflect(
+        self, _client: object, resource: Resource, _type: type, on: Callable[[Any], None]
+    ) -> None:
+        while resource.plural in self.is_slow:
+            await asyncio.sleep(0.001)
+        is_native = resource.group_version.startswith("scheduling.k8s.io")
+        self.lists += 1
+        on(Relisted(() if is_native else tuple(self.objects.get(resource.plural, ()))))
+        self.receivers[resource.plural] = on
+        if self.fault is not None and resource is PODS:
+            await self.fault
+        await asyncio.Event().wait()
+
+
+class Life:
+    def __init__(self, server: Server, client: FakeClient | None = None) -> None:
+        self.server = server
+        self.client = client or FakeClient()
+        self.facts: list[Fact] = []
+        self.world = KubeWorld(
+            self.client,  # type: ignore[arg-type]
+            KubeSettings(binds_in_flight_max=2, maker_wait_s=0.01, tells_per_s=1000.0),
+            identity="me",
+            clock=lambda: 2000.0,
+        )
+
+    def snapshots(self) -> list[Snapshot]:
+        return [fact for fact in self.facts if isinstance(fact, Snapshot)]
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(5):
+            while not holds():
+                await asyncio.sleep(0.001)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        before = asyncio.all_tasks()
+        task = asyncio.create_task(self.world.run(1, self.facts.append))
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == before, "no task outlives a life"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Life, Callable[[], Awaitable[None]]], None]:
+    def run_it(life: Life, scenario: Callable[[], Awaitable[None]]) -> None:
+        monkeypatch.setattr(world_module, "reflect", life.server.reflect)
+
+        async def whole() -> None:
+            await scenario()
+
+        asyncio.run(whole())
+        gc.collect()  # What was never awaited says so now, and warnings are errors here.
+
+    return run_it
+
+
+Run = Callable[[Life, Callable[[], Awaitable[None]]], None]
+
+
+def test_a_life_begins_with_a_snapshot_of_everything(run: Run) -> None:
+    life = Life(Server(nodes=[node("n1")], pods=[pod("a")]))
+
+    async def scenario() -> None:
+        async with life.running():
+            await life.until(life.snapshots)
+            life.server.receivers["pods"](Upserted(pod("b")))
+            await life.until(lambda: any(isinstance(fact, MemberSet) for fact in life.facts))
+            life.server.receivers["pods"](Deleted(pod("b")))
+            await life.until(lambda: MemberGone("uid-b") in life.facts)
+
+    run(life, scenario)
+    first = life.facts[0]
+    assert isinstance(first, Snapshot)
+    assert [one.member for one in first.members] == ["uid-a"]
+
+
+def test_a_cancelled_life_leaves_nothing_behind(run: Run) -> None:
+    """Intents that nobody has begun, and such as wait for another try, are dropped."""
+    life = Life(Server(nodes=[node("n1")], pods=[pod("a", node="n1", placed=True)]))
+    life.client.answers["delete"] = [Unavailable("away")] * 100
+
+    async def scenario() -> None:
+        async with life.running():
+            await life.until(life.snapshots)
+            ends = [End(number, 77, ("uid-a",), 15, 1.0, "x") for number in range(50)]
+            await life.world.apply(1, ends)
+            await life.world.probe(["uid-a"] * 50)
+            await life.until(lambda: "delete" in life.client.verbs())
+            await life.world.apply(1, ends)
+        asked = len(life.client.asked)
+        await life.world.apply(1, ends)
+        await life.world.probe(["uid-a"])
+        assert not life.world.may_act()
+        await asyncio.sleep(0.01)
+        assert len(life.client.asked) == asked
+
+    run(life, scenario)
+
+
+def test_what_another_epoch_wants_is_not_done(run: Run) -> None:
+    life = Life(Server(nodes=[node("n1")], pods=[pod("a")]))
+
+    async def scenario() -> None:
+        async with life.running():
+            await life.until(life.snapshots)
+            await life.world.apply(2, [PLACE])
+            await asyncio.sleep(0.02)
+            assert life.client.asked == []
+            await life.world.apply(1, [PLACE])
+            await life.until(lambda: "bind" in life.client.verbs())
+
+    run(life, scenario)
+
+
+def test_before_the_first_snapshot_nobody_is_declared_gone(run: Run) -> None:
+    server = Server(nodes=[node("n1")], pods=[pod("a")])
+    server.is_slow = {"nodes"}
+    life = Life(server)
+
+    async def scenario() -> None:
+        async with life.running():
+            await life.until(lambda: "pods" in server.receivers)
+            await life.world.apply(1, [PLACE, End(2, 77, ("uid-a",), 15, 1.0, "x")])
+            await life.world.probe(["uid-a"])
+            await asyncio.sleep(0.02)
+            assert life.facts == []
+            assert not life.world.may_act()
+            server.is_slow.clear()
+            await life.until(life.snapshots)
+
+    run(life, scenario)
+    assert life.client.asked == []
+
+
+def test_a_refresh_in_the_middle_of_things_loses_nobody(run: Run) -> None:
+    """While everything is listed afresh, what was known before is what counts."""
+    server = Server(nodes=[node("n1")], pods=[pod("a"), pod("b")])
+    life = Life(server)
+
+    async def scenario() -> None:
+        async with life.running():
+            await life.until(life.snapshots)
+            server.is_slow = {"pods"}
+            life.world.tell([Tell("default/pod/uid-b", 5, "given-up", "nobody wants it")])
+            life.world.refresh()
+            await life.until(lambda: server.lists > 10)
+            await life.world.apply(1, [PLACE])
+            await life.until(lambda: life.facts[1:])
+            assert life.facts[-1] == Settled(1, "uid-a", Outcome.APPLIED)
+            server.is_slow.clear()
+            await life.until(lambda: len(life.snapshots()) == 2)
+            life.world.refresh()
+            life.world.refresh()
+            await life.until(lambda: len(life.snapshots()) == 3)
+
+    run(life, scenario)
+    assert [[one.member for one in found.members] for found in life.snapshots()] == [
+        ["uid-a", "uid-b"],
+        ["uid-a"],
+        ["uid-a"],
+    ], "what was given up stays so"
+
+
+@pytest.mark.parametrize("refreshes", [False, True])
+def test_a_fault_of_ours_ends_the_life_and_is_named(run: Run, refreshes: bool) -> None:
+    life = Life(Server(nodes=[node("n1")]))
+
+    async def scenario() -> None:
+        life.server.fault = asyncio.get_running_loop().create_future()
+        async with life.running() as task:
+            await life.until(life.snapshots)
+            if refreshes:
+                life.world.refresh()
+            life.server.fault.set_exception(ValueError("a pod that nobody foresaw"))
+            with pytest.raises(ValueError, match="a pod that nobody foresaw"):
+                await asyncio.wait_for(asyncio.shield(task), 5)
+
+    run(life, scenario)
+
+
+def test_a_server_that_is_away_for_good_is_worth_another_life(run: Run) -> None:
+    life = Life(Server())
+
+    async def scenario() -> None:
+        life.server.fault = asyncio.get_running_loop().create_future()
+        async with life.running() as task:
+            life.server.fault.set_exception(Unavailable("away"))
+            with pytest.raises(Unavailable, match="away"):
+                await asyncio.wait_for(asyncio.shield(task), 5)
+        life.server.fault = None
+        async with life.running():
+            await life.until(life.snapshots)
+
+    run(life, scenario)
+
+
+def test_what_was_told_to_pods_is_forgotten_with_them(run: Run) -> None:
+    bad = {"penstock.dev/group-size": "x"}
+    pods = [pod(name, labels=bad) for name in "abc"]
+    life = Life(Server(nodes=[node("n1")], pods=[*pods]))
+
+    async def scenario() -> None:
+        teller = life.world._teller
+        async with life.running():
+            await life.until(lambda: len(teller._told) == 3)
+            life.server.receivers["pods"](Deleted(pods[0]))
+            life.server.receivers["pods"](Upserted(pod("b", labels=bad, node="n1")))
+            assert list(teller._told) == ["uid-c"]
+            life.server.objects["pods"] = []
+            life.world.refresh()
+            await life.until(lambda: len(life.snapshots()) == 2)
+            assert not teller._told
+
+    run(life, scenario)
+
+
+def test_a_maker_that_is_not_heard_of_is_asked_for(run: Run) -> None:
+    made = pod("a", owner=owned_by("Job", "train"))
+    life = Life(Server(nodes=[node("n1")], pods=[made]))
+    life.client.answers["get"] = [Unavailable("away"), job("train", wants=1)]
+
+    async def scenario() -> None:
+        async with life.running():
+            await life.until(lambda: any(isinstance(fact, MemberSet) for fact in life.facts))
+
+    run(life, scenario)
+    assert life.client.asked[0] == ("get", JOBS.path("default", "train"))
+    assert life.snapshots()[0].members == ()
+
+
+def test_pods_of_a_maker_that_is_gone_are_not_started(run: Run) -> None:
+    made = pod("a", owner=owned_by("Job", "train"))
+    life = Life(Server(nodes=[node("n1")], pods=[made]))
+    life.client.answers["get"] = [NotFound(404)]
+
+    async def scenario() -> None:
+        async with life.running():
+            await life.until(life.snapshots)
+            problems = life.world.mirror.problems
+            await life.until(lambda: problems["uid-a"].reason == "OwnerGone")
+            await life.until(lambda: "event" in life.client.verbs())
+
+    run(life, scenario)
+    assert not any(isinstance(fact, MemberSet) for fact in life.facts)
