@@ -583,3 +583,23 @@ def test_a_member_that_its_node_did_not_start_is_replaced_or_the_job_says_that_i
         assert [one.members for one in retracted] == [("w-1",)]  # Nobody came in its place in time.
     else:
         assert "OutOfcpu" in job.broken
+
+
+def test_a_work_with_no_end_of_members_keeps_few_of_those_that_have_ended() -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkSet("w", "long", 1), member("w", 0, recreated=True))
+    driver.settle()
+    job = only_job(driver)
+    for number in range(400):
+        status = 3 << 8 if number == 7 else 0
+        node = job.members[f"w-{number}"].node
+        driver.feed(Observed(f"w-{number}", Phase.ENDED, driver.now, node, status))
+        driver.feed(member("w", number + 1, recreated=True))
+        driver.settle()
+    assert len(job.members) < 200
+    assert len(job.members) + job.past_members == 401
+    driver.feed(Observed("w-400", Phase.ENDED, driver.now), WorkGone("w"))
+    driver.settle()
+    assert job.status == 3 << 8  # The failure of one that is not kept counts all the same.
+    assert not driver.scheduler.core.cluster.engine.jobs

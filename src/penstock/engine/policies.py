@@ -21,10 +21,19 @@ from penstock.engine.graph import Vertex
 from penstock.engine.state import Sight, Window, room_below
 from penstock.errors import BadRequest
 
-__all__ = ["NAMED_POLICIES", "BadPolicy", "DerivedOrder", "Policy", "SearchOrder", "Usage", "parse_policy"]
+__all__ = [
+    "NAMED_POLICIES",
+    "NODE_FACTOR",
+    "BadPolicy",
+    "DerivedOrder",
+    "Policy",
+    "SearchOrder",
+    "Usage",
+    "parse_policy",
+]
 
 _UNTOUCHED: Final = 1 << 62
-_NODE_FACTOR: Final = 10_000
+NODE_FACTOR: Final = 10_000  # a node's part of a score is at least so many times its number and two
 
 
 class BadPolicy(BadRequest):
@@ -51,7 +60,7 @@ class Policy:
         """What the score of everything below a node gets from it."""
         if not self.node_centric:
             return 0
-        return (node.id + 2) * _NODE_FACTOR + abs(node.uniq_id % _NODE_FACTOR - 1)
+        return (node.id + 2) * NODE_FACTOR + abs(node.uniq_id % NODE_FACTOR - 1)
 
 
 NAMED_POLICIES: Final[dict[str, Policy]] = {

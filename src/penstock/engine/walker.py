@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.engine.graph import Graph, Vertex
-from penstock.engine.policies import Policy, SearchOrder, Usage
+from penstock.engine.policies import NODE_FACTOR, Policy, SearchOrder, Usage
 from penstock.engine.request import SLOT, SLOTS_MAX, Placement, Want
 from penstock.engine.state import Sight, Window, free_below, free_units, is_untouched, room_below
 from penstock.model.constraint import Constraint, matches
@@ -41,6 +41,7 @@ _MET: Final = 1  # the score of a vertex before its id
 _USAGE_SHIFT: Final = 104  # how full a node is outweighs its place, and that every id
 _PLACE_SHIFT: Final = 64
 _PPM: Final = 1_000_000
+_NO_NODE_PART: Final = 1 << 200  # more than any node's
 
 
 class Choice:
@@ -177,7 +178,7 @@ class Walk:
                 slot = want
         if u.type == NODE and self._limit is not None and slot is not None:
             node_part = self._node_part(u, wants)
-            if self._limit.is_beyond(node_part):
+            if node_part >= self._limit.beyond:
                 return None
         if slot is not None and not _can_bundle(u, slot):
             slot = None
@@ -266,7 +267,11 @@ class Walk:
             tallies = {want.type: _Tally(want.count.pick(UINT_MAX), shares) for want in wants}
         named = {want.type for want in wants}
         is_slot_wanted = SLOT in named
+        # The outer nodes of a large cluster are passed by here, at the price of a comparison.
+        limit = self._limit if is_slot_wanted and self._policy.node_centric else None
         for child in children:
+            if limit is not None and child.type == NODE and (child.id + 2) * NODE_FACTOR >= limit.beyond:
+                continue
             if not pristine and not is_slot_wanted and child.type not in named:
                 self.preorder += 1
                 continue  # After the first match, a level that is not named ends the branch.
@@ -384,25 +389,23 @@ class Walk:
 class _Limit:
     """The best scores so far, as many as there are slots to choose; nothing else is needed."""
 
-    __slots__ = ("_base", "_best", "_count", "_weight")
+    __slots__ = ("_base", "_best", "_count", "_weight", "beyond")
 
     def __init__(self, count: int, base: int, weight: int) -> None:
         self._best: list[int] = []  # negated: the worst of them comes first
         self._count = count
         self._base = base  # what every slot scores at least, wherever it is
         self._weight = weight  # how often the node's part counts in it
+        # The least part of a node on which no slot can be chosen: of equals, those found first are.
+        self.beyond = _NO_NODE_PART
 
     def note(self, score: int) -> None:
         if len(self._best) < self._count:
             heapq.heappush(self._best, -score)
         elif score < -self._best[0]:
             heapq.heapreplace(self._best, -score)
-
-    def is_beyond(self, node_part: int) -> bool:
-        """Whether no slot on such a node can be chosen: of equals, those that were found first are."""
-        if len(self._best) < self._count:
-            return False
-        return self._base + self._weight * node_part >= -self._best[0]
+        if len(self._best) == self._count:
+            self.beyond = -((self._base + self._best[0]) // self._weight)
 
 
 def _limit(policy: Policy, order: SearchOrder, wants: tuple[Want, ...]) -> _Limit | None:
@@ -412,7 +415,7 @@ def _limit(policy: Policy, order: SearchOrder, wants: tuple[Want, ...]) -> _Limi
     if len(wants) != 1 or wants[0].type != SLOT:
         return None
     count, parts = wants[0].count, len(wants[0].with_)
-    if count.min != count.max:
+    if count.min != count.max or not parts:
         return None
     # Every kind of resource in the slot gives at least one vertex, and no vertex scores less than this.
     return _Limit(count.min, _MET + parts * _MET, parts if policy.usage is Usage.IGNORED else 1)

@@ -106,6 +106,8 @@ class Job:
     incomplete_since: float | None = None  # some member of a started group has no place
     is_failed_by_world: bool = False  # it was ended by neither itself, nor a person, nor its limit
     broken: str = ""
+    past_members: int = 0  # of a work: so many have ended and are not kept any more
+    past_status: int = 0  # the worst of their ends
     promise: Promise | None = None
     times: dict[str, float] = field(default_factory=dict)  # when it came into each state, last
     exception: dict[str, object] = field(default_factory=dict)  # the first fatal one
@@ -158,6 +160,8 @@ def detail_of(job: Job) -> dict[str, object]:
         ("end_at", job.end_at),
         ("incomplete_since", job.incomplete_since),
         ("broken", job.broken),
+        ("past_members", job.past_members or None),
+        ("past_status", job.past_status or None),
         ("parked", job.is_parked),
     ):
         if value not in (None, ""):
@@ -217,6 +221,8 @@ def take_in(job: Job, detail: Mapping[str, object]) -> None:
     job.end_at = cast(float | None, detail.get("end_at"))
     job.incomplete_since = cast(float | None, detail.get("incomplete_since"))
     job.broken = cast(str, detail.get("broken", ""))
+    job.past_members = cast(int, detail.get("past_members", 0))
+    job.past_status = cast(int, detail.get("past_status", 0))
     job.is_parked = cast(str, detail.get("parked", ""))
     job.is_work_gone = bool(detail.get("work_gone"))
     job.is_failed_by_world = bool(detail.get("failed_by_world"))

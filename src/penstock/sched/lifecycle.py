@@ -54,6 +54,7 @@ UNKNOWN_END: Final = "unknown"
 NODE_FAILURE: Final = "node-failure"
 TIMEOUT: Final = "timeout"
 MORE: Final = "more: "  # holds of what members use beyond what they were given
+_PAST_KEPT: Final = 64  # members that have ended and are kept for people to look at
 _BY_WORLD: Final = frozenset({UNKNOWN_END, NODE_FAILURE})
 
 
@@ -400,6 +401,7 @@ def settle_step(core: Core, now: float) -> None:
             if job is not None:
                 _note_running(core, job, now)
                 _free_slots(core, job, now)
+                _drop_past(core, job)
                 _settle_job(core, job, now)
 
 
@@ -432,6 +434,21 @@ def _free_slots(core: Core, job: Job, now: float) -> None:
     ranks = [core.cluster.nodes[node].rank for node in left_nodes if node in core.cluster.nodes]
     if ranks:
         core.journal.log(job, "release", now, ranks=encode_idset(ranks), final=False)
+
+
+def _drop_past(core: Core, job: Job) -> None:
+    """A work can have any number of members, one after the other: those long past are only counted."""
+    if not job.work or len(job.members) <= _PAST_KEPT or job.state is not JobState.RUN:
+        return
+    ended = [one for one in job.members.values() if one.phase is MemberPhase.ENDED and not one.is_owed]
+    if len(ended) <= _PAST_KEPT + 2 * (len(job.members) - len(ended)):
+        return
+    for member in ended[:-_PAST_KEPT]:
+        job.past_members += 1
+        job.past_status = max(job.past_status, _exit_of(member))
+        del job.members[member.key]
+        core.job_of_member.pop(member.key, None)
+    core.journal.touch(job)
 
 
 def _note_running(core: Core, job: Job, now: float) -> None:
@@ -475,11 +492,14 @@ def _finish(core: Core, job: Job, now: float, is_fatal: bool) -> None:
 
 def _status(job: Job, is_fatal: bool) -> int:
     """As a shell would exit: with the largest code of its tasks, a signal counting 128 more."""
-    worst = 0
-    for member in job.members.values():
-        low = member.status & 0x7F
-        worst = max(worst, 128 + low if low else member.status >> 8)
+    worst = max((_exit_of(member) for member in job.members.values()), default=0)
+    worst = max(worst, job.past_status)
     return 256 if worst == 0 and is_fatal else worst << 8
+
+
+def _exit_of(member: Member) -> int:
+    low = member.status & 0x7F
+    return 128 + low if low else member.status >> 8
 
 
 def free_some(core: Core, job: Job, slots: list[int], now: float) -> None:
