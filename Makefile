@@ -34,7 +34,7 @@ demo: $(READY) ## run a mixed workload on a real instance of its own (ARGS=--pla
 
 test: lint types contracts ## lint, types, import contracts, then all tests
 	@printf '==> tests\n'
-	@$(BIN)/pytest -n 2 $(ARGS)
+	@$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(READY) ## check rules and formatting
 	@printf '==> rules\n'

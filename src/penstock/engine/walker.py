@@ -180,8 +180,6 @@ class Walk:
             node_part = self._node_part(u, wants)
             if node_part >= self._limit.beyond:
                 return None
-        if slot is not None and not _can_bundle(u, slot):
-            slot = None
         if matched is None and slot is None and not pristine:
             return None
         excl = excl or (matched is not None and matched.exclusive is True)
@@ -190,6 +188,10 @@ class Walk:
         free = free_units(u, self._window)
         if free <= 0:
             return None
+        if slot is not None and not _can_bundle(u, slot):
+            slot = None
+            if matched is None and not pristine:
+                return None
         if self._graph.has_shared:
             self._entered.add(u.index)
         found: Found = {}

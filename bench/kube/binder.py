@@ -1,0 +1,41 @@
+"""Bindings without a scheduler: what an API server takes at most. A process of its own, as schedulers are.
+
+`python -m bench.kube.binder KUBECONFIG NAMESPACE SCHEDULER NODES` binds all pods of a scheduler's name to
+`node-0`, `node-1` and so on in turn, 64 at a time, and then stays until it is ended, so that what it has
+used can be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Final
+
+from penstock.kube.access import from_kubeconfig
+from penstock.kube.client import Client
+from penstock.kube.resources import PODS
+from penstock.kube.types import Pod
+
+_IN_FLIGHT: Final = 64
+
+
+async def _bind_all(kubeconfig: str, namespace: str, scheduler: str, nodes: int) -> None:
+    print("up", flush=True)
+    async with Client(from_kubeconfig(Path(kubeconfig)), in_flight_max=_IN_FLIGHT, timeout_s=60.0) as client:
+        selector = f"spec.nodeName=,spec.schedulerName={scheduler}"
+        listed = await client.list(PODS.path(namespace), Pod, field_selector=selector)
+        left = iter(enumerate(listed.items))
+
+        async def work() -> None:
+            for place, pod in left:
+                await client.bind(namespace, pod.metadata.name, pod.metadata.uid, f"node-{place % nodes}")
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(_IN_FLIGHT):
+                tasks.create_task(work())
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_bind_all(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))

@@ -1,0 +1,71 @@
+"""When each pod got its node, as a watch tells: the same watch for every contender."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from penstock.kube.client import Client
+from penstock.kube.resources import PODS
+from penstock.kube.types import Object
+from penstock.kube.watch import Change, Relisted, Upserted, WatchState, reflect
+
+__all__ = ["Binds", "watched_binds"]
+
+
+class Binds:
+    """Names of pods and times of the monotonic clock, in the order in which they were heard of."""
+
+    def __init__(self) -> None:
+        self.at_s: dict[str, float] = {}
+        self._wanted = 0
+        self._reached = asyncio.Event()
+
+    def take(self, change: Change[Object]) -> None:
+        now_s = time.monotonic()
+        match change:
+            case Relisted(items):
+                for item in items:
+                    self.at_s.setdefault(item.metadata.name, now_s)
+            case Upserted(item):
+                self.at_s.setdefault(item.metadata.name, now_s)
+        if len(self.at_s) >= self._wanted:
+            self._reached.set()
+
+    async def wait(self, count: int, limit_s: float) -> bool:
+        """Until so many are bound; False if that does not happen in time."""
+        self._wanted = count
+        self._reached.clear()
+        if len(self.at_s) < count:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._reached.wait(), limit_s)
+        return len(self.at_s) >= count
+
+
+@asynccontextmanager
+async def watched_binds(client: Client, namespace: str) -> AsyncIterator[Binds]:
+    """Hears of every binding from the beginning of the block on."""
+    binds, state = Binds(), WatchState()
+    watching = asyncio.create_task(
+        reflect(
+            client,
+            PODS,
+            Object,
+            binds.take,
+            namespace=namespace,
+            field_selector="spec.nodeName!=",
+            state=state,
+        )
+    )
+    try:
+        while not state.is_synced:
+            if watching.done():
+                watching.result()
+            await asyncio.sleep(0.02)
+        yield binds
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching

@@ -1,0 +1,200 @@
+"""Those who bind pods: kube-scheduler, Penstock, and nobody, which is the API server's own pace.
+
+Each is started fresh on a control plane that has the pods already, under the name that the pods ask for, and
+is gone before the next one starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final, Protocol
+
+import psycopg
+
+from bench.kube.plane import NAMESPACE, Plane
+from penstock.errors import PenstockError
+from penstock.places import places_of
+from penstock.store.embedded import EmbeddedPostgres
+
+__all__ = ["Binder", "Contender", "KubeScheduler", "Penstock", "said_since"]
+
+_STOP_S: Final = 60.0
+_KUBE_SCHEDULER: Final = "kube-scheduler"
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+class Contender(Protocol):
+    name: str
+    scheduler: str  # the schedulerName of its pods
+    log: Path
+    up: bytes  # what its log says when it begins to look at the cluster
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """It is gone when this returns, if it was there."""
+
+    def is_alive(self) -> bool: ...
+
+    def processes(self) -> dict[str, int]:
+        """Those that are there, by name: `scheduler`, `database`."""
+
+
+def said_since(log: Path, offset: int) -> bytes:
+    """What a log says after its first `offset` bytes."""
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+class KubeScheduler:
+    name = _KUBE_SCHEDULER
+    scheduler = "default-scheduler"
+    up = b"Starting Kubernetes Scheduler"
+
+    def __init__(self, plane: Plane) -> None:
+        self._cluster = plane.cluster
+        self.log = plane.cluster.logs / f"{_KUBE_SCHEDULER}.log"
+        self._is_on = False
+
+    def start(self) -> None:
+        self._cluster.start_part(_KUBE_SCHEDULER)
+        self._is_on = True
+
+    def stop(self) -> None:
+        if self._is_on:
+            self._cluster.stop_part(_KUBE_SCHEDULER)
+            self._is_on = False
+
+    def is_alive(self) -> bool:
+        return self._is_on and self._cluster.part(_KUBE_SCHEDULER).exit_code is None
+
+    def processes(self) -> dict[str, int]:
+        return {"scheduler": self._cluster.part(_KUBE_SCHEDULER).pid} if self._is_on else {}
+
+
+class _Process:
+    """A program of ours, whose words go to a file."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, argv: list[str], environ: dict[str, str] | None = None) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=_ROOT,
+                env={**os.environ, **(environ or {})},
+            )
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def processes(self) -> dict[str, int]:
+        return {} if self._process is None else {"scheduler": self._process.pid}
+
+
+class Binder:
+    name = "bare binds"
+    scheduler = "nobody"
+    up = b"up"
+
+    def __init__(self, plane: Plane) -> None:
+        self.log = plane.directory / "binder.log"
+        self._plane = plane
+        self._process = _Process(self.log)
+
+    def start(self) -> None:
+        plane = self._plane
+        reach = [str(plane.cluster.kubeconfig), NAMESPACE, self.scheduler, str(plane.nodes)]
+        self._process.start(["bench.kube.binder", *reach])
+
+    def stop(self) -> None:
+        self._process.stop()
+
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def processes(self) -> dict[str, int]:
+        return self._process.processes()
+
+
+class Penstock:
+    """With its own database, the rights of its ServiceAccount, and the settings that nobody has changed."""
+
+    name = "Penstock"
+    scheduler = "penstock"
+    up = b"holds lease"
+    ready = b"ready: epoch"
+
+    def __init__(self, plane: Plane, number: int, *, is_sampled: bool = False) -> None:
+        self._kubeconfig = plane.cluster.penstock_kubeconfig
+        self._state = plane.directory / f"p{number}"
+        self._samples = plane.directory / f"p{number}.json" if is_sampled else None
+        self._environ = {"PENSTOCK_RUNTIME": str(plane.directory)}
+        self._places = places_of(str(self._state), self._environ)
+        self.log = plane.directory / f"p{number}.log"
+        self._process = _Process(self.log)
+
+    def start(self) -> None:
+        program = ["penstock.cli"]
+        if self._samples is not None:
+            program = ["bench.kube.sampled", str(self._samples)]
+        reach = ["--state", str(self._state), "--kubeconfig", str(self._kubeconfig)]
+        self._process.start([*program, "start", "--foreground", "--kube", *reach], self._environ)
+
+    def stop(self) -> None:
+        self._process.stop()
+        with contextlib.suppress(PenstockError):
+            EmbeddedPostgres(self._places).stop()
+
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def processes(self) -> dict[str, int]:
+        found = self._process.processes()
+        database = EmbeddedPostgres(self._places).pid()
+        if found and database is not None:
+            found["database"] = database
+        return found
+
+    def written(self) -> tuple[int, int]:
+        """Transactions and rows that its database has written, ever."""
+        with psycopg.connect(EmbeddedPostgres(self._places).start()) as connection:
+            found = connection.execute(
+                "SELECT xact_commit, tup_inserted + tup_updated FROM pg_stat_database"
+                " WHERE datname = current_database()"
+            ).fetchone()
+        assert found is not None
+        return int(found[0]), int(found[1])
+
+    def samples(self) -> dict[str, dict[str, int]]:
+        """What it was seen to do, by part and by function; nothing if nobody looked."""
+        if self._samples is None or not self._samples.exists():
+            return {}
+        told = json.loads(self._samples.read_text("utf-8"))
+        return {"parts": told["parts"], "functions": told["functions"]}

@@ -1,0 +1,210 @@
+"""The control plane of a measurement, and what is put into it and taken out again: nodes, pods, groups.
+
+It is a development cluster without kwok. Its controller manager is started again with a longer patience for
+nodes, because nobody renews their leases; whatever else it does, it does. Objects are written with as many
+requests in flight as Penstock itself has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.devcluster.cluster import DevCluster
+from penstock.devcluster.nodes import is_usable, node_document
+from penstock.devcluster.settings import DevSettings, NodeShape
+from penstock.errors import Unavailable
+from penstock.kube.access import from_kubeconfig
+from penstock.kube.client import Client
+from penstock.kube.errors import AlreadyThere, NotFound
+from penstock.kube.resources import NATIVE_PODGROUPS, NODES, PODS
+from penstock.kube.types import Object, Pod
+
+__all__ = ["NAMESPACE", "NODE_CPUS", "Group", "Plane", "control_plane"]
+
+NODE_CPUS: Final = 32
+NAMESPACE: Final = "default"
+_SHAPE: Final = NodeShape(cpu=str(NODE_CPUS), memory="256Gi", pods=110)
+_MANIFESTS: Final = Path(__file__).resolve().parents[2] / "deploy"
+_APPLIED: Final = (_MANIFESTS / "rbac.yaml", _MANIFESTS / "podgroup-crd.yaml")
+_CONTROLLERS: Final = "kube-controller-manager"
+_PATIENT: Final = "patient-controller-manager"
+_IN_FLIGHT: Final = 64
+_TIMEOUT_S: Final = 60.0
+_CLEARINGS_MAX: Final = 20
+_USABLE_S: Final = 300.0
+_READY: Final = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "simulated"}
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Pods that are equal. `labels` make them a gang of Penstock's, `is_native` one of Kubernetes' own."""
+
+    name: str
+    size: int
+    is_native: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def pods(self, scheduler: str, node: str = "") -> list[Document]:
+        spec: Document = {
+            "schedulerName": scheduler,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "containers": [
+                {
+                    "name": "work",
+                    "image": "busybox",
+                    "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
+                }
+            ],
+        }
+        if node:
+            spec["nodeName"] = node
+        if self.is_native:
+            spec["schedulingGroup"] = {"podGroupName": self.name}
+        return [
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": f"{self.name}-{index}", "labels": self.labels},
+                "spec": spec,
+            }
+            for index in range(self.size)
+        ]
+
+    def native(self) -> Document:
+        return {
+            "apiVersion": NATIVE_PODGROUPS.group_version,
+            "kind": "PodGroup",
+            "metadata": {"name": self.name},
+            "spec": {"schedulingPolicy": {"gang": {"minCount": self.size}}},
+        }
+
+
+class Plane:
+    def __init__(self, cluster: DevCluster, client: Client, directory: Path, *, is_native: bool) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.directory = directory  # for the things of contenders
+        self.is_native = is_native  # whether Kubernetes' own gangs are served
+        self.nodes = 0
+
+    def processes(self) -> dict[str, int]:
+        parts = {"API server": "kube-apiserver", "etcd": "etcd", "kcm": _PATIENT}
+        return {name: self.cluster.part(part).pid for name, part in parts.items()}
+
+    async def grow(self, nodes: int) -> None:
+        """As many nodes as that, all usable."""
+        documents = []
+        for index in range(self.nodes, nodes):
+            document = node_document(f"node-{index}", index, _SHAPE, "zone-0", {})
+            document["status"]["conditions"] = [_READY]
+            documents.append(document)
+        await self._all(documents, lambda one: self._create(NODES.path(), one))
+        self.nodes = max(self.nodes, nodes)
+        deadline = asyncio.get_running_loop().time() + _USABLE_S
+        while not await self._are_usable():
+            if asyncio.get_running_loop().time() > deadline:
+                raise Unavailable(f"not all of {self.nodes} nodes were usable after {_USABLE_S:g} s")
+            await asyncio.sleep(0.5)
+
+    async def _are_usable(self) -> bool:
+        listed = await self.client.list(NODES.path(), dict)
+        return sum(map(is_usable, listed.items)) >= self.nodes
+
+    async def create(self, groups: Iterable[Group], scheduler: str) -> int:
+        """Makes the pods of groups in their order; returns how many."""
+        groups = list(groups)
+        natives = [group.native() for group in groups if group.is_native]
+        await self._all(natives, lambda one: self._create(NATIVE_PODGROUPS.path(NAMESPACE), one))
+        documents = [pod for group in groups for pod in group.pods(scheduler)]
+        await self.create_pods(documents)
+        return len(documents)
+
+    async def create_pods(self, documents: list[Document]) -> None:
+        await self._all(documents, lambda one: self._create(PODS.path(NAMESPACE), one))
+
+    async def _create(self, path: str, document: Document) -> None:
+        """What may have been done is tried again: among tens of thousands, a few answers get lost."""
+        for is_last in (False, False, True):
+            try:
+                await self.client.create(path, document)
+            except AlreadyThere:
+                return
+            except Unavailable:
+                if is_last:
+                    raise
+            else:
+                return
+
+    async def placed(self) -> dict[str, int]:
+        """How many pods each node has."""
+        counts: dict[str, int] = {}
+        for pod in (await self.client.list(PODS.path(NAMESPACE), Pod)).items:
+            if pod.spec.node_name:
+                counts[pod.spec.node_name] = counts.get(pod.spec.node_name, 0) + 1
+        return counts
+
+    async def clear(self) -> None:
+        """No pods and no groups any more. One by one, many at a time: faster than as a collection."""
+        for resource in (PODS, NATIVE_PODGROUPS) if self.is_native else (PODS,):
+            for _ in range(_CLEARINGS_MAX):
+                listed = await self.client.list(resource.path(NAMESPACE), Object)
+                if not listed.items:
+                    break
+                paths = [resource.path(NAMESPACE, one.metadata.name) for one in listed.items]
+                await self._all(paths, self._delete)
+            else:
+                raise Unavailable(f"{len(listed.items)} {resource} are still there")
+
+    async def _delete(self, path: str) -> None:
+        with suppress(NotFound, Unavailable):  # Whatever is left is seen in the next list.
+            await self.client.delete(path, grace_s=0)
+
+    async def _all(self, items: Iterable[Any], act: Callable[[Any], Awaitable[None]]) -> None:
+        left = iter(items)
+
+        async def work() -> None:
+            for item in left:
+                await act(item)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(_IN_FLIGHT):
+                    tasks.create_task(work())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from group  # One reason is enough for why there is no measurement.
+
+
+@asynccontextmanager
+async def control_plane(*, is_native: bool, tell: Callable[[str], None]) -> AsyncIterator[Plane]:
+    above = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    above.chmod(0o711)  # The account that runs Penstock's database passes through.
+    settings = DevSettings(nodes=0, native_gang=is_native, scheduler=False, audit_log=False, apply=_APPLIED)
+    cluster = DevCluster(above / "cluster", settings, progress=tell)
+    try:
+        await asyncio.to_thread(cluster.start)
+        cluster.stop_part("kwok")
+        _be_patient(cluster)
+        access = from_kubeconfig(cluster.kubeconfig)
+        async with Client(access, in_flight_max=_IN_FLIGHT, timeout_s=_TIMEOUT_S) as client:
+            yield Plane(cluster, client, above, is_native=is_native)
+    finally:
+        await asyncio.to_thread(cluster.stop)
+        shutil.rmtree(above, ignore_errors=True)
+
+
+def _be_patient(cluster: DevCluster) -> None:
+    """Starts the controller manager again, with a day of grace for nodes that nobody hears of."""
+    pid = cluster.part(_CONTROLLERS).pid
+    argv = Path(f"/proc/{pid}/cmdline").read_text("utf-8").rstrip("\0").split("\0")
+    cluster.stop_part(_CONTROLLERS)
+    cluster.start_program(_PATIENT, [*argv, "--node-monitor-grace-period=24h"])

@@ -1,0 +1,110 @@
+"""Objects of Kubernetes for tests: small, ours by default, and made to run for ever if not told otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["bare_pod", "deployment", "job", "native_group", "pod_group", "stateful_set", "template"]
+
+Document = dict[str, Any]
+FOR_EVER = "inf"
+
+
+def template(
+    app: str,
+    cpu: str = "1",
+    *,
+    annotations: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    run: str = FOR_EVER,
+    scheduler: str = "penstock",
+    container: Document | None = None,
+    **spec: Any,
+) -> Document:
+    """The pods of `app`; `run` is how long a simulated one takes. What else is given goes into the spec."""
+    work = {
+        "name": "work",
+        "image": "busybox:latest",
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sleep", "infinity"],
+        "resources": {"requests": {"cpu": cpu, "memory": "64Mi"}},
+        **(container or {}),
+    }
+    return {
+        "metadata": {
+            "labels": {"app": app, **(labels or {})},
+            "annotations": {"penstock.dev/sim-run": run, **(annotations or {})},
+        },
+        "spec": {"schedulerName": scheduler, "containers": [work], **spec},
+    }
+
+
+def bare_pod(name: str, cpu: str = "1", *, app: str = "", **more: Any) -> Document:
+    made = template(app or name, cpu, restartPolicy="Never", **more)
+    made["metadata"]["name"] = name
+    return {"apiVersion": "v1", "kind": "Pod", **made}
+
+
+def job(name: str, count: int, cpu: str = "1", *, spec: Document | None = None, **more: Any) -> Document:
+    """A gang: as many pods at a time as there are."""
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "completions": count,
+            "parallelism": count,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "template": template(name, cpu, restartPolicy="Never", **more),
+            **(spec or {}),
+        },
+    }
+
+
+def deployment(name: str, count: int, cpu: str = "1", **more: Any) -> Document:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": count,
+            "selector": {"matchLabels": {"app": name}},
+            "template": template(name, cpu, **more),
+        },
+    }
+
+
+def stateful_set(name: str, count: int, cpu: str = "1", *, policy: str = "Parallel", **more: Any) -> Document:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": count,
+            "serviceName": name,
+            "podManagementPolicy": policy,
+            "selector": {"matchLabels": {"app": name}},
+            "template": template(name, cpu, **more),
+        },
+    }
+
+
+def pod_group(name: str, members: int) -> Document:
+    """As coscheduling has it."""
+    return {
+        "apiVersion": "scheduling.x-k8s.io/v1alpha1",
+        "kind": "PodGroup",
+        "metadata": {"name": name},
+        "spec": {"minMember": members},
+    }
+
+
+def native_group(name: str, members: int) -> Document:
+    """As Kubernetes has it itself."""
+    return {
+        "apiVersion": "scheduling.k8s.io/v1alpha2",
+        "kind": "PodGroup",
+        "metadata": {"name": name},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": members}}},
+    }

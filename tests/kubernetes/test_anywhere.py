@@ -1,0 +1,186 @@
+"""What holds on any cluster: simulated, or one with real kubelets (`make e2e KUBECONFIG=FILE`).
+
+Elsewhere than on a simulated cluster the nodes must be able to run `busybox:latest`, at least two of them
+must be of about one size and mostly free, and no other Penstock may be in office.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from penstock.devcluster.settings import NodeShape
+from penstock.model.quantity import parse_quantity
+from tests.kubernetes.manifests import job
+from tests.kubernetes.rooms import Lab
+from tests.kubernetes.site import ROOT, Replica, Site, amounts_of, external_kubeconfig, site_of, wait_for
+
+LIMIT_S = 120.0  # real containers take their time
+GANG = ROOT / "examples" / "kube" / "gang.yaml"
+
+
+@dataclass(frozen=True)
+class Ground:
+    site: Site
+    penstock: Replica
+    nodes: tuple[str, str]
+    cpu: str  # of which each of the two nodes can give one, and not two
+
+    def gang(self, name: str, command: str, cpu: str = "", count: int = 2) -> dict[str, Any]:
+        """For the two nodes; simulated pods understand the command, too."""
+        names = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(self.nodes)}
+        terms = [{"matchExpressions": [names]}]
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        container = {"command": ["sh", "-c", command]}
+        made = job(
+            name,
+            count,
+            cpu or self.cpu,
+            container=container,
+            affinity={"nodeAffinity": required},
+            terminationGracePeriodSeconds=1,
+        )
+        del made["spec"]["template"]["metadata"]["annotations"]["penstock.dev/sim-run"]
+        return made
+
+    def bound(self, namespace: str, app: str) -> list[dict[str, Any]]:
+        return [
+            pod
+            for pod in self.site.pods(namespace, f"app={app}")
+            if pod["spec"].get("nodeName") and pod["status"]["phase"] in ("Pending", "Running")
+        ]
+
+    def is_complete(self, namespace: str, name: str) -> bool:
+        conditions = self.site.get("job", name, "-n", namespace)["status"].get("conditions", ())
+        return any(one["type"] == "Complete" and one["status"] == "True" for one in conditions)
+
+    def why(self, namespace: str, app: str) -> str:
+        for pod in self.site.pods(namespace, f"app={app}"):
+            for condition in pod["status"].get("conditions", ()):
+                if condition["type"] == "PodScheduled" and condition["status"] == "False":
+                    return f"{condition.get('reason')}: {condition.get('message')}"
+        return ""
+
+
+def _ground(site: Site, penstock: Replica) -> Ground:
+    """The two nodes that are most alike in what is free on them."""
+    used: dict[str, int] = {}
+    for pod in site.get("pods", "-A")["items"]:
+        node = pod["spec"].get("nodeName")
+        if node and pod["status"].get("phase") not in ("Succeeded", "Failed"):
+            used[node] = used.get(node, 0) + amounts_of(pod).get("cpu", 0)
+    free = sorted(
+        (
+            parse_quantity(node["status"]["allocatable"]["cpu"], scale=1000) - used.get(_name(node), 0),
+            _name(node),
+        )
+        for node in site.get("nodes")["items"]
+        if not node["spec"].get("taints")
+    )
+    pairs = sorted(pairwise(free), key=lambda pair: pair[1][0] - pair[0][0])
+    if not pairs or pairs[0][1][0] > 1.6 * pairs[0][0][0]:
+        pytest.skip(f"SKIPPED because there are no two nodes of about one size: {free}")
+    (least, first), (_, second) = pairs[0]
+    return Ground(site, penstock, (first, second), f"{least * 6 // 10}m")
+
+
+def _name(node: dict[str, Any]) -> str:
+    return str(node["metadata"]["name"])
+
+
+@pytest.fixture(scope="module")
+def ground(lab: Lab) -> Iterator[Ground]:
+    kubeconfig = external_kubeconfig()
+    if kubeconfig is not None:
+        with site_of(kubeconfig) as site:
+            yield _ground(site, site.replica().start().wait_ready())
+        return
+    site = lab.site()
+    lab.have_nodes(2, NodeShape(cpu="2", memory="8Gi"))
+    yield _ground(site, lab.penstock())
+
+
+def test_the_first_example_starts_whole_and_completes(ground: Ground) -> None:
+    site = ground.site
+    with site.namespace() as namespace:
+        site.apply(GANG, namespace)
+        pods = wait_for(lambda: _all_running(site, namespace, 3), "all three to run", LIMIT_S)
+        assert len({pod["metadata"]["annotations"]["penstock.dev/job"] for pod in pods}) == 1
+        wait_for(lambda: ground.is_complete(namespace, "gang"), "the Job to complete", LIMIT_S)
+        for pod in pods:
+            assert {event["reportingComponent"] for event in _scheduled(site, namespace, _name(pod))} == {
+                "penstock"
+            }
+
+
+def test_the_first_example_prints_what_its_containers_say(ground: Ground) -> None:
+    site = ground.site
+    if site.cluster is not None:
+        pytest.skip("SKIPPED because simulated nodes print nothing that kubectl logs could show")
+    with site.namespace() as namespace:
+        site.apply(GANG, namespace)
+        pods = wait_for(lambda: _all_running(site, namespace, 3), "all three to run", LIMIT_S)
+        for pod in pods:
+            index = pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]
+            assert _printed(site, namespace, _name(pod)) == f"hello from {index}\n"
+
+
+def _printed(site: Site, namespace: str, pod: str) -> str:
+    found = wait_for(lambda: site.kubectl("logs", "-n", namespace, pod), "something printed", LIMIT_S)
+    return str(found)
+
+
+def _all_running(site: Site, namespace: str, count: int) -> list[dict[str, Any]]:
+    pods = site.pods(namespace)
+    return pods if [pod["status"]["phase"] for pod in pods] == ["Running"] * count else []
+
+
+def _scheduled(site: Site, namespace: str, pod: str) -> list[dict[str, Any]]:
+    found = site.get("events", "-n", namespace, "--field-selector", f"involvedObject.name={pod}")["items"]
+    return [event for event in found if event["reason"] == "Scheduled"]
+
+
+def test_two_gangs_that_cannot_both_fit_run_one_after_the_other(ground: Ground) -> None:
+    site = ground.site
+    with site.namespace() as namespace:
+        site.apply([ground.gang("red", "sleep 10"), ground.gang("blue", "sleep 10")], namespace)
+        wait_for(
+            lambda: len(ground.bound(namespace, "red") + ground.bound(namespace, "blue")) == 2,
+            "one of them on its nodes",
+            LIMIT_S,
+        )
+        winner, loser = ("red", "blue") if ground.bound(namespace, "red") else ("blue", "red")
+        assert len(ground.bound(namespace, winner)) == 2
+        wait_for(lambda: "Unschedulable" in ground.why(namespace, loser), "the other to be told", LIMIT_S)
+        wait_for(lambda: ground.is_complete(namespace, winner), "the winner to complete", LIMIT_S)
+        wait_for(lambda: ground.is_complete(namespace, loser), "the loser to have its turn", LIMIT_S)
+        assert site.overcommitted() == {}
+    site.wait_sound(ground.penstock)
+
+
+def test_what_ended_or_was_deleted_gives_back_what_it_had(ground: Ground) -> None:
+    site = ground.site
+    with site.namespace() as namespace:
+        site.apply(ground.gang("ends", "sleep 1"), namespace)
+        wait_for(lambda: ground.is_complete(namespace, "ends"), "the first to end", LIMIT_S)
+        site.apply(ground.gang("deleted", "sleep infinity"), namespace)
+        wait_for(lambda: len(ground.bound(namespace, "deleted")) == 2, "the second on its nodes", LIMIT_S)
+        site.kubectl("delete", "job", "deleted", "-n", namespace)
+        site.apply(ground.gang("last", "sleep 1"), namespace)
+        wait_for(lambda: ground.is_complete(namespace, "last"), "the third to end", LIMIT_S)
+    site.wait_sound(ground.penstock)
+
+
+def test_a_gang_that_can_never_fit_is_told_so(ground: Ground) -> None:
+    with ground.site.namespace() as namespace:
+        ground.site.apply(ground.gang("huge", "true", "4000"), namespace)
+        wait_for(
+            lambda: "it can never run here" in ground.why(namespace, "huge"),
+            "the huge one to be told",
+            LIMIT_S,
+        )
+        assert ground.bound(namespace, "huge") == []

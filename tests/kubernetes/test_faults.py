@@ -1,0 +1,196 @@
+"""Penstock dies at every named point of a gang's life, on a real API server, and comes back.
+
+What must hold after each death: the gang ends as if nothing had been, every pod was bound exactly once, what
+it had is free for a gang that needs everything, and the auditor finds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import penstock.drivers.kube.acting
+import penstock.instance.turns
+import penstock.store.transactions
+from penstock.devcluster.settings import DevSettings
+from penstock.failpoints import REGISTRY
+from tests.kubernetes.faults import (
+    ENDLESS,
+    Points,
+    a_namespace,
+    api_of,
+    bare_gang,
+    bound_once,
+    check_next_gang,
+    create,
+    job_gang,
+    one_cluster,
+    pods,
+    revive,
+    set_gang,
+    wait_phases,
+)
+from tests.kubernetes.site import Replica, Site, simulated_site, wait_for
+from tests.store.servers import fresh_database, started_server
+
+pytestmark = pytest.mark.slow
+
+BINDING = tuple(f"kube.bind.{when}" for when in ("before", "after"))
+WORKING = (
+    *("store.record.before", "store.record.after", "instance.act.before", "instance.act.after"),
+    *BINDING,
+)
+NTH = tuple(f"{point}:{nth}" for point in BINDING for nth in (2, 3))
+RECORDS = ("store.record.before:3", "store.record.after:5", "store.record.before:7")
+STARTING = (*("store.take_over.before", "store.take_over.after", "store.prune.before", "store.prune.after"),)
+EVICTING = ("kube.evict.before", "kube.evict.after")
+ENDING = ("kube.end.before", "kube.end.after")
+MIGRATING = ("store.migrate.before", "store.migrate.after")
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with simulated_site(DevSettings(nodes=3, cpu=4), audit_every="500ms") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def points(site: Site) -> Points:
+    made = Points(site.directory / "points")
+    made.directory.mkdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def started(site: Site, points: Points) -> Replica:
+    return site.replica("penstock", **points.environ).start()
+
+
+@pytest.fixture
+def replica(started: Replica, points: Points) -> Replica:
+    """Penstock as each test finds it: alive, in office, with no point armed."""
+    for left in points.directory.iterdir():
+        left.unlink()
+    if not started.is_alive():
+        revive(started)
+    return started.wait_ready()
+
+
+def restart(replica: Replica, armed: str) -> None:
+    """Penstock is started anew, to die at the nth time that it comes to a point."""
+    replica.kill()
+    revive(replica, PENSTOCK_FAILPOINTS=armed)
+
+
+def test_every_point_has_a_test() -> None:
+    modules = (penstock.drivers.kube.acting, penstock.instance.turns, penstock.store.transactions)
+    assert all(modules)
+    here = {name for name in REGISTRY if name.startswith(("store.", "instance.", "kube."))}
+    assert sorted((*WORKING, *STARTING, *EVICTING, *ENDING, *MIGRATING)) == sorted(here)
+
+
+@pytest.mark.parametrize("point", WORKING)
+def test_death_in_the_middle_of_placing(site: Site, replica: Replica, points: Points, point: str) -> None:
+    with one_cluster(site, replica) as namespace:
+        points.arm(point)
+        create(site, namespace, *bare_gang("gang"))
+        replica.wait_dead()
+        revive(replica)
+        wait_phases(site, namespace, Succeeded=3)
+        check_next_gang(site, namespace)
+        bound_once(site, namespace)
+        site.wait_sound(replica)
+
+
+@pytest.mark.parametrize("point", [*NTH, *RECORDS])
+def test_death_the_nth_time(site: Site, replica: Replica, point: str) -> None:
+    with one_cluster(site, replica) as namespace:
+        restart(replica, point)
+        if not point.startswith("store."):
+            replica.wait_ready()
+        create(site, namespace, job_gang("gang"))
+        replica.wait_dead()
+        revive(replica)
+        wait_phases(site, namespace, Succeeded=3)
+        check_next_gang(site, namespace)
+        bound_once(site, namespace)
+        site.wait_sound(replica)
+
+
+@pytest.mark.parametrize("point", STARTING)
+def test_death_while_taking_over(site: Site, replica: Replica, point: str) -> None:
+    """One gang runs meanwhile, another one waits for what that has."""
+    with one_cluster(site, replica) as namespace:
+        create(site, namespace, *bare_gang("first", run="2s"))
+        wait_phases(site, namespace, Running=3)
+        create(site, namespace, *bare_gang("second"))
+        restart(replica, point)
+        replica.wait_dead()
+        revive(replica)
+        wait_phases(site, namespace, Succeeded=6)
+        bound_once(site, namespace)
+        site.wait_sound(replica)
+
+
+@pytest.mark.parametrize("point", EVICTING)
+def test_death_while_evicting(site: Site, replica: Replica, points: Points, point: str) -> None:
+    """A group that begins anew as a whole when one of its members has failed."""
+    with one_cluster(site, replica) as namespace:
+        create(site, namespace, set_gang("gang", requeue="always"))
+        wait_phases(site, namespace, Running=3)
+        before = {pod["metadata"]["uid"] for pod in pods(site, namespace)}
+        points.arm(point)
+        fail(site, pods(site, namespace)[0])
+        replica.wait_dead()
+        revive(replica)
+        wait_for(lambda: len(running(site, namespace) - before) == 3, "another gang to run")
+        assert not running(site, namespace) & before
+        site.wait_sound(replica)
+        bound_once(site, namespace)
+
+
+def running(site: Site, namespace: str) -> set[str]:
+    found = pods(site, namespace)
+    return {pod["metadata"]["uid"] for pod in found if pod["status"]["phase"] == "Running"}
+
+
+def fail(site: Site, pod: dict[str, object]) -> None:
+    """A pod fails, as its kubelet would say it."""
+    metadata = pod["metadata"]
+    assert isinstance(metadata, dict)
+    path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
+    body = {"status": {"phase": "Failed", "reason": "Error"}}
+    api_of(site).request("PATCH", path, body, "application/merge-patch+json")
+
+
+@pytest.mark.parametrize("kind", ["pods", "job"])
+@pytest.mark.parametrize("point", ENDING)
+def test_death_while_ending(site: Site, replica: Replica, points: Points, point: str, kind: str) -> None:
+    with one_cluster(site, replica) as namespace:
+        made = bare_gang("gang", run=ENDLESS) if kind == "pods" else [job_gang("gang", run=ENDLESS)]
+        create(site, namespace, *made)
+        wait_phases(site, namespace, Running=3)
+        (job,) = replica.jobs()
+        points.arm(point)
+        replica.call("cancel", job["id"])  # Whether it is answered or not: it was recorded before.
+        replica.wait_dead()
+        revive(replica)
+        wait_for(lambda: not running(site, namespace), "the gang to end")
+        check_next_gang(site, namespace)
+        site.wait_sound(replica)
+
+
+@pytest.mark.parametrize("point", MIGRATING)
+def test_death_while_making_the_schema(site: Site, replica: Replica, point: str) -> None:
+    replica.kill()
+    with started_server() as server, a_namespace(site) as namespace:
+        other = site.replica(f"migrating-{point}", "--database", fresh_database(server))
+        create(site, namespace, *bare_gang("gang"))
+        revive(other, PENSTOCK_FAILPOINTS=point)
+        other.wait_dead()
+        revive(other)
+        wait_phases(site, namespace, Succeeded=3)
+        bound_once(site, namespace)
+        site.wait_sound(other)
+        other.stop()

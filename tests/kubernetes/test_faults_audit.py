@@ -1,0 +1,281 @@
+"""The auditor repairs: cluster, store and graph are each spoiled behind its back, one thing at a time.
+
+Each is seen, repaired by the rule of its kind, and counted; afterwards the three agree, and nobody was given
+what somebody else uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from penstock.app.kube import KubeHabitat
+from penstock.app.kube_options import KubeOptions
+from penstock.devcluster.settings import DevSettings
+from penstock.drivers.kube.settings import KubeSettings
+from penstock.drivers.kube.world import KubeWorld
+from penstock.instance.loop import Instance
+from penstock.kube.access import find_access
+from penstock.kube.client import Client
+from penstock.places import places_of
+from penstock.sched.settings import Settings
+from penstock.sched.state import Scheduler
+from penstock.store.embedded import EmbeddedPostgres
+from penstock.store.memory import MemoryStore
+from tests.kubernetes.faults import (
+    ENDLESS,
+    a_namespace,
+    api_of,
+    bare_gang,
+    create,
+    foreign_pod,
+    free_lease,
+    one_cluster,
+    phases,
+    pods,
+    revive,
+    wait_phases,
+)
+from tests.kubernetes.site import Replica, Site, simulated_site, wait_for
+
+pytestmark = pytest.mark.slow
+
+_REPAIRS = re.compile(r'^penstock_audit_repairs_total\{repair="([^"]+)"\} (\S+)', re.M)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with simulated_site(DevSettings(nodes=3, cpu=4, scheduler=False), audit_every="500ms") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def started(site: Site) -> Replica:
+    return site.replica("penstock").start()
+
+
+@pytest.fixture
+def replica(started: Replica) -> Replica:
+    """A Penstock that has not repaired anything yet: to begin anew is a rare thing for an auditor."""
+    if started.is_alive():
+        started.kill()
+    return revive(started).wait_ready()
+
+
+def repairs(metrics: str) -> dict[str, float]:
+    return {repair: float(count) for repair, count in _REPAIRS.findall(metrics) if float(count)}
+
+
+def execute(replica: Replica, statement: str) -> None:
+    embedded = EmbeddedPostgres(places_of(str(replica.state), os.environ))
+    with psycopg.connect(embedded.start(), autocommit=True) as connection:
+        assert connection.execute(statement.encode()).rowcount == 1
+
+
+# The store
+
+SPOILED_STORES = {
+    "a member is gone": "UPDATE jobs SET detail = detail #- '{members,0}' WHERE state = 'RUN'",
+    "a member is elsewhere": (
+        "UPDATE jobs SET detail = jsonb_set(detail, '{members,0,node}', '\"node-9\"') WHERE state = 'RUN'"
+    ),
+    "a member has ended": (
+        "UPDATE jobs SET detail = jsonb_set(detail, '{members,0,phase}', '\"ended\"') WHERE state = 'RUN'"
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED_STORES)
+def test_the_store_says_something_else_than_the_graph(site: Site, replica: Replica, spoil: str) -> None:
+    with one_cluster(site, replica) as namespace:
+        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+        wait_phases(site, namespace, Running=3)
+        execute(replica, SPOILED_STORES[spoil])
+        wait_for(lambda: "member_disagreed" in replica.differences(), "the auditor to see it")
+        wait_for(lambda: repairs(replica.metrics()).get("restart") == 1, "the state to be made anew")
+        check_nobody_else_gets_in(site, replica, namespace)
+
+
+def check_nobody_else_gets_in(site: Site, replica: Replica, namespace: str) -> None:
+    """What runs is counted, by whatever name; when it is gone, all is free."""
+    site.wait_sound(replica)
+    create(site, namespace, *bare_gang("waits", run="100ms"))
+    wait_for(lambda: len(replica.jobs("pending")) == 1, "a gang to wait")
+    site.wait_sound(replica)
+    assert phases(site, namespace, "waits") == {"Pending": 3}
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    for pod in pods(site, namespace, "gang"):
+        api_of(site).delete(f"{path}/{pod['metadata']['name']}", {"gracePeriodSeconds": 0})
+    wait_phases(site, namespace, "waits", Succeeded=3)
+    site.wait_sound(replica)
+
+
+def test_what_a_job_holds_is_not_recorded_any_more(site: Site, replica: Replica) -> None:
+    """The graph of the next life has no place for what runs: it counts as use by others."""
+    with one_cluster(site, replica) as namespace:
+        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+        wait_phases(site, namespace, Running=3)
+        site.wait_sound(replica)
+        replica.kill()
+        execute(replica, "DELETE FROM allocations")
+        revive(replica).wait_ready()
+        check_nobody_else_gets_in(site, replica, namespace)
+
+
+# The cluster
+
+
+def test_a_pod_does_not_say_any_more_that_it_is_ours(site: Site, replica: Replica) -> None:
+    """The watch tells it, and the scheduler has its rule: the auditor has nothing to repair."""
+    with one_cluster(site, replica) as namespace:
+        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+        wait_phases(site, namespace, Running=3)
+        site.wait_sound(replica)
+        body = {"metadata": {"annotations": {"penstock.dev/job": None}}}
+        path = f"/api/v1/namespaces/{namespace}/pods/gang-0"
+        api_of(site).request("PATCH", path, body, "application/merge-patch+json")
+        check_nobody_else_gets_in(site, replica, namespace)
+        assert repairs(replica.metrics()) == {}
+
+
+def test_pods_are_removed_by_force_while_nobody_looks(site: Site, replica: Replica) -> None:
+    assert replica.process is not None
+    with one_cluster(site, replica) as namespace:
+        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+        wait_phases(site, namespace, Running=3)
+        replica.process.send_signal(signal.SIGSTOP)
+        site.kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0")
+        create(site, namespace, *bare_gang("next", run="100ms"))
+        replica.process.send_signal(signal.SIGCONT)
+        wait_phases(site, namespace, "next", Succeeded=3)
+        site.wait_sound(replica)
+
+
+def test_a_node_is_made_again_under_its_name(site: Site, replica: Replica) -> None:
+    """Its pods are still there, for the cluster has not noticed: they count, by whatever name."""
+    with one_cluster(site, replica) as namespace:
+        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+        wait_phases(site, namespace, Running=3)
+        node = api_of(site).get("/api/v1/nodes/node-0")
+        api_of(site).delete("/api/v1/nodes/node-0")
+        time.sleep(0.5)
+        kept = {
+            key: node["metadata"][key] for key in ("name", "labels", "annotations") if key in node["metadata"]
+        }
+        api_of(site).post("/api/v1/nodes", {"metadata": kept, "status": node["status"]})
+        check_nobody_else_gets_in(site, replica, namespace)
+
+
+# The graph, from within
+
+
+async def run_inside(
+    site: Site, spoil: Callable[[Scheduler], object], prepare: list[dict[str, Any]], kind: str
+) -> str:
+    """An instance in this process, in which something is spoiled; its metrics when all is well again."""
+    free_lease(site)
+    options = KubeOptions(site.penstock_kubeconfig, audit_every_s=0.3)
+    settings = Settings(whole_s=20.0)
+    habitat = KubeHabitat(options, settings, "inside")
+    instance = Instance(settings, MemoryStore(), habitat.world)
+    running = asyncio.create_task(habitat.run(instance, instance.run))
+    with a_namespace(site) as namespace:
+        try:
+            await asyncio.wait_for(instance.is_ready.wait(), 30)
+            await asyncio.to_thread(create, site, namespace, *prepare)
+            await asyncio.to_thread(wait_phases, site, namespace, Running=len(prepare))
+            await until(lambda: _rounds(habitat) > 1)
+            await instance.consult(lambda scheduler, _: spoil(scheduler))
+            await until(lambda: f'differences{{kind="{kind}"}} 1.0' in habitat.metrics().decode())
+            await until(lambda: not re.search(r"audit_differences\{.*\} [1-9]", habitat.metrics().decode()))
+            return habitat.metrics().decode()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await habitat.stop(keep_tasks=True)
+
+
+def _rounds(habitat: KubeHabitat) -> float:
+    found = re.search(r"^penstock_audit_rounds_total (\S+)", habitat.metrics().decode(), re.M)
+    return float(found[1]) if found else 0.0
+
+
+async def until(holds: Callable[[], bool], limit_s: float = 40.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not holds():
+            await asyncio.sleep(0.05)
+
+
+def first_hold(scheduler: Scheduler) -> str:
+    return scheduler.core.cluster.holds()[0]
+
+
+def first_job(scheduler: Scheduler) -> int:
+    return next(iter(scheduler.core.jobs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "repair", "spoil", "is_foreign"),
+    [
+        ("hold_missing", "snapshot", lambda it: it.core.cluster.remove_hold(first_hold(it)), True),
+        ("held_differs", "restart", lambda it: it.core.cluster.engine.holds.remove(first_hold(it)), True),
+        ("node_missing", "snapshot", lambda it: it.core.cluster.remove_node("node-1"), True),
+        ("member_disagreed", "restart", lambda it: it.core.cluster.engine.release(first_job(it)), False),
+    ],
+)
+def test_the_graph_is_spoiled(
+    site: Site,
+    started: Replica,
+    kind: str,
+    repair: str,
+    spoil: Callable[[Scheduler], object],
+    is_foreign: bool,
+) -> None:
+    if started.is_alive():
+        started.kill()
+    one = [foreign_pod("foreign", node="node-2", cpu="1")] if is_foreign else bare_gang("one", 1, run=ENDLESS)
+    metrics = asyncio.run(run_inside(site, spoil, one, kind))
+    assert repairs(metrics).get(repair) == 1, repairs(metrics)
+
+
+# The clock
+
+
+def test_the_clock_jumps(site: Site, started: Replica) -> None:
+    """Half an hour ahead, an hour back, and right again: gangs start and end as before."""
+    if started.is_alive():
+        started.kill()
+    asyncio.run(_jump(site))
+
+
+async def _jump(site: Site) -> None:
+    skew_s = 0.0
+
+    def clock() -> float:
+        return time.time() + skew_s
+
+    async with Client(find_access(site.penstock_kubeconfig, "")) as client:
+        world = KubeWorld(client, KubeSettings(), identity="inside", clock=clock)
+        instance = Instance(Settings(), MemoryStore(), world, clock=clock)
+        running = asyncio.create_task(instance.run())
+        with a_namespace(site) as namespace:
+            try:
+                await asyncio.wait_for(instance.is_ready.wait(), 30)
+                for number, skew_s in enumerate((0.0, 1800.0, -1800.0, 0.0)):  # noqa: B007
+                    for half in ("a", "b"):  # The second one has to wait for the first.
+                        gang = bare_gang(f"{half}{number}", run="500ms", limit="1h")
+                        await asyncio.to_thread(create, site, namespace, *gang)
+                    for half in ("a", "b"):
+                        await asyncio.to_thread(wait_phases, site, namespace, f"{half}{number}", Succeeded=3)
+                assert not running.done()
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)

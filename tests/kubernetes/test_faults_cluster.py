@@ -1,0 +1,273 @@
+"""What happens to a gang between its allocation and its start: nodes go, others come, kubelets refuse.
+
+Between the two there is no time in which a test could act; so Penstock is made to die there, the cluster
+changes while it is away, and another one goes on with what was recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.devcluster.api import Api, ApiRefused
+from penstock.devcluster.settings import DevSettings
+from tests.kubernetes.faults import (
+    ENDLESS,
+    Points,
+    api_of,
+    bare_gang,
+    bound_once,
+    broken,
+    check_next_gang,
+    create,
+    foreign_pod,
+    job_gang,
+    one_cluster,
+    pods,
+    revive,
+    wait_phases,
+    wait_placed,
+)
+from tests.kubernetes.site import Replica, Site, simulated_site, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with simulated_site(DevSettings(nodes=3, cpu=4), audit_every="500ms") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def points(site: Site) -> Points:
+    made = Points(site.directory / "points")
+    made.directory.mkdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def started(site: Site, points: Points) -> Replica:
+    return site.replica("penstock", **points.environ).start()
+
+
+@pytest.fixture
+def replica(started: Replica, points: Points) -> Replica:
+    for left in points.directory.iterdir():
+        left.unlink()
+    if not started.is_alive():
+        revive(started)
+    return started.wait_ready()
+
+
+def nodes(site: Site) -> list[str]:
+    return sorted(node["metadata"]["name"] for node in api_of(site).get("/api/v1/nodes")["items"])
+
+
+def delete_node(site: Site, name: str) -> None:
+    api_of(site).delete(f"/api/v1/nodes/{name}")
+
+
+def add_node(site: Site) -> None:
+    assert site.cluster is not None
+    site.cluster.add_nodes(1)
+
+
+def gang(kind: str, run: str = "1s") -> list[dict[str, object]]:
+    return bare_gang("gang", run=run) if kind == "pods" else [job_gang("gang", run=run)]
+
+
+@pytest.mark.parametrize("kind", ["pods", "job"])
+@pytest.mark.parametrize("is_away", [True, False], ids=["while-away", "while-there"])
+def test_a_node_that_goes_before_the_binding(
+    site: Site, replica: Replica, points: Points, kind: str, is_away: bool
+) -> None:
+    """Those who were on their way to it go elsewhere, as soon as there is somewhere."""
+    with one_cluster(site, replica) as namespace:
+        points.arm("instance.act.before")
+        create(site, namespace, *gang(kind))
+        replica.wait_dead()
+        gone = nodes(site)[0]
+        if is_away:
+            delete_node(site, gone)
+            revive(replica)
+        else:
+            points.arm("kube.bind.before")
+            revive(replica)
+            replica.wait_dead()
+            revive(replica)
+            delete_node(site, gone)
+        add_node(site)
+        wait_phases(site, namespace, Succeeded=3, limit_s=90)
+        check_next_gang(site, namespace)
+        site.wait_sound(replica)
+
+
+@pytest.mark.parametrize("kind", ["pods", "job"])
+def test_others_fill_a_node_between_match_and_binding(
+    site: Site, replica: Replica, points: Points, kind: str
+) -> None:
+    """Nobody is bound there. When the others go, the gang is made whole."""
+    with one_cluster(site, replica) as namespace:
+        points.arm("instance.act.before")
+        create(site, namespace, *gang(kind, run=ENDLESS))
+        replica.wait_dead()
+        create(site, namespace, foreign_pod("foreign", node=nodes(site)[1]))
+        revive(replica)
+        wait_phases(site, namespace, "gang", Running=2, Pending=1)
+        assert site.overcommitted() == {}
+        api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/foreign", {"gracePeriodSeconds": 0})
+        wait_phases(site, namespace, "gang", Running=3)
+        assert broken(replica) == []
+        site.wait_sound(replica)
+
+
+def test_others_stay_and_the_gang_of_a_job_begins_anew(site: Site, replica: Replica, points: Points) -> None:
+    """It could not be made whole in time: those who are there are evicted, and all of it waits again."""
+    with one_cluster(site, replica) as namespace:
+        points.arm("instance.act.before")
+        create(site, namespace, job_gang("gang", run=ENDLESS))
+        replica.wait_dead()
+        create(site, namespace, foreign_pod("foreign", node=nodes(site)[1]))
+        revive(replica)
+        wait_phases(site, namespace, "gang", Running=2, Pending=1)
+        wait_phases(site, namespace, "gang", Pending=3, Running=0, limit_s=60)
+        site.wait_sound(replica)
+        api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/foreign", {"gracePeriodSeconds": 0})
+        wait_phases(site, namespace, "gang", Running=3)
+        site.wait_sound(replica)
+
+
+def test_others_stay_and_bare_pods_say_that_they_are_broken(
+    site: Site, replica: Replica, points: Points
+) -> None:
+    with one_cluster(site, replica) as namespace:
+        points.arm("instance.act.before")
+        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+        replica.wait_dead()
+        create(site, namespace, foreign_pod("foreign", node=nodes(site)[1]))
+        revive(replica)
+        wait_phases(site, namespace, "gang", Running=2, Pending=1)
+        wait_for(lambda: broken(replica), "the job to be told broken", 60.0)
+        assert "others have taken what was free" in broken(replica)[0]
+        wait_for(lambda: "GroupBroken" in reasons(site, namespace), "its pod to say so")
+        site.wait_sound(replica)
+        api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/foreign", {"gracePeriodSeconds": 0})
+        wait_phases(site, namespace, "gang", Running=3)  # Late is better than never.
+        site.wait_sound(replica)
+
+
+def reasons(site: Site, namespace: str) -> set[str]:
+    return {
+        str(condition.get("reason"))
+        for pod in pods(site, namespace)
+        for condition in pod["status"].get("conditions", ())
+        if condition["type"] == "PodScheduled"
+    }
+
+
+def test_a_kubelet_that_refuses_a_bare_pod_breaks_its_gang(site: Site, replica: Replica) -> None:
+    with one_cluster(site, replica) as namespace:
+        made = bare_gang("gang", run=ENDLESS)
+        made[1]["metadata"]["annotations"]["penstock.dev/sim-refuse"] = "OutOfcpu"
+        create(site, namespace, *made)
+        wait_phases(site, namespace, Running=2, Failed=1)
+        wait_for(lambda: broken(replica), "the job to be told broken")
+        assert "OutOfcpu" in broken(replica)[0]
+        site.wait_sound(replica)
+
+
+def test_a_kubelet_that_refuses_a_pod_of_a_job_gets_another(site: Site, replica: Replica) -> None:
+    """The Job's controller makes it, without the order to refuse it, and it joins the gang."""
+    with one_cluster(site, replica) as namespace:
+        create(site, namespace, job_gang("gang", run=ENDLESS, group_size="3"))
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        wait_phases(site, namespace, Running=3)
+        victim = pods(site, namespace)[0]["metadata"]["name"]
+        refused = {"status": {"phase": "Failed", "reason": "OutOfcpu", "containerStatuses": None}}
+        api_of(site).request("PATCH", f"{path}/{victim}/status", refused, "application/merge-patch+json")
+        wait_phases(site, namespace, Running=3, Failed=1)
+        assert broken(replica) == []
+        assert len(replica.jobs()) == 1
+        bound_once(site, namespace)
+        site.wait_sound(replica)
+
+
+def test_pods_deleted_while_they_wait(site: Site, replica: Replica) -> None:
+    """A gang that is not whole any more waits for another member; one that is gone is forgotten."""
+    with one_cluster(site, replica) as namespace:
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        create(site, namespace, *bare_gang("first", run=ENDLESS))
+        wait_phases(site, namespace, "first", Running=3)
+        create(site, namespace, *bare_gang("second"), *bare_gang("third"))
+        wait_for(lambda: len(replica.jobs()) == 3, "three jobs")
+        for name in ("second-0", "third-0", "third-1", "third-2"):
+            api_of(site).delete(f"{path}/{name}", {"gracePeriodSeconds": 0})
+        wait_for(lambda: len(replica.jobs()) == 2, "the third job to be over")
+        for index in range(3):
+            api_of(site).delete(f"{path}/first-{index}", {"gracePeriodSeconds": 0})
+        wait_for(lambda: len(replica.jobs()) == 1, "the first job to be over")
+        site.wait_sound(replica)
+        assert not any(pod["spec"].get("nodeName") for pod in pods(site, namespace))
+        create(site, namespace, bare_gang("second")[0])
+        wait_phases(site, namespace, "second", Succeeded=3)
+        site.wait_sound(replica)
+
+
+def test_the_default_scheduler_works_on_the_same_nodes(site: Site, replica: Replica) -> None:
+    """Both find out too late what the other has taken, again and again: we never take too much."""
+    with one_cluster(site, replica) as namespace:
+        stop = threading.Event()
+        over: list[object] = []
+        others = threading.Thread(target=come_and_go, args=(site, namespace, stop))
+        looks = threading.Thread(target=look, args=(site, stop, over))
+        others.start()
+        looks.start()
+        try:
+            for number in range(12):
+                create(site, namespace, job_gang(f"gang{number}", cpu="1500m", run="300ms"))
+            wait_phases(site, namespace, "gang", Succeeded=36, limit_s=120)
+        finally:
+            stop.set()
+            others.join()
+            looks.join()
+        assert over == []
+        bound_once_ours(site, namespace)
+        site.wait_sound(replica)
+
+
+def come_and_go(site: Site, namespace: str, stop: threading.Event) -> None:
+    assert site.cluster is not None
+    api = Api(site.cluster.kubeconfig)
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    number = 0
+    while not stop.wait(0.05):
+        api.post(path, foreign_pod(f"other-{number}", cpu="700m"))
+        if number >= 5:
+            api.delete(f"{path}/other-{number - 5}", {"gracePeriodSeconds": 0})
+        number += 1
+    for left in range(max(0, number - 5), number):
+        try:
+            api.delete(f"{path}/other-{left}", {"gracePeriodSeconds": 0})
+        except ApiRefused:
+            continue
+
+
+def look(site: Site, stop: threading.Event, over: list[object]) -> None:
+    """Nodes with too much on them that have our pods. What is refused by a kubelet would be seen as well."""
+    while not stop.wait(0.5):
+        found = site.overcommitted()
+        if found:
+            over.append(found)
+
+
+def bound_once_ours(site: Site, namespace: str) -> None:
+    refused = [
+        pod["metadata"]["name"]
+        for pod in pods(site, namespace, "gang")
+        if pod["status"].get("reason", "").startswith("OutOf")
+    ]
+    assert refused == []
+    assert wait_placed(site, namespace, "gang")

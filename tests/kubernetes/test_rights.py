@@ -1,0 +1,94 @@
+"""What Penstock has done in a cluster, by the API server's audit log: only what it is there for.
+
+It looks at everything that the tests before it have caused on the same control plane, and at some more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kubernetes.conftest import FOUR_CORES
+from tests.kubernetes.manifests import bare_pod, job, native_group
+from tests.kubernetes.rooms import Lab, Room
+from tests.kubernetes.site import ROOT, wait_for
+
+USER = "system:serviceaccount:penstock-system:penstock"
+READS = {"get", "list", "watch"}
+WRITES = {  # (verb, group, resource with its subresource)
+    ("create", "", "pods/binding"),
+    ("patch", "", "pods/status"),
+    ("create", "", "pods/eviction"),
+    ("delete", "", "pods"),
+    ("create", "events.k8s.io", "events"),
+    ("patch", "batch", "jobs"),
+    ("patch", "scheduling.k8s.io", "podgroups/status"),
+    ("create", "coordination.k8s.io", "leases"),
+    ("update", "coordination.k8s.io", "leases"),
+}
+
+
+@pytest.fixture
+def room(lab: Lab) -> Iterator[Room]:
+    lab.site(native_gang=True)
+    lab.have_nodes(4, FOUR_CORES)
+    with lab.room(lab.penstock()) as made:
+        yield made
+
+
+def requests(room: Room) -> list[dict[str, Any]]:
+    assert room.site.cluster is not None
+    lines = room.site.cluster.audit_log.read_text("utf-8").splitlines()
+    found = [json.loads(line) for line in lines if USER in line]
+    return [one for one in found if one["user"]["username"] == USER]
+
+
+def target(request: dict[str, Any]) -> tuple[str, str, str]:
+    what = request.get("objectRef", {})
+    resource = what.get("resource", request["requestURI"])
+    if what.get("subresource"):
+        resource += "/" + what["subresource"]
+    return request["verb"], what.get("apiGroup", ""), resource
+
+
+def test_penstock_does_what_it_may_and_nothing_else(room: Room) -> None:
+    room.put(native_group("team", 2), job("team", 2, schedulingGroup={"podGroupName": "team"}))
+    room.put(job("limited", 1, annotations={"penstock.dev/limit": "2s"}))
+    room.put(bare_pod("bare", annotations={"penstock.dev/limit": "2s"}), bare_pod("huge", "64"))
+    room.wait_bound("team", 2)
+    room.wait_told("huge", "never")
+    wait_for(lambda: room.job_is("limited", "Failed"), "the Job to end at its limit")
+    room.wait_gone("bare")
+    wait_for(lambda: any(target(one)[2] == "podgroups/status" for one in requests(room)), "all to be told")
+    done = requests(room)
+    refused = {(*target(one), one["requestURI"]) for one in done if one["responseStatus"].get("code") == 403}
+    assert refused == set()
+    writes = {target(one) for one in done if one["verb"] not in READS}
+    assert writes <= WRITES
+    assert writes >= WRITES - {("create", "", "pods/eviction")}
+    assert {
+        one["objectRef"]["name"] for one in done if target(one)[2] == "leases" and one["verb"] != "create"
+    } == {"penstock"}
+    read = {target(one)[2] for one in done if one["verb"] in READS}
+    assert "secrets" not in read
+
+
+def test_the_rights_that_we_ask_for_are_named_one_by_one() -> None:
+    documents = list(yaml.safe_load_all((ROOT / "deploy" / "rbac.yaml").read_text("utf-8")))
+    rules = [rule for one in documents if one["kind"] in ("ClusterRole", "Role") for rule in one["rules"]]
+    assert rules
+    asked = {
+        (verb, group, resource)
+        for rule in rules
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert not [one for one in asked if "*" in "".join(one)]
+    assert not [one for one in asked if "secrets" in one[2] or "configmaps" in one[2]]
+    assert {one for one in asked if one[0] not in READS} == WRITES
+    assert all("nonResourceURLs" not in rule for rule in rules)

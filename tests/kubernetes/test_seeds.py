@@ -1,0 +1,321 @@
+"""The forerunners' own examples, unchanged, on clusters of the sizes that their authors had.
+
+The manifests lie outside the project; without them these tests skip and say so. Every file is in one of two
+tables: with what its authors meant to happen, or with the reason why it cannot run here. What their
+scripts check is checked: who scheduled a pod, by its spec and by its event, and how it ended. Only what
+containers print is not: simulated nodes run none.
+
+A node of a cluster that kind makes offers what the machine has. Where the authors do not say which machine
+that was, a laptop with 8 cores is taken, or a runner of GitHub (4 cores; 2 for the gangs that are to get in
+each other's way). kindnet takes 100m of every node, and the control plane's node is for its own pods.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.devcluster.settings import NodeShape
+from tests.kubernetes.rooms import Lab, Room, job_id
+from tests.kubernetes.site import Site, wait_for
+
+SEEDS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "seed-manifests"
+FOLDERS = ("fluence/examples", "fluxnetes/examples", "fluence-2026/examples")
+
+pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason=f"no manifests of forerunners at {SEEDS}")
+
+
+class Cluster(enum.Enum):
+    """Workers and their shape; each has a control plane's node besides."""
+
+    CI = (1, NodeShape(cpu="4", memory="16Gi"))  # fluence/.github, a runner of GitHub
+    FLUENCE = (4, NodeShape(cpu="4", memory="16Gi"))  # fluence/examples/kind-config.yaml
+    LARGE = (4, NodeShape(cpu="16", memory="64Gi"))  # the same on a server, for pods of 12 cores
+    LAPTOP = (2, NodeShape(cpu="8", memory="16Gi"))  # fluxnetes/examples and fluence-2026/deploy, a laptop
+    SMALL = (2, NodeShape(cpu="2", memory="7Gi"))  # fluence-2026/deploy, an older runner of GitHub
+
+
+class End(enum.Enum):
+    RUNS = "all of its pods run"
+    COMPLETES = "its Job completes"
+    DEADLINE = "its pod is ended at its deadline"
+    NEVER = "none of its pods starts, and they are told why"
+    BESIDE = "as the others of its folder, in a test of their own"
+
+
+@dataclass(frozen=True)
+class Meant:
+    cluster: Cluster
+    scheduler: str
+    pods: int
+    end: End
+
+
+MEANT = {
+    "fluence/examples/simple_example/default-scheduler-pod.yaml": Meant(
+        Cluster.CI, "default-scheduler", 1, End.RUNS
+    ),
+    "fluence/examples/simple_example/fluence-scheduler-pod.yaml": Meant(Cluster.CI, "fluence", 1, End.RUNS),
+    "fluence/examples/test_example/default-job.yaml": Meant(
+        Cluster.CI, "default-scheduler", 1, End.COMPLETES
+    ),
+    "fluence/examples/test_example/fluence-job.yaml": Meant(Cluster.CI, "fluence", 1, End.COMPLETES),
+    "fluence/examples/test_example/fluence-sized-job.yaml": Meant(Cluster.CI, "fluence", 3, End.COMPLETES),
+    "fluence/examples/simple_example/fluence-deployment.yaml": Meant(Cluster.FLUENCE, "fluence", 3, End.RUNS),
+    "fluence/examples/simple_example/fluence-replicaset.yaml": Meant(Cluster.FLUENCE, "fluence", 3, End.RUNS),
+    "fluence/examples/simple_example/fluence-statefulset.yaml": Meant(
+        Cluster.FLUENCE, "fluence", 3, End.RUNS
+    ),
+    "fluence/examples/indexed-jobs/job1.yaml": Meant(Cluster.FLUENCE, "fluence", 5, End.BESIDE),
+    "fluence/examples/indexed-jobs/job2.yaml": Meant(Cluster.FLUENCE, "fluence", 5, End.BESIDE),
+    "fluence/examples/pod-group-jobs/job1.yaml": Meant(Cluster.FLUENCE, "fluence", 4, End.BESIDE),
+    "fluence/examples/pod-group-jobs/job2.yaml": Meant(Cluster.FLUENCE, "fluence", 4, End.BESIDE),
+    "fluence/examples/pi/pi-job-default.yaml": Meant(Cluster.LARGE, "default-scheduler", 4, End.COMPLETES),
+    "fluence/examples/pi/pi-job-fluence.yaml": Meant(Cluster.LARGE, "fluence", 4, End.COMPLETES),
+    "fluxnetes/examples/pod.yaml": Meant(Cluster.LAPTOP, "fluxnetes", 1, End.DEADLINE),
+    "fluxnetes/examples/job-deadline.yaml": Meant(Cluster.LAPTOP, "fluxnetes", 1, End.DEADLINE),
+    "fluxnetes/examples/job.yaml": Meant(Cluster.LAPTOP, "fluxnetes", 1, End.COMPLETES),
+    "fluxnetes/examples/job-10.yaml": Meant(Cluster.LAPTOP, "fluxnetes", 10, End.COMPLETES),
+    "fluxnetes/examples/job-unsatisfiable.yaml": Meant(Cluster.LAPTOP, "fluxnetes", 10, End.NEVER),
+    "fluxnetes/examples/batch/job1.yaml": Meant(Cluster.LAPTOP, "fluxnetes", 1, End.BESIDE),
+    "fluxnetes/examples/batch/job2.yaml": Meant(Cluster.LAPTOP, "fluxnetes", 2, End.BESIDE),
+    "fluxnetes/examples/batch/job3.yaml": Meant(Cluster.LAPTOP, "fluxnetes", 2, End.BESIDE),
+    "fluxnetes/examples/batch/job4.yaml": Meant(Cluster.LAPTOP, "fluxnetes", 2, End.BESIDE),
+    "fluxnetes/examples/batch/job5.yaml": Meant(Cluster.LAPTOP, "fluxnetes", 1, End.BESIDE),
+    "fluence-2026/examples/podgroup.yaml": Meant(Cluster.LAPTOP, "fluence", 2, End.RUNS),
+    "fluence-2026/examples/test/e2e/gang/single-podgroup.yaml": Meant(Cluster.SMALL, "fluence", 1, End.RUNS),
+    "fluence-2026/examples/test/e2e/gang/multi-gang.yaml": Meant(Cluster.SMALL, "fluence", 2, End.RUNS),
+    "fluence-2026/examples/test/e2e/gang/multi-gang-contention.yaml": Meant(
+        Cluster.SMALL, "fluence", 4, End.BESIDE
+    ),
+    "fluence-2026/examples/test/e2e/gang/multi-gang-requeue.yaml": Meant(
+        Cluster.SMALL, "fluence", 4, End.BESIDE
+    ),
+}
+
+_MPI = "an MPIJob needs the MPI operator (and has macros to be filled in)"
+_MINI = "a MiniCluster needs the Flux operator"
+_CLUSTER = "says how to make a cluster; no object"
+_INSTALL = "installs the forerunner of 2022 itself"
+_QPU = "needs the forerunner's device plugin, and its webhook"
+_JOBSPEC = "input of the forerunner's unit tests; no object"
+CANNOT = {
+    "fluence/examples/amg/amg_mpijob.yaml": _MPI,
+    "fluence/examples/amg/amg_mpijob_efa.yaml": _MPI,
+    "fluence/examples/amg/oc_amg_mpijob.yaml": _MPI,
+    "fluence/examples/lammps/lammps_mpijob.yaml": _MPI,
+    "fluence/examples/lammps/lammps_mpijob_efa.yaml": _MPI,
+    "fluence/examples/lammps/oc_lammps_mpijob.yaml": _MPI,
+    "fluence/examples/pod-group/lammps/lammps2.yaml": _MINI,
+    "fluence/examples/pod-group/lammps/lammps4-2.yaml": _MINI,
+    "fluence/examples/pod-group/lammps/lammps4-3.yaml": _MINI,
+    "fluence/examples/pod-group/lammps/lammps4.yaml": _MINI,
+    "fluence/examples/pod-group/lammps/lammps5.yaml": _MINI,
+    "fluence/examples/pod-group/lammps/lammps6.yaml": _MINI,
+    "fluence/examples/kind-config.yaml": _CLUSTER,
+    "fluence/examples/kube_setup/eks-efa-cluster-config.yaml": _CLUSTER,
+    "fluxnetes/examples/kind-config.yaml": _CLUSTER,
+    "fluence/examples/kube_setup/fluence_setup/01_fluence-rbac.yaml": _INSTALL,
+    "fluence/examples/kube_setup/fluence_setup/02_fluence-configmap.yaml": _INSTALL,
+    "fluence/examples/kube_setup/fluence_setup/03_podgroup-crd.yaml": _INSTALL,
+    "fluence/examples/kube_setup/fluence_setup/04_scheduler-plugin.yaml": _INSTALL,
+    "fluence-2026/examples/quantum-pod.yaml": _QPU,
+    "fluence-2026/examples/test/e2e/quantum-pod-mock-2.yaml": _QPU,
+    "fluence-2026/examples/test/e2e/quantum/quantum-gang-pods.yaml": _QPU,
+    "fluence-2026/examples/test/e2e/quantum/quantum-pod-mock.yaml": _QPU,
+    "fluence-2026/examples/test/cluster.jgf": _JOBSPEC,
+    "fluence-2026/examples/test/jobspec-cpu.yaml": _JOBSPEC,
+    "fluence-2026/examples/test/jobspec-qpu.yaml": _JOBSPEC,
+}
+ALONE = sorted(
+    (name for name, meant in MEANT.items() if meant.end is not End.BESIDE),
+    key=lambda name: list(Cluster).index(MEANT[name].cluster),
+)
+
+
+def test_every_file_is_accounted_for() -> None:
+    there = {
+        str(path.relative_to(SEEDS)) for top in FOLDERS for path in (SEEDS / top).rglob("*") if path.is_file()
+    }
+    assert there == MEANT.keys() | CANNOT.keys()
+    assert not MEANT.keys() & CANNOT.keys()
+
+
+@pytest.fixture(scope="module")
+def site(lab: Lab) -> Iterator[Site]:
+    """With Kubernetes' own gang scheduling, and kindnet."""
+    made = lab.site(native_gang=True)
+    made.apply(KINDNET, "kube-system")
+    yield made
+    made.kubectl("delete", "daemonset", "kindnet", "-n", "kube-system")
+    pods = ("delete", "pods", "-l", "app=kindnet", "-n", "kube-system", "--force", "--grace-period=0")
+    made.kubectl(*pods, check=False)
+
+
+KINDNET = {
+    "apiVersion": "apps/v1",
+    "kind": "DaemonSet",
+    "metadata": {"name": "kindnet"},
+    "spec": {
+        "selector": {"matchLabels": {"app": "kindnet"}},
+        "template": {
+            "metadata": {"labels": {"app": "kindnet"}},
+            "spec": {
+                "hostNetwork": True,
+                "tolerations": [{"operator": "Exists", "effect": "NoSchedule"}],
+                "containers": [
+                    {
+                        "name": "kindnet",
+                        "image": "kindnet",
+                        "resources": {"requests": {"cpu": "100m", "memory": "50Mi"}},
+                    }
+                ],
+            },
+        },
+    },
+}
+
+
+def room_on(lab: Lab, site: Site, cluster: Cluster) -> Any:
+    count, shape = cluster.value
+    names = {*lab.have_nodes(count, shape, control_plane=True)}
+    wait_for(lambda: names <= _nodes_of_kindnet(site), "kindnet on every node", 60)
+    return lab.room(lab.penstock())
+
+
+def _nodes_of_kindnet(site: Site) -> set[str]:
+    assert site.cluster is not None
+    found = site.cluster.api.get("/api/v1/namespaces/kube-system/pods?labelSelector=app%3Dkindnet")["items"]
+    return {pod["spec"].get("nodeName", "") for pod in found if pod["status"]["phase"] == "Running"}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_manifest_ends_as_its_authors_meant(lab: Lab, site: Site, name: str) -> None:
+    meant = MEANT[name]
+    with room_on(lab, site, meant.cluster) as room:
+        site.apply(SEEDS / name, room.namespace)
+        if meant.end is End.NEVER:
+            wait_for(lambda: len(room.pods()) == meant.pods, "all pods to be there")
+            room.wait_told("", "Unschedulable", "it can never run here")
+            assert room.bound() == []
+            return
+        wait_for(lambda: _have_come_to(room, meant), f"{meant.end.value}: {name}", 60)
+        assert_scheduled_by(room, meant.scheduler)
+
+
+def _have_come_to(room: Room, meant: Meant) -> bool:
+    pods = room.pods()
+    phases = [pod["status"]["phase"] for pod in pods]
+    match meant.end:
+        case End.RUNS:
+            return phases == ["Running"] * meant.pods
+        case End.COMPLETES:
+            return phases == ["Succeeded"] * meant.pods and _jobs_are_complete(room)
+        case End.DEADLINE:
+            return any(pod["status"].get("reason") == "DeadlineExceeded" for pod in pods)
+    raise AssertionError(meant.end)
+
+
+def _jobs_are_complete(room: Room) -> bool:
+    assert room.site.cluster is not None
+    jobs = room.site.cluster.api.get(f"/apis/batch/v1/namespaces/{room.namespace}/jobs")["items"]
+    return all(room.job_is(job["metadata"]["name"], "Complete") for job in jobs)
+
+
+def assert_scheduled_by(room: Room, scheduler: str) -> None:
+    """As the forerunners' test.sh has it: the pods name it, and their events come from it."""
+    placed = [pod for pod in room.pods() if pod["spec"].get("nodeName")]
+    assert placed
+    assert {pod["spec"]["schedulerName"] for pod in placed} == {scheduler}
+    for pod in placed:
+        wait_for(lambda name=pod["metadata"]["name"]: _tellers(room, name) == {scheduler}, "its event")
+        assert bool(job_id(pod)) == (scheduler != "default-scheduler")
+        assert not pod["spec"]["nodeName"].startswith("control-plane")
+
+
+def _tellers(room: Room, pod: str) -> set[str]:
+    assert room.site.cluster is not None
+    found = room.site.cluster.api.get(f"/api/v1/namespaces/{room.namespace}/events")["items"]
+    return {
+        event.get("reportingComponent") or event.get("source", {}).get("component", "")
+        for event in found
+        if event["involvedObject"]["name"] == pod
+        and "Scheduled" in event["reason"]
+        and event["type"] == "Normal"
+    }
+
+
+def test_two_indexed_jobs_run_beside_each_other(lab: Lab, site: Site) -> None:
+    with room_on(lab, site, Cluster.FLUENCE) as room:
+        for number in (1, 2):
+            site.apply(SEEDS / f"fluence/examples/indexed-jobs/job{number}.yaml", room.namespace)
+        wait_for(lambda: len(room.bound()) == 10, "all ten pods to run")
+        assert len({job_id(pod) for pod in room.bound()}) == 2
+        wait_for(lambda: _jobs_are_complete(room), "both to complete", 60)
+        assert_scheduled_by(room, "fluence")
+
+
+def test_two_groups_that_compete_do_not_clog_the_cluster(lab: Lab, site: Site) -> None:
+    """Four pods of three cores each, twice, for four nodes of four cores."""
+    with room_on(lab, site, Cluster.FLUENCE) as room:
+        for number in (1, 2):
+            site.apply(SEEDS / f"fluence/examples/pod-group-jobs/job{number}.yaml", room.namespace)
+        wait_for(lambda: len(room.bound()) == 4, "one of them to run", every_s=0.05)
+        winner, loser = ("job-0", "job-1") if room.bound("job-0") else ("job-1", "job-0")
+        assert len(room.bound(winner)) == 4
+        room.wait_looked_at(loser)
+        assert room.bound(loser) == []
+        room.delete("Job", winner)
+        room.wait_bound(loser, 4)
+        assert_scheduled_by(room, "fluence")
+
+
+def test_a_batch_of_jobs_completes(lab: Lab, site: Site) -> None:
+    with room_on(lab, site, Cluster.LAPTOP) as room:
+        site.kubectl("apply", "-n", room.namespace, "-f", str(SEEDS / "fluxnetes/examples/batch"))
+        pods = sum(meant.pods for name, meant in MEANT.items() if "/batch/" in name)
+        wait_for(lambda: len(room.pods()) == pods and _jobs_are_complete(room), "all to complete", 60)
+        assert_scheduled_by(room, "fluxnetes")
+
+
+def test_of_two_gangs_that_contend_one_runs_whole_and_the_other_not_at_all(lab: Lab, site: Site) -> None:
+    """Two pods of one core each, twice, for two nodes with 1.9 cores left."""
+    with room_on(lab, site, Cluster.SMALL) as room:
+        site.apply(SEEDS / "fluence-2026/examples/test/e2e/gang/multi-gang-contention.yaml", room.namespace)
+        wait_for(lambda: len(room.bound()) == 2, "one of them to run")
+        winner, loser = ("gang-a", "gang-b") if room.bound("gang-a") else ("gang-b", "gang-a")
+        assert len(room.bound(winner)) == 2
+        room.wait_looked_at(loser)
+        assert room.bound(loser) == []
+        assert_scheduled_by(room, "fluence")
+
+
+def test_the_gang_that_waits_starts_when_the_other_completes(lab: Lab, site: Site) -> None:
+    with room_on(lab, site, Cluster.SMALL) as room:
+        site.apply(SEEDS / "fluence-2026/examples/test/e2e/gang/multi-gang-requeue.yaml", room.namespace)
+        wait_for(lambda: len(room.bound()) == 2, "one of them to run", every_s=0.05)
+        assert len({job_id(pod) for pod in room.bound()}) == 1
+        wait_for(lambda: _jobs_are_complete(room), "both to complete", 75)
+        assert_scheduled_by(room, "fluence")
+
+
+def test_a_tainted_worker_is_never_used(lab: Lab, site: Site) -> None:
+    """A gang of the forerunner beside a taint of its script: both pods go to the other worker."""
+    with room_on(lab, site, Cluster.LAPTOP) as room:
+        blocked, other = lab.have_nodes(*Cluster.LAPTOP.value, control_plane=True)
+        site.kubectl("taint", "node", blocked, "fluence-e2e=blocked:NoSchedule")
+        try:
+            site.apply(SEEDS / "fluence-2026/examples/test/e2e/gang/multi-gang.yaml", room.namespace)
+            room.wait_bound("gang3", 2)
+            assert set(room.nodes_of("gang3")) == {other}
+        finally:
+            site.kubectl("taint", "node", blocked, "fluence-e2e-")
+
+
+def test_nothing_is_left_at_the_end(lab: Lab, site: Site) -> None:
+    site.wait_sound(lab.penstock())

@@ -1,0 +1,268 @@
+"""`python -m tests.kubernetes.torture N [SEED]`: N faults at random while gangs come and go.
+
+It stops at the first thing that is wrong; the same seed gives the same gangs and faults.
+
+A round makes gangs of several kinds, then faults one after the other: deaths of Penstock at once or at a
+named point, deaths of the API server, of etcd and of the database, nodes and pods that go, pods of others.
+Then everything is left alone: what can end must have ended, and all must be sound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from penstock.devcluster.api import ApiRefused
+from penstock.devcluster.settings import DevSettings
+from penstock.errors import PenstockError
+from penstock.places import places_of
+from penstock.store.embedded import EmbeddedPostgres
+from tests.kubernetes.faults import (
+    Points,
+    a_namespace,
+    api_of,
+    bare_gang,
+    bindings,
+    create,
+    foreign_pod,
+    free_lease,
+    job_gang,
+    pods,
+)
+from tests.kubernetes.site import Replica, Site, simulated_site, wait_for
+
+NODES = 4
+POINTS = (
+    *("instance.act.before", "instance.act.after", "kube.bind.before", "kube.bind.after"),
+    *("store.record.before", "store.record.after", "kube.evict.before", "kube.evict.after"),
+)
+
+
+class Torture:
+    def __init__(self, site: Site, chance: random.Random) -> None:
+        assert site.cluster is not None
+        self.site, self.chance, self.cluster = site, chance, site.cluster
+        self.points = Points(site.directory / "points")
+        self.points.directory.mkdir()
+        self.replica: Replica = site.replica("penstock", **self.points.environ).start().wait_ready()
+        self.faults = 0
+        self.made = 0
+
+    def round(self, wanted: int) -> None:
+        with a_namespace(self.site) as namespace:
+            for _ in range(wanted):
+                for _ in range(self.chance.randint(1, 3)):
+                    self._come(namespace)
+                fault = self.chance.choice(FAULTS)
+                say(f"  {fault.__name__.strip('_')}")
+                fault(self, namespace)
+                self.faults += 1
+                time.sleep(self.chance.choice((0.0, 0.3, 1.0)))
+            self._leave_alone(namespace)
+        wait_for(lambda: not self._jobs(), "no jobs to be left", 90.0)
+
+    def _come(self, namespace: str) -> None:
+        """A gang: of a Job or of bare pods, of one to four, quick or slow."""
+        self.made += 1
+        size = self.chance.randint(1, 4)
+        cpu, run = self.chance.choice(("500m", "1500m", "3")), self.chance.choice(("100ms", "1s", "3s"))
+        name = f"gang{self.made}"
+        if self.chance.random() < 0.6:
+            said = {"requeue": self.chance.choice(("never", "always", "node-failure"))}
+            documents = [job_gang(name, size, cpu=cpu, run=run, **said)]
+        else:
+            documents = bare_gang(name, size, cpu=cpu, run=run)
+        for document in documents:
+            self._surely(partial(create, self.site, namespace, document))
+
+    def _surely(self, do: Callable[[], object]) -> None:
+        """Does something although the API server may be coming back just now. Done twice is done once."""
+
+        def done() -> bool:
+            try:
+                do()
+            except ApiRefused as refused:
+                return refused.status in (404, 409)
+            except PenstockError:
+                return False
+            return True
+
+        wait_for(done, "the API server to do as it is told", 60.0)
+
+    def _jobs(self) -> list[object]:
+        with contextlib.suppress(PenstockError, OSError):
+            return list(self.replica.jobs())
+        return [None]
+
+    def revive(self) -> None:
+        if not self.replica.is_alive():
+            if self.chance.random() < 0.8:
+                self._surely(lambda: free_lease(self.site))
+            self.replica.start()
+
+    # Faults
+
+    def _kill_penstock(self, namespace: str) -> None:
+        del namespace
+        if self.replica.is_alive():
+            self.replica.kill()
+        self.revive()
+
+    def _die_at_a_point(self, namespace: str) -> None:
+        point = self.chance.choice(POINTS)
+        self.points.arm(point)
+        self._come(namespace)
+        deadline = time.monotonic() + 5.0
+        while self.replica.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (self.points.directory / point).unlink(missing_ok=True)
+        self.revive()
+
+    def _stand_still(self, namespace: str) -> None:
+        """Long enough now and then for the lease to run out."""
+        self.revive()
+        assert self.replica.process is not None
+        self.replica.process.send_signal(signal.SIGSTOP)
+        self._come(namespace)
+        time.sleep(self.chance.choice((0.5, 2.0, 17.0)))
+        self.replica.process.send_signal(signal.SIGCONT)
+
+    def _kill_part(self, namespace: str) -> None:
+        del namespace
+        part = self.chance.choice(("kube-apiserver", "etcd"))
+        self.cluster.kill_part(part)
+        time.sleep(self.chance.choice((0.0, 1.0, 4.0, 12.0)))
+        self.cluster.start_part(part)
+
+    def _kill_database(self, namespace: str) -> None:
+        del namespace
+        pid = EmbeddedPostgres(places_of(str(self.replica.state), os.environ)).pid()
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
+    def _delete_node(self, namespace: str) -> None:
+        """Another one comes in its place."""
+        del namespace
+        found: list[str] = []
+        self._surely(
+            lambda: found.extend(
+                node["metadata"]["name"] for node in api_of(self.site).get("/api/v1/nodes")["items"]
+            )
+        )
+        name = self.chance.choice(sorted(found))
+        self._surely(lambda: api_of(self.site).delete(f"/api/v1/nodes/{name}"))
+        self._surely(lambda: self.cluster.add_nodes(1))
+
+    def _delete_pods(self, namespace: str) -> None:
+        found: list[str] = []
+        self._surely(lambda: found.extend(pod["metadata"]["name"] for pod in pods(self.site, namespace)))
+        for name in self.chance.sample(sorted(found), min(len(found), self.chance.randint(1, 3))):
+            path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+            body = {"gracePeriodSeconds": 0} if self.chance.random() < 0.5 else None
+            self._surely(partial(api_of(self.site).delete, path, body))
+
+    def _others_come(self, namespace: str) -> None:
+        for _ in range(self.chance.randint(1, 4)):
+            self.made += 1
+            pod = foreign_pod(f"other{self.made}", cpu=self.chance.choice(("500m", "2", "3")), run="4s")
+            self._surely(partial(create, self.site, namespace, pod))
+
+    # The verdict
+
+    def _leave_alone(self, namespace: str) -> None:
+        """Whatever can end by itself does so, and nothing is wrong then."""
+        self.revive()
+        self.replica.wait_ready(90)
+        deadline = time.monotonic() + 150
+        while self._left(namespace):
+            assert time.monotonic() < deadline, self._told(namespace)
+            time.sleep(0.5)
+        done = [one.pod for one in bindings(self.site, namespace) if one.code == 201]
+        assert len(done) == len(set(done)), "a pod was bound twice"
+        self.site.wait_sound(self.replica, 90)
+
+    def _left(self, namespace: str) -> list[str]:
+        """Pods that should have ended and have not. A bare gang that lost a pod waits for another one."""
+        with contextlib.suppress(PenstockError):
+            found = pods(self.site, namespace)
+            there = {pod["metadata"]["name"] for pod in found}
+            return [
+                pod["metadata"]["name"]
+                for pod in found
+                if pod["status"]["phase"] not in ("Succeeded", "Failed") and not _is_orphan(pod, there)
+            ]
+        return ["?"]
+
+    def _told(self, namespace: str) -> str:
+        lines = [f"{self._left(namespace)} have not ended"]
+        for pod in pods(self.site, namespace):
+            conditions = [
+                f"{one.get('reason')}: {one.get('message')}"
+                for one in pod["status"].get("conditions", ())
+                if one["type"] == "PodScheduled"
+            ]
+            name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "-")
+            lines.append(f"{name} {pod['status']['phase']} {node} {conditions}")
+        lines += [f"{job['id']} {job['name']} {job['state']} {job['reason']}" for job in self.replica.jobs()]
+        return "\n".join([*lines, str(self.replica.differences()), self.replica.log_tail(60)])
+
+
+def _is_orphan(pod: dict[str, object], there: set[str]) -> bool:
+    metadata = pod["metadata"]
+    assert isinstance(metadata, dict)
+    said = metadata.get("annotations", {})
+    group, size = said.get("penstock.dev/group"), int(said.get("penstock.dev/group-size", "0"))
+    return bool(group) and any(f"{group}-{index}" not in there for index in range(size))
+
+
+FAULTS = (
+    Torture._kill_penstock,
+    Torture._die_at_a_point,
+    Torture._die_at_a_point,
+    Torture._stand_still,
+    Torture._kill_part,
+    Torture._kill_database,
+    Torture._delete_node,
+    Torture._delete_pods,
+    Torture._delete_pods,
+    Torture._others_come,
+)
+
+
+def main() -> int:
+    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
+    say(f"torture: {wanted} faults, seed {seed}")
+    began, rounds = time.monotonic(), 0
+    with simulated_site(DevSettings(nodes=NODES, cpu=4), audit_every="1s") as site:
+        torture = Torture(site, random.Random(seed))
+        while torture.faults < wanted:
+            try:
+                torture.round(torture.chance.randint(3, 6))
+            except BaseException:
+                kept = Path(tempfile.gettempdir()) / f"penstock-torture-{seed}.log"
+                with contextlib.suppress(OSError):
+                    kept.write_text(torture.replica.log.read_text())
+                say(f"round {rounds + 1}, seed {seed}; the log is kept in {kept}")
+                raise
+            rounds += 1
+            passed_s = time.monotonic() - began
+            say(f"{torture.faults:5} faults in {passed_s:5.0f} s, round {rounds}: all is sound")
+    return 0
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
