@@ -130,3 +130,18 @@ def test_a_waiting_run_that_is_told_to_end_takes_its_job_along() -> None:
         assert waiting.wait(30) != 0
         waiting.communicate()
         assert [job["result"] for job in instance.json("jobs", "-a", "-o", "json")["jobs"]] == ["CANCELED"]
+
+
+def test_stop_ends_the_database_that_a_killed_instance_has_left() -> None:
+    with place_of_its_own() as place:
+        done = place.call("start", *SHAPE)
+        assert done.returncode == 0, done
+        running = Running(place.above, place.state)
+        status = running.json("status", "-o", "json")
+        os.kill(status["instance"]["pid"], signal.SIGKILL)
+        wait_until(lambda: "no instance runs here" in running.refused("jobs", code=3))
+        assert "was stopped" in running.ok("stop")
+        assert "no instance runs here" in running.refused("stop", code=3)
+        wait_until(lambda: not Path(f"/proc/{status['database']['pid']}").exists())
+        for agent in status["agents"]:
+            os.kill(agent["pid"], signal.SIGKILL)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.kubernetes.manifests import bare_pod, deployment, job, stateful_set
 from tests.kubernetes.rooms import Room, job_id
 from tests.kubernetes.site import wait_for
@@ -100,7 +98,6 @@ def test_a_deployment_that_grows_extends_its_job_pod_by_pod(room: Room) -> None:
     room.wait_bound("web", 1)
 
 
-@pytest.mark.xfail(reason="a pod that comes to a job which runs already is not told why it waits")
 def test_a_pod_that_a_deployment_adds_is_told_why_it_waits(room: Room) -> None:
     room.put(deployment("web", 4, "4"))
     room.wait_bound("web", 4)

@@ -79,3 +79,29 @@ def test_a_walk_that_stops_looking_finds_the_same(policy: str, seed: int) -> Non
         assert places(quick) == places(thorough)
         if isinstance(quick, Allocation):
             live.append(job)
+
+
+@pytest.mark.parametrize("policy", ["lonode", "low", "first", "hinode", "pack", "spread"])
+@pytest.mark.parametrize("seed", range(6))
+def test_nodes_that_are_known_to_be_full_need_not_be_looked_at_again(policy: str, seed: int) -> None:
+    """As in a pass: one instant, bookings only added, each kind of request with its own memory."""
+    engines = [
+        Engine(cluster(random.Random(seed)), policy=policy, filters="ALL:core,ALL:cpu,ALL:node")
+        for _ in range(2)
+    ]
+    chance = random.Random(seed + 1)
+    wanted = [request(chance) for _ in range(4)]
+    full: list[set[int]] = [set() for _ in wanted]
+    noted = 0
+    for job in range(60):
+        kind = chance.randrange(len(wanted))
+        op = chance.choice([MatchOp.ALLOCATE, MatchOp.ALLOCATE_ORELSE_RESERVE])
+        steps = engines[0].matching(job, wanted[kind], 5, op, full=full[kind])
+        try:
+            while True:
+                next(steps)
+        except StopIteration as done:
+            quick = done.value
+        assert places(quick) == places(engines[1].match(job, wanted[kind], 5, op))
+        noted += len(full[kind])
+    assert noted

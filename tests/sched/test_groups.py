@@ -603,3 +603,15 @@ def test_a_work_with_no_end_of_members_keeps_few_of_those_that_have_ended() -> N
     driver.settle()
     assert job.status == 3 << 8  # The failure of one that is not kept counts all the same.
     assert not driver.scheduler.core.cluster.engine.jobs
+
+
+def test_a_member_that_comes_late_is_told_why_it_waits() -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkSet("w", "web", 2), member("w", 0), member("w", 1))
+    driver.settle()
+    driver.feed(member("w", 2))
+    driver.settle()
+    told = driver.scheduler.core.told["w"]
+    assert told.verdict == "waiting"
+    assert "cpu: 200m of 400m" in told.reason

@@ -49,7 +49,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "timeline": Entry("penstock.cli.timeline:timeline", "draw what runs where and when", _CLUSTER),
     "status": Entry("penstock.cli.status:status", "the instance, its agents and its database", _CLUSTER),
     "start": Entry("penstock.app.start:start", "start an instance, or take one up again", _CLUSTER),
-    "stop": Entry("penstock.cli.stop:stop", "stop the instance", _CLUSTER),
+    "stop": Entry("penstock.app.stop:stop", "stop the instance", _CLUSTER),
     "dev": Entry("penstock.app.dev:dev", "a real control plane with simulated nodes", _TOOLS),
     "completion": Entry("penstock.cli.completion:completion", "the completion script of a shell", _TOOLS),
     "demo": Entry(

@@ -150,11 +150,13 @@ class Engine:
         *,
         explain: bool = True,
         prove: bool = True,
+        full: set[int] | None = None,
     ) -> Generator[None, None, Answer]:
         """As `match`, handing back control after every instant that was tried in vain.
 
         Nothing is booked until it returns, so it may be dropped half-way; but nothing else may change
-        the engine meanwhile.
+        the engine meanwhile. Whoever asks for the same again and again at one instant, with bookings only
+        added in between, can give the same `full` each time: nodes without room are noted there.
         """
         plan = self._plan(request)
         _check_time(now, request.duration_s)
@@ -163,7 +165,7 @@ class Engine:
         self._search.preorder = self._search.postorder = 0
         if op is MatchOp.SATISFIABILITY:
             return Satisfiable() if self._could_ever(plan) else self._refusal(plan, now, explain)
-        found_now = self._search.select(plan, now, now)
+        found_now = self._search.select(plan, now, now, full)
         if found_now is not None:
             kind = Kind.MATCHED if op in _BOOKS_NOTHING else Kind.ALLOCATED
             return self._settle(job, plan, found_now, now, kind)

@@ -19,7 +19,7 @@ from penstock.engine.booking import Ledger, Marks, Span, marks_of, slots_of
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import Policy, SearchOrder, Usage
-from penstock.engine.request import Request, Want
+from penstock.engine.request import SLOT, Request, Want
 from penstock.engine.state import Sight, Window, free_below, room_below
 from penstock.engine.walker import Selection, Walk
 
@@ -85,9 +85,16 @@ class Search:
         end = self._horizon_s if duration_s is None else min(start + duration_s, self._horizon_s)
         return Window(start, end, now, Sight.NOW if start <= now else Sight.LATER)
 
-    def select(self, plan: Plan, start: int, now: int) -> tuple[Selection, ...] | None:
-        """What a start at this instant would get; nothing if it cannot be."""
-        return self._select(plan, self.window(plan, start, now)) if start < self._horizon_s else None
+    def select(
+        self, plan: Plan, start: int, now: int, full: set[int] | None = None
+    ) -> tuple[Selection, ...] | None:
+        """What a start at this instant would get; nothing if it cannot be.
+
+        `full` has nodes that are known to have no room, and gets those that are found to have none.
+        """
+        if start >= self._horizon_s:
+            return None
+        return self._select(plan, self.window(plan, start, now), full)
 
     def could_ever(self, plan: Plan) -> bool:
         """Whether the walker finds a place when everything is up and free."""
@@ -113,12 +120,14 @@ class Search:
             if all(free_below(root, kind, window) >= units for kind, units in needs.items()):
                 yield start
 
-    def _select(self, plan: Plan, window: Window) -> tuple[Selection, ...] | None:
+    def _select(
+        self, plan: Plan, window: Window, full: set[int] | None = None
+    ) -> tuple[Selection, ...] | None:
         within = plan.request.placement.within
         if plan.top is not None or not within:
-            return self._select_below(plan, window, plan.top or self._graph.root)
+            return self._select_below(plan, window, plan.top or self._graph.root, full)
         for top in self._domains(within, window):
-            found = self._select_below(plan, window, top)
+            found = self._select_below(plan, window, top, full)
             if found is not None:
                 return found
         return None
@@ -133,9 +142,11 @@ class Search:
             return sorted(tops, key=lambda top: sign * _free_share(top, window))
         return sorted(tops, key=lambda top: -top.id if self._policy.high_first else top.id)
 
-    def _select_below(self, plan: Plan, window: Window, top: Vertex) -> tuple[Selection, ...] | None:
+    def _select_below(
+        self, plan: Plan, window: Window, top: Vertex, full: set[int] | None
+    ) -> tuple[Selection, ...] | None:
         if len(plan.wants) == 1:
-            found = self._walk(plan, 0, window, top, plan.avoid)
+            found = self._walk(plan, 0, window, top, plan.avoid, full)
             return (found,) if found is not None else None
         natural = list(range(len(plan.wants)))
         if window.sight is Sight.IDEAL:
@@ -176,7 +187,13 @@ class Search:
         return tuple(selections[group] for group in sorted(selections))
 
     def _walk(
-        self, plan: Plan, group: int, window: Window, top: Vertex, avoid: frozenset[int]
+        self,
+        plan: Plan,
+        group: int,
+        window: Window,
+        top: Vertex,
+        avoid: frozenset[int],
+        full: set[int] | None = None,
     ) -> Selection | None:
         request = plan.request
         constraint = request.groups[group].constraint
@@ -189,6 +206,7 @@ class Search:
             constraint,
             request.placement,
             avoid,
+            full if _is_slots_alone(plan.wants[group]) else None,
         )
         found = walk.select(top)
         self.preorder += walk.preorder
@@ -198,6 +216,10 @@ class Search:
         # Where nodes are taken whole a request need not ask for more, but then it must touch one.
         held = any(mark.booked for mark in marks_of([found], True).values())
         return found if held else None
+
+
+def _is_slots_alone(wants: tuple[Want, ...]) -> bool:
+    return len(wants) == 1 and wants[0].type == SLOT
 
 
 def _free_share(top: Vertex, window: Window) -> int:

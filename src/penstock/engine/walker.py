@@ -118,6 +118,7 @@ class Walk:
         constraint: Constraint | None,
         placement: Placement,
         avoid: frozenset[int] = frozenset(),
+        full: set[int] | None = None,
     ) -> None:
         self._graph = graph
         self._policy = policy
@@ -127,6 +128,7 @@ class Walk:
         self._constraint = constraint
         self._placement = placement
         self._avoid = avoid  # nodes that a distinct placement has used already
+        self._full = full  # nodes without room for this request, as far as is known; None: nobody asks
         self._limit = _limit(policy, order, wants)
         self._slots_made = 0
         self._entered: set[int] = set()
@@ -184,9 +186,11 @@ class Walk:
             return None
         excl = excl or (matched is not None and matched.exclusive is True)
         if self._is_pruned(u, wants, matched, excl):
+            self._note_full(u, matched)
             return None
         free = free_units(u, self._window)
         if free <= 0:
+            self._note_full(u, matched)
             return None
         if slot is not None and not _can_bundle(u, slot):
             slot = None
@@ -199,6 +203,8 @@ class Walk:
             node_part = self._node_part(u, wants)
         if slot is not None:
             self._bundle(u, slot, node_part, found)
+            if not found.get(SLOT):
+                self._note_full(u, matched)
         elif matched is not None:
             self._explore(u, matched.with_, False, excl, node_part, found, 1)
         else:
@@ -221,6 +227,11 @@ class Walk:
         whole = matched is not None and matched.exclusive is True
         choice = Choice(u, above, free, excl, inner, label, whole)
         return Candidate(score, free, [choice], u.divisible and not whole)
+
+    def _note_full(self, u: Vertex, matched: Want | None) -> None:
+        """A node that has no slot for the request has none either when more is booked."""
+        if self._full is not None and u.type == NODE and matched is None and u.index not in self._avoid:
+            self._full.add(u.index)
 
     def _is_pruned(self, u: Vertex, wants: tuple[Want, ...], matched: Want | None, excl: bool) -> bool:
         window = self._window
@@ -272,8 +283,11 @@ class Walk:
         # The outer nodes of a large cluster are passed by here, at the price of a comparison.
         limit = self._limit if is_slot_wanted and self._policy.node_centric else None
         for child in children:
-            if limit is not None and child.type == NODE and (child.id + 2) * NODE_FACTOR >= limit.beyond:
-                continue
+            if child.type == NODE:
+                if limit is not None and (child.id + 2) * NODE_FACTOR >= limit.beyond:
+                    continue
+                if self._full is not None and child.index in self._full:
+                    continue
             if not pristine and not is_slot_wanted and child.type not in named:
                 self.preorder += 1
                 continue  # After the first match, a level that is not named ends the branch.

@@ -120,6 +120,10 @@ class Pending:
         found = self._where.get((job, member))
         return found[1] if found is not None else None
 
+    def shape(self, entry: Entry) -> int:
+        """What an entry asks for, as a number."""
+        return self._where[(entry.job, entry.member)][0].shape
+
     def buckets(self) -> list[Bucket]:
         return list(self._buckets.values())
 

@@ -6,7 +6,8 @@ start now gets the earliest start that is free of everything booked before it, a
 nothing that comes later in the walk can delay it. A queue without any (`fcfs`) stops at the first job that
 must wait. What waits only for something without an end gets no reservation, and stops nobody.
 
-A shape that failed is not tried again in the walk, because bookings are only added in it.
+A shape that failed is not tried again in the walk, because bookings are only added in it; nor is a node that
+had no room for it.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class WalkResult:
     reserved: list[tuple[Entry, Allocation]] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)  # shapes
     hopeless: set[int] = field(default_factory=set)  # shapes that wait for something without an end
+    full: dict[int, set[int]] = field(default_factory=dict)  # by shape: nodes without room for it
     matches: int = 0
     is_cut: bool = False  # there may be more to start
 
@@ -131,7 +133,10 @@ def _try(
         request = replace(request, duration_s=request.duration_s + plan.extra_s)
     op = MatchOp.ALLOCATE_ORELSE_RESERVE if may_wait else MatchOp.ALLOCATE
     result.matches += 1
-    answer = yield from plan.engine.matching(entry.job, request, plan.now, op, explain=False, prove=False)
+    full = result.full.setdefault(bucket.shape, set())
+    answer = yield from plan.engine.matching(
+        entry.job, request, plan.now, op, explain=False, prove=False, full=full
+    )
     if isinstance(answer, Allocation) and answer.kind is Kind.ALLOCATED:
         result.started.append((entry, answer))
         return

@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.engine.allocation import Blocker, Reason, Step
+from penstock.engine.request import Request
 from penstock.model.job import URGENCY_HOLD, JobState
 from penstock.model.jobid import encode_jobid, parse_jobid
 from penstock.sched.core import Core
 from penstock.sched.job import Job, MemberPhase
+from penstock.sched.order import Entry
 
-__all__ = ["Why", "jobs_ahead", "why"]
+__all__ = ["Why", "jobs_ahead", "why", "why_late"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,24 @@ def why(core: Core, job: Job, now: float, memo: dict[int, Why] | None = None) ->
         return told
     if job.state is not JobState.SCHED:
         return Why("", "")
-    found = memo.get(job.shape) if memo is not None else None
+    found = _asked_once(core, job.shape, job.spec.request, now, memo)
+    return _behind(core, core.pending.entry(job.id)) if found.kind == "behind" else found
+
+
+def why_late(core: Core, entry: Entry, now: float, memo: dict[int, Why]) -> Why:
+    """The reason of a member that waits by itself, because its job has begun."""
+    shape = core.pending.shape(entry)
+    found = _asked_once(core, shape, core.shapes.request(shape), now, memo)
+    return _behind(core, entry) if found.kind == "behind" else found
+
+
+def _asked_once(core: Core, shape: int, request: Request, now: float, memo: dict[int, Why] | None) -> Why:
+    found = memo.get(shape) if memo is not None else None
     if found is None:
-        found = _asked(core, job, now)
+        found = _asked(core, request, now)
         if memo is not None:
-            memo[job.shape] = found
-    return _behind(core, job, now) if found.kind == "behind" else found
+            memo[shape] = found
+    return found
 
 
 def _by_itself(core: Core, job: Job) -> Why | None:
@@ -67,9 +81,9 @@ def _by_itself(core: Core, job: Job) -> Why | None:
     return None
 
 
-def _asked(core: Core, job: Job, now: float) -> Why:
+def _asked(core: Core, request: Request, now: float) -> Why:
     core.cluster.settle()
-    reason = core.cluster.engine.explain(job.spec.request, int(now))
+    reason = core.cluster.engine.explain(request, int(now))
     if reason is None:
         return Why("behind", "")
     blockers = tuple(_blocker(core, blocker, now) for blocker in reason.blockers)
@@ -95,10 +109,8 @@ def _sentence(reason: Reason, blockers: tuple[tuple[str, int | None, float | Non
     return f"it {reason.clause}; in the way: {names}{more}"
 
 
-def _behind(core: Core, job: Job, now: float) -> Why:
+def _behind(core: Core, entry: Entry | None) -> Why:
     """It would fit, but somebody before it has the first right to what is free."""
-    del now
-    entry = core.pending.entry(job.id)
     before = [
         (start, number)
         for number, start in core.reservations.items()

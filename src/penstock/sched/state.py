@@ -38,7 +38,7 @@ from penstock.sched.lifecycle import (
 )
 from penstock.sched.order import Bucket, Entry
 from penstock.sched.passes import Walk, WalkResult, walk
-from penstock.sched.reasons import Why, jobs_ahead, why
+from penstock.sched.reasons import Why, jobs_ahead, why, why_late
 from penstock.sched.records import Change
 from penstock.sched.requests import fulfil
 from penstock.world.facts import (
@@ -376,11 +376,14 @@ class Scheduler:
         told = 0
         for entry in core.pending.in_order():
             job = core.jobs[entry.job]
-            if entry.member or not job.work:
+            if not job.work:
                 continue
-            if told >= core.settings.forecast_depth and job.shape not in memo:
+            if told >= core.settings.forecast_depth and core.pending.shape(entry) not in memo:
                 continue  # What nobody has looked at for its own sake is told with others of its kind.
             told += 1
+            if entry.member:
+                core.tell(job, "waiting", why_late(core, entry, now, memo).sentence)
+                continue
             found = self.why(job.id, now, memo)
             start_at = job.forecast.start_at if job.forecast is not None else None
             core.tell(job, "waiting", found.sentence, start_at)

@@ -1,4 +1,8 @@
-"""`penstock stop`: asks the instance to stop, and returns when it is gone: socket and process."""
+"""`penstock stop`: asks the instance to stop, and returns when it is gone: socket and process.
+
+An instance that was killed leaves its own database running, for the next start to find; if there is no next
+start, this ends it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,9 @@ import click
 from penstock.cli import exits
 from penstock.cli.client import KUBERNETES, Client, NoInstance, Refused, StreamBroken
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.screen import Progress, say_json
+from penstock.cli.screen import Progress, say, say_json
 from penstock.errors import Unavailable
+from penstock.places import Places
 
 __all__ = ["stop"]
 
@@ -29,7 +34,17 @@ def stop(client: Client, keep_tasks: bool, timeout: float, output_format: str) -
 
     One that schedules the pods of a Kubernetes cluster leaves them alone: they go on without it.
     """
-    instance = client.get("/v1/status")["instance"]
+    try:
+        instance = client.get("/v1/status")["instance"]
+    except NoInstance:
+        pid_left = _stop_database(client.places)
+        if pid_left is None:
+            raise
+        if output_format == "json":
+            say_json({"stopped": None, "database": pid_left})
+        else:
+            say("no instance ran here; the database that a former one had left was stopped")
+        return exits.OK
     pid, has_tasks = int(instance["pid"]), instance.get("world") != KUBERNETES
     client.post("/v1/shutdown", {"keep_tasks": keep_tasks})
     began = time.monotonic()
@@ -45,6 +60,24 @@ def stop(client: Client, keep_tasks: bool, timeout: float, output_format: str) -
     if output_format == "json":
         say_json({"stopped": pid, "seconds": round(time.monotonic() - began, 3)})
     return exits.OK
+
+
+def _stop_database(places: Places) -> int | None:
+    """Ends the database of an instance that is dead; tells which process it was, None if there is none."""
+    from penstock.app.identity import lock
+    from penstock.store.embedded import EmbeddedPostgres
+
+    if not places.database.is_dir():
+        return None
+    held = lock(places)  # Nobody may start meanwhile.
+    try:
+        database = EmbeddedPostgres(places)
+        pid = database.pid()
+        if pid is not None:
+            database.stop()
+        return pid
+    finally:
+        os.close(held)
 
 
 def _is_there(client: Client, pid: int) -> bool:
