@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -37,7 +38,8 @@ _CONTROLLERS: Final = "kube-controller-manager"
 _PATIENT: Final = "patient-controller-manager"
 _IN_FLIGHT: Final = 64
 _TIMEOUT_S: Final = 60.0
-_CLEARINGS_MAX: Final = 20
+_CLEAR_S: Final = 300.0
+_CLEAR_PAUSE_S: Final = 1.0
 _USABLE_S: Final = 300.0
 _READY: Final = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "simulated"}
 
@@ -154,16 +156,19 @@ class Plane:
         return counts
 
     async def clear(self) -> None:
-        """No pods and no groups any more. One by one, many at a time: faster than as a collection."""
+        """No pods and no groups any more. One by one, many at a time: faster than as a collection.
+
+        Groups have a finalizer, which the controller-manager takes off at its own pace.
+        """
+        deadline = time.monotonic() + _CLEAR_S
         for resource in (PODS, NATIVE_PODGROUPS) if self.is_native else (PODS,):
-            for _ in range(_CLEARINGS_MAX):
-                listed = await self.client.list(resource.path(NAMESPACE), Object)
-                if not listed.items:
-                    break
-                paths = [resource.path(NAMESPACE, one.metadata.name) for one in listed.items]
-                await self._all(paths, self._delete)
-            else:
-                raise Unavailable(f"{len(listed.items)} {resource} are still there")
+            while (listed := await self.client.list(resource.path(NAMESPACE), Object)).items:
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"{len(listed.items)} {resource} are still there")
+                fresh = [one.metadata for one in listed.items if one.metadata.deletion_timestamp is None]
+                await self._all([resource.path(NAMESPACE, one.name) for one in fresh], self._delete)
+                if not fresh:
+                    await asyncio.sleep(_CLEAR_PAUSE_S)
 
     async def _delete(self, path: str) -> None:
         with suppress(NotFound, Unavailable):  # Whatever is left is seen in the next list.

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.devcluster.settings import NodeShape
+from penstock.devcluster.settings import DevSettings, NodeShape
+from tests.kubernetes.faults import Points, revive
 from tests.kubernetes.rooms import Lab, Room
+from tests.kubernetes.site import Replica, Site, simulated_site
 
 _LAB = Lab()
 FOUR_CORES = NodeShape(cpu="4", memory="16Gi")
@@ -41,3 +43,34 @@ def room(lab: Lab) -> Iterator[Room]:
     lab.have_nodes(4, FOUR_CORES)
     with lab.room(lab.penstock()) as made:
         yield made
+
+
+# For tests of faults: a cluster per module, and a Penstock in it that can be made to die.
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with simulated_site(DevSettings(nodes=3, cpu=4), audit_every="500ms") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def points(site: Site) -> Points:
+    made = Points(site.directory / "points")
+    made.directory.mkdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def started(site: Site, points: Points) -> Replica:
+    return site.replica("penstock", **points.environ).start()
+
+
+@pytest.fixture
+def replica(started: Replica, points: Points) -> Replica:
+    """Penstock as each test finds it: alive, in office, with no point armed."""
+    for left in points.directory.iterdir():
+        left.unlink()
+    if not started.is_alive():
+        revive(started)
+    return started.wait_ready()

@@ -6,14 +6,11 @@ it had is free for a gang that needs everything, and the auditor finds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import penstock.drivers.kube.acting
 import penstock.instance.turns
 import penstock.store.transactions
-from penstock.devcluster.settings import DevSettings
 from penstock.failpoints import REGISTRY
 from tests.kubernetes.faults import (
     ENDLESS,
@@ -31,7 +28,7 @@ from tests.kubernetes.faults import (
     set_gang,
     wait_phases,
 )
-from tests.kubernetes.site import Replica, Site, simulated_site, wait_for
+from tests.kubernetes.site import Replica, Site, wait_for
 from tests.store.servers import fresh_database, started_server
 
 pytestmark = pytest.mark.slow
@@ -47,34 +44,6 @@ STARTING = (*("store.take_over.before", "store.take_over.after", "store.prune.be
 EVICTING = ("kube.evict.before", "kube.evict.after")
 ENDING = ("kube.end.before", "kube.end.after")
 MIGRATING = ("store.migrate.before", "store.migrate.after")
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with simulated_site(DevSettings(nodes=3, cpu=4), audit_every="500ms") as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def points(site: Site) -> Points:
-    made = Points(site.directory / "points")
-    made.directory.mkdir()
-    return made
-
-
-@pytest.fixture(scope="module")
-def started(site: Site, points: Points) -> Replica:
-    return site.replica("penstock", **points.environ).start()
-
-
-@pytest.fixture
-def replica(started: Replica, points: Points) -> Replica:
-    """Penstock as each test finds it: alive, in office, with no point armed."""
-    for left in points.directory.iterdir():
-        left.unlink()
-    if not started.is_alive():
-        revive(started)
-    return started.wait_ready()
 
 
 def restart(replica: Replica, armed: str) -> None:

@@ -7,12 +7,10 @@ changes while it is away, and another one goes on with what was recorded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from penstock.devcluster.api import Api, ApiRefused
-from penstock.devcluster.settings import DevSettings
 from tests.kubernetes.faults import (
     ENDLESS,
     Points,
@@ -30,36 +28,9 @@ from tests.kubernetes.faults import (
     wait_phases,
     wait_placed,
 )
-from tests.kubernetes.site import Replica, Site, simulated_site, wait_for
+from tests.kubernetes.site import Replica, Site, wait_for
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with simulated_site(DevSettings(nodes=3, cpu=4), audit_every="500ms") as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def points(site: Site) -> Points:
-    made = Points(site.directory / "points")
-    made.directory.mkdir()
-    return made
-
-
-@pytest.fixture(scope="module")
-def started(site: Site, points: Points) -> Replica:
-    return site.replica("penstock", **points.environ).start()
-
-
-@pytest.fixture
-def replica(started: Replica, points: Points) -> Replica:
-    for left in points.directory.iterdir():
-        left.unlink()
-    if not started.is_alive():
-        revive(started)
-    return started.wait_ready()
 
 
 def nodes(site: Site) -> list[str]:
