@@ -33,7 +33,7 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 PATH = re.compile(r"(?:src|docs|tests|examples|bench|\.ci|\.github)/[\w./-]*|(?:\w+/)+\w+\.py|[A-Z]+\.md")
 HOST = re.compile(r"https?://|\b[a-z0-9-]+\.(?:org|io|com|net|dev)\b", re.IGNORECASE)
 KEY = re.compile(
-    r"\b(?:penstock\.dev|fluence\.flux-framework\.org|[a-z0-9.-]*k8s\.io)/"
+    r"\b(?:penstock\.dev|fluence\.flux-framework\.org|example\.com|[a-z0-9.-]*k8s\.io)/"
 )  # of labels; no hosts
 
 
