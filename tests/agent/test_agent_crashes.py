@@ -124,9 +124,10 @@ def test_a_task_that_is_being_removed_does_not_start_again(point: str) -> None:
 
 @pytest.mark.parametrize("victims", ["agent", "supervisor", "both"])
 def test_killing_them_under_a_running_task(victims: str) -> None:
+    mark = f"7654.{os.getpid()}"  # Others may run the same at the same time.
     with Rig() as rig:
         client = rig.agent()
-        hide = "(setsid sleep 7654.3 &); echo up >> up; while [ ! -e go ]; do sleep 0.02; done; exit 2"
+        hide = f"(setsid sleep {mark} &); echo up >> up; while [ ! -e go ]; do sleep 0.02; done; exit 2"
         client.start(rig.spec(hide))
         until(lambda: rig.lines("up"), "the task runs")
         supervisor = rig.supervisor("1/1/0")
@@ -143,7 +144,7 @@ def test_killing_them_under_a_running_task(victims: str) -> None:
         expected = (2 << 8, "") if victims == "agent" else (signal.SIGKILL, "unknown")
         assert (ended.status, ended.cause) == expected
         assert rig.lines("up") == ["up"]
-        assert processes_with("7654.3") == []
+        assert processes_with(mark) == []
         assert [pid for token in rig.tokens() for pid in bearers(token)] == []
 
 

@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -250,29 +251,40 @@ class Site:
 
     # What must hold whenever things have settled
 
-    def overcommitted(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Nodes on which pods ask for more than there is, and one of them is ours: kind -> (asked, there)."""
-        found: dict[str, dict[str, tuple[int, int]]] = {}
-        asked: dict[str, dict[str, int]] = {}
-        ours: set[str] = set()
-        for pod in self.get("pods", "-A")["items"]:
-            node = pod["spec"].get("nodeName")
-            if not node or pod["status"].get("phase") in ("Succeeded", "Failed"):
+    def overcommitted(self, blame_s: float | None = None) -> dict[str, dict[str, tuple[int, int]]]:
+        """Nodes on which pods ask for more than there is, and one of them is ours: kind -> (asked, there).
+
+        Two schedulers share no lock. With `blame_s`, what others were given later than that long before our
+        last binding there does not count: we could not know of it.
+        """
+        live = [
+            pod
+            for pod in self.get("pods", "-A")["items"]
+            if pod["spec"].get("nodeName") and pod["status"].get("phase") not in ("Succeeded", "Failed")
+        ]
+        last: dict[str, float] = {}  # by node: our last binding
+        for pod in live:
+            if is_ours(pod):
+                node = pod["spec"]["nodeName"]
+                last[node] = max(last.get(node, 0.0), _bound_at(pod))
+        asked: dict[str, dict[str, int]] = {node: {} for node in last}
+        for pod in live:
+            node = pod["spec"]["nodeName"]
+            is_late = blame_s is not None and _bound_at(pod) > last.get(node, 0.0) - blame_s
+            if node not in last or (is_late and not is_ours(pod)):
                 continue
-            if pod["spec"]["schedulerName"] in SCHEDULERS:
-                ours.add(node)
-            there = asked.setdefault(node, {})
             for kind, units in amounts_of(pod).items():
-                there[kind] = there.get(kind, 0) + units
+                asked[node][kind] = asked[node].get(kind, 0) + units
+        found: dict[str, dict[str, tuple[int, int]]] = {}
         for node in self.get("nodes")["items"]:
-            name = node["metadata"]["name"]
             has = {kind: _units(kind, text) for kind, text in node["status"]["allocatable"].items()}
+            name = node["metadata"]["name"]
             over = {
                 kind: (units, has.get(kind, 0))
                 for kind, units in asked.get(name, {}).items()
                 if units > has.get(kind, 0)
             }
-            if over and name in ours:
+            if over:
                 found[name] = over
         return found
 
@@ -290,6 +302,18 @@ def amounts_of(pod: dict[str, Any]) -> dict[str, int]:
         for kind, text in container.get("resources", {}).get("requests", {}).items():
             total[kind] = total.get(kind, 0) + _units(kind, text)
     return total
+
+
+def is_ours(pod: dict[str, Any]) -> bool:
+    return pod["spec"]["schedulerName"] in SCHEDULERS
+
+
+def _bound_at(pod: dict[str, Any]) -> float:
+    """To the second; a pod that was made with its node was bound then."""
+    for condition in pod["status"].get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            return datetime.fromisoformat(condition["lastTransitionTime"]).timestamp()
+    return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
 
 
 def _units(kind: str, text: str) -> int:
