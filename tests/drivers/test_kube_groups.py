@@ -274,7 +274,7 @@ def test_a_group_is_as_its_first_pod_says_and_as_urgent_as_any() -> None:
     work = fact(later, first)
     assert (work.queue, work.name, work.owner) == ("", "a", "default")
     assert (work.urgency, work.class_value) == (20, 5)
-    assert work.assemble_by == 20.0 + SETTINGS.assemble_s
+    assert work.assemble_s == SETTINGS.assemble_s
 
 
 @pytest.mark.parametrize("key", ["batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index"])

@@ -559,7 +559,7 @@ def test_a_work_lives_while_somebody_wants_to_make_pods_for_it() -> None:
     facts = told(mirror)
     assert not any(isinstance(fact, WorkGone) for fact in facts)
     (work,) = mirror.snapshot(NOW).works
-    assert (work.work, work.size, work.assemble_by) == ("default/job/train/uid-train", 1, None)
+    assert (work.work, work.size) == ("default/job/train/uid-train", 1)
     put(mirror, job("train", over="Failed"))
     assert told(mirror) == [WorkGone(work.work)]
 

@@ -184,7 +184,7 @@ def test_a_group_that_cannot_be_made_whole_and_not_be_taken_away_is_told_as_brok
 
 def test_a_group_that_never_becomes_complete_ends_with_the_reason() -> None:
     driver = Driver(pods(), settings_of("easy"))
-    driver.feed(WorkSet("w", "stuck", 3, assemble_by=60.0), member("w", 0))
+    driver.feed(WorkSet("w", "stuck", 3, assemble_s=60.0), member("w", 0))
     driver.run_until(61)
     (log,) = driver.logs.values()
     assert any("only 1 of 3 members came in time" in str(event.context) for event in log)
@@ -342,7 +342,7 @@ def test_a_member_that_is_refused_and_gone_at_once_is_not_placed_again() -> None
 
 def test_the_time_to_assemble_is_known_after_a_restart() -> None:
     tables = MemoryTables()
-    work = WorkSet("w", "stuck", 3, assemble_by=60.0)
+    work = WorkSet("w", "stuck", 3, assemble_s=60.0)
     world = pods()
     lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
     world.works["w"], world.members["w-0"] = work, member("w", 0)
@@ -615,3 +615,14 @@ def test_a_member_that_comes_late_is_told_why_it_waits() -> None:
     told = driver.scheduler.core.told["w"]
     assert told.verdict == "waiting"
     assert "cpu: 200m of 400m" in told.reason
+
+
+def test_a_group_has_its_time_to_assemble_from_its_last_member_on() -> None:
+    driver = Driver(pods(), settings_of("easy"))
+    driver.feed(WorkSet("w", "slow", 3, assemble_s=60.0), member("w", 0))
+    driver.run_until(50)
+    driver.feed(member("w", 1))
+    driver.run_until(100)
+    assert not only_job(driver).is_assembled
+    driver.run_until(111)
+    assert not driver.scheduler.core.jobs

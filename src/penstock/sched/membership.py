@@ -42,6 +42,7 @@ from penstock.world.intents import End, How, Place, Retract
 __all__ = [
     "LEFT_OVER",
     "assemble",
+    "assemble_by",
     "enqueue_late",
     "member_gone",
     "member_set",
@@ -64,8 +65,6 @@ def work_set(core: Core, fact: WorkSet, now: float) -> None:
     before = core.works.get(fact.work)
     core.works[fact.work] = fact
     job = core.jobs.get(core.job_of_work.get(fact.work, 0))
-    if job is not None and not job.is_assembled and fact.assemble_by is not None and before != fact:
-        core.wake(fact.assemble_by, job.id)
     if job is not None and job.state.is_pending and before != fact:
         assemble(core, job, now)
 
@@ -112,9 +111,14 @@ def _new_job(core: Core, work: WorkSet, now: float) -> Job:
     core.journal.log(job, "validate", now)
     core.job_of_work[work.work] = number
     add_job(core, job, now)
-    if work.assemble_by is not None:
-        core.wake(work.assemble_by, number)
     return job
+
+
+def assemble_by(job: Job, work: WorkSet) -> float | None:
+    """When a group that is not whole is given up: counted by our own clock, from its last member on."""
+    if work.assemble_s is None:
+        return None
+    return max((member.seen_at for member in job.members.values()), default=job.seen_at) + work.assemble_s
 
 
 def assemble(core: Core, job: Job, now: float) -> None:
@@ -129,6 +133,9 @@ def assemble(core: Core, job: Job, now: float) -> None:
             core.leave(job.id)
             core.journal.touch(job)
         core.tell(job, "assembling", f"{len(ready)} of {max(work.size, 1)} members are there")
+        until = assemble_by(job, work)
+        if until is not None:
+            core.wake(until, job.id)
         return
     asks = [member.ask for member in ready if member.ask is not None]
     job.spec, groups = spec_of_work(work, asks, core.settings, _limit(work, now))

@@ -224,12 +224,8 @@ class Scheduler:
             core.journal.log(job, "dependency-remove", now, description=f"begin-time={begin_at:.3f}")
             try_depend(core, job, now)
         work = core.works.get(job.work)
-        if (
-            work is not None
-            and not job.is_assembled
-            and work.assemble_by is not None
-            and work.assemble_by <= now
-        ):
+        until = membership.assemble_by(job, work) if work is not None and not job.is_assembled else None
+        if work is not None and until is not None and until <= now:
             there = sum(1 for member in job.members.values() if member.is_ready)
             note = f"only {there} of {work.size} members came in time"
             raise_exception(core, job, now, "assembly", note)

@@ -91,7 +91,7 @@ class WorkSet:
     work: str
     name: str
     size: int  # members that must be there before it can start
-    assemble_by: float | None = None  # after this it is told as stuck
+    assemble_s: float | None = None  # how long it may wait for others after its last member came
     begin_at: float | None = None
     limit_s: int | None = None  # from the start of the group; None: none, planned without an end
     deadline_at: float | None = None  # the end of the whole, waiting included

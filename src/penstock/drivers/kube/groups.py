@@ -417,7 +417,7 @@ def work_fact(
         work=first.work,
         name=first.name,
         size=_size(members, group_sizes),
-        assemble_by=max(one.created_at for one in members) + settings.assemble_s,
+        assemble_s=settings.assemble_s,
         begin_at=max(begins) if begins else None,
         limit_s=limit_s,
         deadline_at=min(ends) if ends else None,

@@ -1,7 +1,7 @@
 """Which pods belong to which work, how large PodGroups say that works are, and what follows for each work.
 
 A work lives while a pod of it can run, or while somebody wants to make such pods. Without a pod it is told
-as its next pods would have it, but with no time by which it must be whole: that runs from the first pod on.
+as its next pods would have it.
 
 Most pods of a work say the same. They are counted by what they say, and one of each kind speaks for all, so
 that one more or one less of a thousand costs nothing.
@@ -144,7 +144,7 @@ class Works:
         if not members:
             return None
         fact = work_fact(members, self._sizes(members[0].is_native), self._settings)
-        return fact if pods else replace(fact, assemble_by=None, begin_at=None)
+        return fact if pods else replace(fact, begin_at=None)
 
 
 def _least(group: NativePodGroup) -> int:
