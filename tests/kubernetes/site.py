@@ -238,6 +238,7 @@ class Site:
         wait_for(
             lambda: self.kubectl("get", "serviceaccount", "default", "-n", name, check=False),
             "the default ServiceAccount",
+            120.0,  # After an outage of the API server its maker takes a while to come back.
         )
         try:
             yield name
