@@ -294,7 +294,7 @@ def a_namespace(site: Site) -> Iterator[str]:
     api, name = api_of(site), f"t-{uuid.uuid4().hex[:8]}"
     api.post("/api/v1/namespaces", {"metadata": {"name": name}})
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-    wait_for(lambda: _is_there(api, account), "the default ServiceAccount")
+    wait_for(lambda: _is_there(api, account), "the default ServiceAccount", 120.0)
     try:
         yield name
     finally:

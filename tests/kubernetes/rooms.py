@@ -123,7 +123,7 @@ class Lab:
         name = f"t-{uuid.uuid4().hex[:8]}"
         api.post("/api/v1/namespaces", {"metadata": {"name": name}})
         account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        wait_for(lambda: _found(site, account), "the default ServiceAccount", every_s=0.02)
+        wait_for(lambda: _found(site, account), "the default ServiceAccount", 120.0, every_s=0.02)
         room = Room(site, penstock, name)
         try:
             yield room
