@@ -64,6 +64,7 @@ class Pods(Canned):
         super().__init__()
         self.table = {5000: ASSEMBLING, 5001: NEVER, 5002: RUNNING}
         self.leader, self.is_leader, self.ready = LEADER, True, True
+        self.problem = ""
 
     async def status(self) -> Doc:
         found = await super().status()
@@ -78,6 +79,7 @@ class Pods(Canned):
             "schedulers": ["penstock", "fluence"],
             "leader": self.leader,
             "is_leader": self.is_leader,
+            "problem": self.problem,
         }
         return found
 
@@ -106,6 +108,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
 @pytest.fixture
 def at(running: SimpleNamespace) -> Path:
     running.service.leader, running.service.is_leader, running.service.ready = LEADER, True, True
+    running.service.problem = ""
     state: Path = running.state
     return state
 
@@ -130,9 +133,10 @@ def test_an_instance_that_stands_by_says_so_and_is_well_if_there_is_a_leader(
     assert done.returncode == 0, done.stderr
     assert "instance  standing by, pid" in done.stdout
     assert f"{LEADER}; this instance stands by and schedules nothing" in done.stdout
-    running.service.leader = ""
+    running.service.leader, running.service.problem = "", "cannot connect to 10.0.0.1:6443: refused"
     done = piped(at, "status")
     assert done.returncode == 1
+    assert "problem  cannot connect to 10.0.0.1:6443: refused" in done.stdout
     assert "none is known; this instance stands by" in done.stdout
 
 

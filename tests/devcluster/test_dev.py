@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.client import Client
+from penstock.errors import PenstockError
 from penstock.places import places_of
 from tests.clusters import needs_controlplane, wait_for
 
@@ -146,6 +148,40 @@ def test_penstock_runs_in_it_and_goes_with_it_even_if_it_is_killed(user: User) -
     running.communicate(timeout=TIMEOUT_S)
     wait_for(lambda: user.left() == [], "everything to be removed")
     assert not inside.runtime.exists()
+
+
+def test_penstock_comes_back_if_it_is_killed_and_knows_what_it_knew(user: User) -> None:
+    needs_controlplane()
+    running = user.start()
+    inside = Client(
+        places_of(str(user.folder / "state" / "penstock-dev" / "cluster" / "penstock"), user.environ)
+    )
+    ours = json.dumps({"spec": {"schedulerName": "penstock"}})
+    told = ("--image=busybox", "--restart=Never", f"--overrides={ours}", "--", "sleep", "inf")
+    assert user.run("kubectl", "run", "hello", *told).returncode == 0
+    wait_for(lambda: states(inside) == ["RUN"], "the pod to run")
+    (job,) = inside.get("/v1/jobs", states="active")["jobs"]
+    pid = inside.get("/v1/status")["instance"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: pid_of(inside) not in (None, pid), "another Penstock to be ready")
+    assert inside.get("/v1/jobs", states="active")["jobs"][0]["id"] == job["id"]
+    running.terminate()
+    _, said = running.communicate(timeout=TIMEOUT_S)
+    assert "Penstock ended with -9, and is started again" in said
+    assert user.left() == []
+
+
+def states(inside: Client) -> list[str]:
+    return [job["state"] for job in inside.get("/v1/jobs", states="active")["jobs"]]
+
+
+def pid_of(inside: Client) -> int | None:
+    """Of an instance that is ready."""
+    try:
+        instance = inside.get("/v1/status")["instance"]
+    except PenstockError:
+        return None
+    return int(instance["pid"]) if instance["ready"] else None
 
 
 def test_a_directory_that_holds_something_is_refused(user: User) -> None:

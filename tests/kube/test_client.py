@@ -229,7 +229,7 @@ def test_a_server_that_is_away_is_tried_again_and_then_unreachable(call: Call) -
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]  # bound, but nobody listens
         async with quick_client(f"http://127.0.0.1:{port}") as client:
-            with pytest.raises(Unreachable):
+            with pytest.raises(Unreachable, match=f"cannot connect to 127.0.0.1:{port}: Connection refused"):
                 await call(client)
         patient = Retries(tries=200, first_s=0.01, pause_s_max=0.01)
         async with quick_client(f"http://127.0.0.1:{port}", retries=patient) as client:

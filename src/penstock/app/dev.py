@@ -22,6 +22,7 @@ import penstock
 from penstock.cli import exits
 from penstock.cli.client import Client
 from penstock.cli.group import SETTINGS
+from penstock.cli.screen import command_name
 from penstock.devcluster.pointers import Pointer, claim, home_of, release, running, write
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import BadRequest, Conflict, Unavailable
@@ -109,7 +110,7 @@ def cluster(
                 if not no_penstock:
                     _start_penstock(made, inside)
                 _tell(made, inside, no_penstock, time.monotonic() - began)
-                _watch(made, no_penstock)
+                _watch(made, inside, no_penstock)
         except KeyboardInterrupt:
             click.echo("stopped; nothing is left", err=True)
         finally:
@@ -191,19 +192,23 @@ def _tell(made: DevCluster, inside: Places, no_penstock: bool, took_s: float) ->
     if not no_penstock:
         lines.append(f"  export PENSTOCK_STATE={inside.state}")
         tries[1] = f"run hello --image=busybox --restart=Never --overrides='{_OURS}' -- sleep 30"
-    lines += ["", "try", *(f"  penstock dev kubectl {text}" for text in tries)]
+    us = command_name()
+    lines += ["", "try, in another terminal,", *(f"  {us} dev kubectl {text}" for text in tries)]
     if not no_penstock:
-        lines.append("  penstock jobs -a")
+        lines.append(f"  {us} jobs -a")
     lines += ["", "Ctrl-C ends it and removes everything."]
     click.echo("\n".join(lines))
 
 
-def _watch(made: DevCluster, no_penstock: bool) -> None:
-    """Until somebody interrupts, or a part ends that should not."""
+def _watch(made: DevCluster, inside: Places, no_penstock: bool) -> None:
+    """Until somebody interrupts, or a part ends that should not. Penstock is started again if it dies."""
     names = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"]
-    if not no_penstock:
-        names.append(_PENSTOCK)
     while True:
         for name in names:
             _check(made, name)
+        if not no_penstock:
+            code = made.part(_PENSTOCK).exit_code
+            if code is not None:
+                click.echo(f"Penstock ended with {code}, and is started again", err=True)
+                _start_penstock(made, inside)
         time.sleep(_LOOK_S)

@@ -86,6 +86,7 @@ class KubeHabitat:
             "schedulers": list(self._options.settings.scheduler_names),
             "leader": self._election.holder,
             "is_leader": self._election.is_leader(),
+            "problem": self._election.problem,
         }
 
     def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:

@@ -18,6 +18,7 @@ from typing import Final, TextIO
 __all__ = [
     "SLOW_S",
     "Progress",
+    "command_name",
     "complain",
     "has_colours",
     "is_terminal",
@@ -121,6 +122,13 @@ def say_facts(facts: Iterable[tuple[str, str]], *styles: str, label: int = 12) -
 
 def say_json(document: object) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=not shows_unicode()))
+
+
+def command_name() -> str:
+    """How to call us again: by name if that is found, else as we were called."""
+    if shutil.which("penstock") is not None:
+        return "penstock"
+    return os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("penstock") else "penstock"
 
 
 def complain(text: str) -> None:

@@ -87,9 +87,11 @@ def _cluster_facts(found: Doc) -> list[tuple[str, str, bool]]:
         leader += " (this instance)"
     elif _stands_by(found):
         leader += "; this instance stands by and schedules nothing"
+    problem = [("problem", settings["problem"], False)] if settings.get("problem") else []
     return [
         ("world", f"{KUBERNETES}, {settings['server']}", True),
         ("leader", leader, bool(settings["leader"])),
+        *problem,
         ("schedulers", ", ".join(settings["schedulers"]), True),
     ]
 

@@ -33,7 +33,7 @@ from penstock.cli.fields import HEADINGS
 from penstock.cli.formats import parse_format
 from penstock.cli.gantt import BLOCKS, SIGNS, draw
 from penstock.cli.jobs import job_table
-from penstock.cli.screen import complain, is_terminal, paint, say, shown, shows_unicode, width
+from penstock.cli.screen import command_name, complain, is_terminal, paint, say, shown, shows_unicode, width
 from penstock.cli.timeline import painted
 from penstock.cli.times import clock
 from penstock.errors import PenstockError
@@ -87,8 +87,9 @@ def tour() -> int:
         return exits.FAILED
     say()
     say(f"Stopped and removed, after {time.monotonic() - began:.0f} s. Now with your own:")
-    say("  penstock start --nodes 4; penstock run -n2 hostname; penstock submit -N4 -t5m sleep 60")
-    say("  penstock jobs --watch; penstock job why ID; penstock timeline; penstock stop")
+    us = command_name()
+    say(f"  {us} start --nodes 4; {us} run -n2 hostname; {us} submit -N4 -t5m sleep 60")
+    say(f"  {us} jobs --watch; {us} job why ID; {us} timeline; {us} stop")
     return exits.OK
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import socket
 import ssl
@@ -278,7 +279,7 @@ class Transport:
             aiohttp.ClientHttpProxyError,
             aiohttp.InvalidURL,
         ) as error:
-            raise Unreachable(f"{asked}: {error}") from error
+            raise Unreachable(f"{asked}: {_said(error)}") from error
         except BadRequest as error:  # TLS material
             raise Unreachable(f"{asked}: {error}") from error
         if 200 <= response.status < 300:
@@ -313,3 +314,11 @@ async def _read_bounded(content: aiohttp.StreamReader, bytes_max: int) -> bytes 
             return None
         parts.append(chunk)
     return b"".join(parts)
+
+
+def _said(error: Exception) -> str:
+    """What a person can use of it: the text of a failed connection names an object of the TLS library."""
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        cause = os.strerror(error.errno) if error.errno else str(error.os_error)
+        return f"cannot connect to {error.host}:{error.port}: {cause}"
+    return str(error) or type(error).__name__
