@@ -145,3 +145,4 @@ def test_stop_ends_the_database_that_a_killed_instance_has_left() -> None:
         wait_until(lambda: not Path(f"/proc/{status['database']['pid']}").exists())
         for agent in status["agents"]:
             os.kill(agent["pid"], signal.SIGKILL)
+        wait_until(lambda: not left_behind(place))
