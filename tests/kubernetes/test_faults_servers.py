@@ -295,10 +295,8 @@ def test_a_leader_that_is_killed_is_followed_when_its_lease_has_run_out(
         create(site, namespace, *bare_gang("gang", run=ENDLESS))
         wait_phases(site, namespace, Running=3)
         first.kill()
-        began = time.monotonic()
         create(site, namespace, *bare_gang("waits"))
         second.wait_ready(TAKE_OVER_S + MARGIN_S)
-        assert time.monotonic() - began < TAKE_OVER_S + MARGIN_S
         for index in range(3):
             api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/gang-{index}")
         wait_phases(site, namespace, "waits", Succeeded=3)
