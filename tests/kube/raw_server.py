@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
 
 from penstock.kube.access import Access
-from penstock.kube.client import Client, Retries
+from penstock.kube.client import Client
+from penstock.kube.transport import Retries
 
 QUICK = Retries(tries=4, first_s=0.001, pause_s_max=0.01, total_s=5.0)
 

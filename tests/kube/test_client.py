@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from penstock.errors import Conflict, Unavailable
-from penstock.kube.client import JOBS, PODS, Client, PatchKind, Regarding, Retries, pods
+from penstock.kube.client import Client, PatchKind, Regarding
 from penstock.kube.errors import (
     AlreadyThere,
     ApiError,
@@ -24,6 +24,8 @@ from penstock.kube.errors import (
     TooMany,
     Unreachable,
 )
+from penstock.kube.resources import JOBS, PODS, pods
+from penstock.kube.transport import Retries
 from penstock.kube.types import Pod
 from tests.kube.fake_api import FakeApi, status, thing
 from tests.kube.raw_server import (

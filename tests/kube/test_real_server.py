@@ -11,20 +11,10 @@ import pytest
 from penstock.devcluster.cluster import DevCluster
 from penstock.devcluster.settings import DevSettings
 from penstock.kube.access import from_kubeconfig
-from penstock.kube.client import (
-    EVENTS,
-    LEASES,
-    NAMESPACES,
-    NODES,
-    PODGROUPS,
-    PODS,
-    Client,
-    PatchKind,
-    Regarding,
-    pods,
-)
+from penstock.kube.client import Client, PatchKind, Regarding
 from penstock.kube.errors import AlreadyThere, ApiError, Conflicted, Invalid, NotFound, TooMany
 from penstock.kube.lease import Election, LeaseLost
+from penstock.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODGROUPS, PODS, pods
 from penstock.kube.types import Lease, Node, Object, Pod
 from penstock.kube.watch import Change, Deleted, Pace, Relisted, Upserted, WatchState, reflect
 from tests.clusters import cluster_fixture

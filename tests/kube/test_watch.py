@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.kube.client import PODS, Client
+from penstock.kube.client import Client
+from penstock.kube.resources import PODS
 from penstock.kube.types import Pod
 from penstock.kube.watch import Change, Deleted, Pace, Relisted, Upserted, WatchState, reflect
 from tests.kube.fake_api import FakeApi, spoil, status, thing

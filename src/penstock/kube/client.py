@@ -23,20 +23,7 @@ import msgspec
 from penstock.kube.access import Access
 from penstock.kube.errors import BadAnswer, Gone, NotFound, OutcomeUnknown, Status
 from penstock.kube.resources import (
-    CLAIMS,
-    DEPLOYMENTS,
     EVENTS,
-    JOBS,
-    LEASES,
-    NAMESPACES,
-    NATIVE_PODGROUPS,
-    NODES,
-    PODGROUPS,
-    PODS,
-    REPLICASETS,
-    STATEFULSETS,
-    VOLUMES,
-    Resource,
     group_path,
     pods,
 )
@@ -44,29 +31,13 @@ from penstock.kube.transport import READS, Retries, Transport
 from penstock.kube.types import Object
 
 __all__ = [
-    "CLAIMS",
-    "DEPLOYMENTS",
-    "EVENTS",
-    "JOBS",
-    "LEASES",
-    "NAMESPACES",
-    "NATIVE_PODGROUPS",
-    "NODES",
-    "PODGROUPS",
-    "PODS",
-    "REPLICASETS",
-    "STATEFULSETS",
-    "VOLUMES",
     "Client",
     "Listed",
     "PatchKind",
     "Regarding",
-    "Resource",
-    "Retries",
     "Version",
     "described",
     "micro_time",
-    "pods",
 ]
 
 _LOG: Final = logging.getLogger(__name__)
@@ -341,7 +312,7 @@ class Client:
     async def evict(self, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
         """Deletes a pod if its disruption budget allows; if not, `TooMany` with `is_budget`, at once.
 
-        If it is another pod by now, the server tries for 10 s of its own before it says `Conflicted`.
+        `Conflicted` if it is another pod by now; if that one is not placed, the server says so after 10 s.
         """
         body = {
             "apiVersion": "policy/v1",

@@ -60,6 +60,18 @@ class Retries:
     total_s: float = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    verb: str
+    path: str
+    query: Mapping[str, str]
+    data: bytes | None = None
+    content_type: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.path}"
+
+
 class _Lost(Exception):
     """The connection broke after the request may have been sent.
 
@@ -135,14 +147,15 @@ class Transport:
         self, path: str, query: Mapping[str, str], *, open_s: float
     ) -> AsyncIterator[aiohttp.StreamReader]:
         """An answer without an end; whoever reads it minds the silence. Tried once."""
+        request = _Request("GET", path, query)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(_CONNECT_S, open_s))
         try:
             async with asyncio.timeout(open_s):
-                response = await self._open("GET", path, query, None, "", timeout)
+                response = await self._open(request, timeout)
         except TimeoutError as error:
-            raise Unreachable(f"GET {path}: no answer within {open_s:g} s") from error
+            raise Unreachable(f"{request}: no answer within {open_s:g} s") from error
         except (_Lost, aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"GET {path}: {error or type(error).__name__}") from error
+            raise Unreachable(f"{request}: {str(error) or type(error).__name__}") from error
         try:
             yield response.content
         finally:
@@ -160,15 +173,16 @@ class Transport:
         timeout_s: float | None = None,
     ) -> bytes:
         data = None if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
+        request = _Request(verb, path, query or {}, data, content_type)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         started = time.monotonic()
         pause_s = self._retries.first_s
         for left in range(self._retries.tries - 1, -1, -1):
             try:
                 if urgent:
-                    return await self._try(verb, path, query or {}, data, content_type, timeout_s)
+                    return await self._try(request, timeout_s)
                 async with self._places:
-                    return await self._try(verb, path, query or {}, data, content_type, timeout_s)
+                    return await self._try(request, timeout_s)
             except (Unreachable, TooMany, ServerFault) as error:
                 wait_s = self._wait_s(error, pause_s)
                 if wait_s is None or not left or time.monotonic() + wait_s > started + self._retries.total_s:
@@ -187,84 +201,59 @@ class Transport:
             return None
         return max(pause_s, error.retry_after_s or 0.0)
 
-    async def _try(
-        self,
-        verb: str,
-        path: str,
-        query: Mapping[str, str],
-        data: bytes | None,
-        content_type: str,
-        timeout_s: float,
-    ) -> bytes:
+    async def _try(self, request: _Request, timeout_s: float) -> bytes:
         """One request and its whole answer; faults as this package has them."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(_CONNECT_S, timeout_s))
-        asked = f"{verb} {path}"
         try:
-            response = await self._open(verb, path, query, data, content_type, timeout)
+            response = await self._open(request, timeout)
             async with response:
                 body = await _read_bounded(response.content, self._body_max_bytes)
         except ServerFault as error:
-            if verb in READS:
+            if request.verb in READS:
                 raise
             raise OutcomeUnknown(
                 f"outcome unknown: {error}", status=error.status, reason=error.reason, message=error.message
             ) from error
         except (TimeoutError, _Lost, aiohttp.ClientError, OSError) as error:
             what = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
-            text = f"{asked}: {what or type(error).__name__}"
-            if verb in READS:
+            text = f"{request}: {what or type(error).__name__}"
+            if request.verb in READS:
                 raise Unreachable(text) from error  # for a read it makes no difference
             raise OutcomeUnknown(f"outcome unknown: {text}") from error
         if body is None:
             text = f"the answer is longer than {self._body_max_bytes} bytes"
-            if verb in READS:
-                raise BadAnswer(response.status, "TooLarge", text, asked=asked)
-            raise OutcomeUnknown(f"outcome unknown: {asked}: {text}", status=response.status)
+            if request.verb in READS:
+                raise BadAnswer(response.status, "TooLarge", text, asked=str(request))
+            raise OutcomeUnknown(f"outcome unknown: {request}: {text}", status=response.status)
         return body
 
-    async def _open(
-        self,
-        verb: str,
-        path: str,
-        query: Mapping[str, str],
-        data: bytes | None,
-        content_type: str,
-        timeout: aiohttp.ClientTimeout,
-    ) -> aiohttp.ClientResponse:
+    async def _open(self, request: _Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         """An answer that is not a refusal, its body unread. A 401 is met with another credential, once."""
         identity = await self.access.credential.identity()
         try:
-            return await self._send(verb, path, query, data, content_type, timeout, identity)
+            return await self._send(request, timeout, identity)
         except Unauthorized:
             if not self.access.credential.refused(identity):
                 raise
         identity = await self.access.credential.identity()
-        return await self._send(verb, path, query, data, content_type, timeout, identity)
+        return await self._send(request, timeout, identity)
 
     async def _send(
-        self,
-        verb: str,
-        path: str,
-        query: Mapping[str, str],
-        data: bytes | None,
-        content_type: str,
-        timeout: aiohttp.ClientTimeout,
-        identity: Identity,
+        self, request: _Request, timeout: aiohttp.ClientTimeout, identity: Identity
     ) -> aiohttp.ClientResponse:
         headers = list(self._headers)
         if identity.token:
             headers.append(("Authorization", f"Bearer {identity.token}"))
-        if data is not None:
-            headers.append(("Content-Type", content_type))
-        asked = f"{verb} {path}"
-        params = {name: value for name, value in query.items() if value}
-        url = f"{self.access.server}{path}?{urlencode(params)}" if params else self.access.server + path
+        if request.data is not None:
+            headers.append(("Content-Type", request.content_type))
+        params = {name: value for name, value in request.query.items() if value}
+        url = self.access.server + request.path + (f"?{urlencode(params)}" if params else "")
         try:
             context: ssl.SSLContext | bool = self._tls.context(identity) if self._is_tls else True
             response = await self._live_session().request(
-                verb,
+                request.verb,
                 url,
-                data=data,
+                data=request.data,
                 headers=headers,
                 timeout=timeout,
                 ssl=context,
@@ -279,15 +268,15 @@ class Transport:
             aiohttp.ClientHttpProxyError,
             aiohttp.InvalidURL,
         ) as error:
-            raise Unreachable(f"{asked}: {_said(error)}") from error
+            raise Unreachable(f"{request}: {_said(error)}") from error
         except BadRequest as error:  # TLS material
-            raise Unreachable(f"{asked}: {error}") from error
+            raise Unreachable(f"{request}: {error}") from error
         if 200 <= response.status < 300:
             return response
         async with response:
             body = await _read_bounded(response.content, _ERROR_BODY_MAX_BYTES) or b""
         retry_after = response.headers.get("Retry-After", "")
-        raise answer_error(response.status, body, retry_after=retry_after, asked=asked)
+        raise answer_error(response.status, body, retry_after=retry_after, asked=str(request))
 
     def _live_session(self) -> aiohttp.ClientSession:
         if self._session is None:
