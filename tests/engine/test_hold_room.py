@@ -23,6 +23,7 @@ from penstock.engine.elastic import remove, resize
 from penstock.engine.engine import BadTime
 from penstock.engine.request import BadShape
 from penstock.errors import BadRequest
+from tests.costs import instructions
 
 
 def test_what_others_use_is_not_laid_on_what_we_have() -> None:
@@ -58,6 +59,29 @@ def test_a_hold_on_what_is_not_there_yet_counts_when_it_comes() -> None:
     engine.graph.add_child(node, VertexSpec("gpu", 0, rank=0))
     engine.reprime()
     assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), NotNow)
+
+
+def test_one_comes_as_another_goes_and_the_hold_on_it_counts() -> None:
+    engine = Engine(cluster_of(nodes=2, gpus=1), "low")
+    remove(engine, at(engine, "node0/gpu0"))
+    engine.holds.set("early", at(engine, "node0"), {"gpu": 1})
+    remove(engine, at(engine, "node1/gpu0"), recount=False)
+    engine.graph.add_child(at(engine, "node0"), VertexSpec("gpu", 1, rank=0))
+    engine.reprime()
+    assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), NotNow)
+    engine.holds.remove("early")
+    assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), Allocation)
+
+
+def test_an_end_costs_the_same_however_many_use_what_no_node_has() -> None:
+    costs = []
+    for nodes in (20, 200):
+        engine = Engine(cluster_of(nodes=nodes, cores=2), "low")
+        for number in range(nodes):
+            engine.holds.set(f"other{number}", at(engine, f"node{number}"), {"core": 1, "port": 1})
+        engine.match(1, slot_request({"core": 1}), 0)
+        costs.append(instructions(lambda engine=engine: engine.release(1)))  # type: ignore[misc]
+    assert costs[1] <= 1.5 * costs[0], costs
 
 
 def test_a_standing_hold_beyond_its_pool_spoils_no_other_node() -> None:

@@ -159,6 +159,10 @@ class Graph:
         """Every vertex of a type, in the order in which they were added."""
         return list(self._by_type.get(kind, {}).values())
 
+    def newest(self, kind: str) -> int:
+        """The index of the vertex of a type that was added last: another one when one has come."""
+        return next(reversed(self._by_type.get(kind, {})), -1)
+
     def of_rank(self, rank: int) -> list[Vertex]:
         return list(self._by_rank.get(rank, {}).values())
 

@@ -35,6 +35,8 @@ class Holds:
         self._where: dict[str, list[Vertex]] = {}
         self._told: dict[str, Hold] = {}
         self._crowded: set[str] = set()  # holds that did not find room beside us and the others
+        self._homeless: dict[str, dict[str, None]] = {}  # by type: holds that found no vertex of it below
+        self._newest: dict[str, int] = {}  # by such a type: its newest vertex when that was last looked at
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -47,7 +49,7 @@ class Holds:
                     "a hold cannot give", where=f"{name}.{kind}", found=str(units), expected=">= 0"
                 )
         self._take_up(name)
-        own, is_crowded = self._spread(at, amounts)
+        own, is_crowded = self._spread(name, at, amounts)
         if is_crowded:
             self._crowded.add(name)
         below: dict[int, dict[str, int]] = {}
@@ -77,8 +79,14 @@ class Holds:
         self.settle()
 
     def _take_up(self, name: str) -> None:
-        self._told.pop(name, None)
+        told = self._told.pop(name, None)
         self._crowded.discard(name)
+        for kind in told.amounts if told is not None and self._homeless else ():
+            homeless = self._homeless.get(kind, {})
+            if name in homeless:
+                del homeless[name]
+                if not homeless:
+                    del self._homeless[kind], self._newest[kind]
         touched = self._where.pop(name, [])
         for vertex in touched:
             state = vertex.state
@@ -100,11 +108,18 @@ class Holds:
 
     def settle(self) -> None:
         """Spreads anew the holds that did not find room; to be called when something has changed."""
-        for name in [name for name in self._told if name in self._crowded]:
+        again = set(self._crowded)
+        for kind, homeless in self._homeless.items():
+            if self._graph.newest(kind) != self._newest[kind]:
+                self._newest[kind] = self._graph.newest(kind)
+                again.update(homeless)
+        for name in [name for name in self._told if name in again] if again else ():
             hold = self._told[name]
             self.set(hold.name, hold.at, hold.amounts, standing=hold.standing)
 
-    def _spread(self, at: Vertex, amounts: Mapping[str, int]) -> tuple[list[tuple[Vertex, int]], bool]:
+    def _spread(
+        self, name: str, at: Vertex, amounts: Mapping[str, int]
+    ) -> tuple[list[tuple[Vertex, int]], bool]:
         """Which vertices the amounts burden, and whether there was too little room for them.
 
         What nobody has comes first. Others do not say which core or gpu is theirs, but they do not
@@ -114,6 +129,12 @@ class Holds:
         is_crowded = False
         for kind, units in amounts.items():
             pools = [vertex for vertex in self._graph.walk(at) if vertex.type == kind]
+            if not pools:
+                # No end of anything makes room for it, only a vertex that comes: thousands of such holds
+                # (ports of nodes that nobody else asks for) would be spread anew each time.
+                self._homeless.setdefault(kind, {})[name] = None
+                self._newest.setdefault(kind, self._graph.newest(kind))
+                continue
             shares = [0] * len(pools)
             left = units
             for with_ours in (False, True):
@@ -122,8 +143,7 @@ class Holds:
                     shares[place] += share
                     left -= share
                 is_crowded = is_crowded or (left > 0 and not with_ours)
-            if pools:
-                shares[0] += left
+            shares[0] += left
             own.extend((vertex, share) for vertex, share in zip(pools, shares, strict=True) if share)
             is_crowded = is_crowded or left > 0
         return own, is_crowded
