@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.drivers.sim.world import Fate, SimWorld, plain_nodes
+from penstock.drivers.sim.world import Fate, plain_nodes
 from penstock.model.constraint import Properties
 from penstock.model.job import JobState
 from penstock.sched.job import Job, MemberPhase
@@ -19,7 +19,6 @@ from penstock.world.facts import (
     HoldGone,
     HoldSet,
     MemberGone,
-    MemberSet,
     NodeGone,
     Observed,
     Outcome,
@@ -32,24 +31,7 @@ from penstock.world.facts import (
 from penstock.world.intents import How, Retract
 from tests.instance.lives import Lives
 from tests.sched.driving import Driver, settings_of
-
-
-def pods(nodes: int = 2, cpu: int = 1000) -> SimWorld:
-    capacity = [Capacity("cpu", cpu, divisible=True), Capacity("memory", 1 << 30, divisible=True)]
-    return SimWorld({node.node: node for node in plain_nodes(nodes, capacity)})
-
-
-def member(work: str, number: int, cpu: int = 400, **more: object) -> MemberSet:
-    return MemberSet(work, f"{work}-{number}", number, (("cpu", cpu),), **more)  # type: ignore[arg-type]
-
-
-def only_job(driver: Driver) -> Job:
-    (job,) = driver.scheduler.core.jobs.values()
-    return job
-
-
-def endless(driver: Driver) -> None:
-    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
+from tests.sched.works import endless, member, only_job, pods
 
 
 def test_a_group_waits_until_its_last_member_is_there_and_then_starts_whole() -> None:

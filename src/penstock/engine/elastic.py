@@ -13,7 +13,7 @@ from penstock.engine.graph import BadGraph, Vertex
 from penstock.engine.readers.jgf import attach_jgf
 from penstock.engine.state import refresh_excess
 
-__all__ = ["Removal", "attach", "remove", "resize", "set_property", "set_status"]
+__all__ = ["Removal", "attach", "is_booked", "remove", "resize", "set_property", "set_status"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,11 @@ def remove(engine: Engine, top: Vertex, *, recount: bool = True) -> Removal:
     if recount:
         engine.reprime()
     return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)
+
+
+def is_booked(engine: Engine, top: Vertex) -> bool:
+    """Whether a job has anything of a vertex, or of what is below it."""
+    return any(_holders(vertex) for vertex in engine.graph.subtree(top))
 
 
 def _holders(vertex: Vertex) -> list[int]:

@@ -358,10 +358,6 @@ class Engine:
         )
         if not wants:
             raise BadRequest("the request has no groups", expected="at least one group")
-        within = request.placement.within
-        if within and not self.graph.of_type(within):
-            known = ", ".join(sorted(self.graph.types()))
-            raise BadRequest(f"no level {within}", where="placement", expected=known)
         if request.placement.distinct_nodes:
             for group in wants:
                 check_distinct(group)

@@ -171,7 +171,9 @@ def cannot_ever_fit(
                 break
             told.append(shortage)
         else:
-            clause = max(told, key=lambda shortage: shortage[0])[1] if told else f"asks for one {within}"
+            if not told:
+                return f"asks to lie inside one {within}, and no node lies in any"
+            clause = max(told, key=lambda shortage: shortage[0])[1]
             return clause + (f" inside one {within}" if within and len(tops) > 1 else "")
     return _too_much_together(graph, tops, request, wants) if len(wants) > 1 else None
 

@@ -33,6 +33,7 @@ __all__ = [
     "in_queue",
     "member_request",
     "payload_of",
+    "placement_of",
     "spec_of_submission",
     "spec_of_work",
     "tasks_on_slots",
@@ -261,7 +262,7 @@ def spec_of_work(
     group_of_each = [numbers.setdefault(in_queue(ask, queue), len(numbers)) for ask in asks]
     counts = Counter(group_of_each)
     groups = tuple(group_of(ask, counts[number]) for ask, number in numbers.items())
-    request = Request(groups, limit_s, Placement(work.distinct_nodes, work.within))
+    request = Request(groups, limit_s, placement_of(work))
     spec = JobSpec(
         name=work.name,
         queue=queue.name,
@@ -285,10 +286,14 @@ def group_of(ask: MemberAsk, count: int) -> Group:
     return Group((slot,), ask.constraint)
 
 
-def member_request(group: Group, limit_s: int | None, extra: Constraint | None = None) -> Request:
+def member_request(group: Group, placement: Placement, extra: Constraint | None = None) -> Request:
     """A request for one more member like those of a group."""
     resources = tuple(_once(resource) for resource in group.resources)
-    return Request((Group(resources, _both(group.constraint, extra)),), limit_s)
+    return Request((Group(resources, _both(group.constraint, extra)),), None, placement)
+
+
+def placement_of(work: WorkSet) -> Placement:
+    return Placement(work.distinct_nodes, work.within)
 
 
 def _once(resource: Resource) -> Resource:

@@ -3,11 +3,13 @@
 Facts about nodes and holds change the graph in place; totals are counted anew once per batch of facts
 (`settle`), however many there were. A node's rank is its place in the order of all nodes: given once, kept
 over restarts, never given again. What the engine has booked for a job can be told as plain values
-(`booking_of`) and booked again from them (`restore`), so that nothing else must be remembered.
+(`booking_of`) and booked again from them (`restore`), so that nothing else must be remembered. Such values
+name a place by its node: the levels (zones, racks) may be others when it is booked again.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +27,8 @@ __all__ = ["Cluster", "KnownNode", "booking_of", "grants_of"]
 
 _ROOT: Final = VertexSpec("cluster", 0, basename="cluster")
 _FILTERS: Final = "ALL:core,ALL:cpu,ALL:node"
+_NODE: Final = "node"
+_PLACE: Final = re.compile(r"([^/:]+)([/:]?)(.*)", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -44,6 +48,7 @@ class Cluster:
         self.is_complete = False  # whether every node has been told of: before that nothing is "never"
         self._holds: dict[str, HoldSet] = {}  # also those on nodes that are not known (yet)
         self._holds_on: dict[str, dict[str, None]] = {}  # by node
+        self._to_move: dict[str, None] = {}  # nodes that lie in other levels by now than their vertices do
         self._is_dirty = False
 
     # Nodes
@@ -57,10 +62,8 @@ class Cluster:
         if known.fact == fact:
             return False
         before, known.fact = known.fact, fact
-        if before.levels != fact.levels and known.vertex.state is None:
-            self._remove_vertex(known.vertex)
-            self._add(fact, known.rank, known.is_drained)
-            return True
+        if before.levels != fact.levels:
+            self._to_move[fact.node] = None
         if before.capacity != fact.capacity:
             self._change_capacity(known, before.capacity, fact.capacity)
         if before.labels != fact.labels:
@@ -74,11 +77,7 @@ class Cluster:
     def remove_node(self, node: str) -> tuple[int, ...]:
         """Takes a node away. Returns the jobs that hold nothing any more."""
         known = self.nodes.pop(node, None)
-        if known is None:
-            return ()
-        for hold in self._holds_on.get(node, ()):
-            self.engine.holds.remove(hold)
-        return self._remove_vertex(known.vertex)
+        return self._take_out(known) if known is not None else ()
 
     def drain(self, node: str, is_drained: bool) -> None:
         known = self.nodes.get(node)
@@ -88,6 +87,14 @@ class Cluster:
 
     def settle(self) -> None:
         """Counts what is below every vertex, if the graph has changed. To be called before any match."""
+        for name in list(self._to_move):
+            known = self.nodes.get(name)
+            if known is not None and elastic.is_booked(self.engine, known.vertex):
+                continue  # It moves when those jobs have gone.
+            del self._to_move[name]
+            if known is not None:
+                self._take_out(known)
+                self._add(known.fact, known.rank, known.is_drained)
         if self._is_dirty:
             self.engine.reprime()
             self._is_dirty = False
@@ -175,20 +182,45 @@ class Cluster:
     def _marks(self, data: Mapping[str, object]) -> list[Mark]:
         found = data.get("marks")
         marks: list[Mark] = []
-        for path, units, booked, exclusive, label, whole in found if isinstance(found, list) else ():
-            for vertex in self.engine.graph.at_path(path)[:1]:
+        for place, units, booked, exclusive, label, whole in found if isinstance(found, list) else ():
+            vertex = self._at(place)
+            if vertex is not None:
                 marks.append(Mark(vertex, units, bool(booked), bool(exclusive), label, None, bool(whole)))
         return marks
 
     def _slots(self, data: Mapping[str, object]) -> list[Slot]:
         found = data.get("slots")
-        at = self.engine.graph.at_path
         slots: list[Slot] = []
         for number, group, node, told in found if isinstance(found, list) else ():
-            grants = tuple(Grant(vertex, units) for path, units in told for vertex in at(path)[:1])
-            on = at(node)[:1] if node else []
-            slots.append(Slot(group, on[0] if on else None, grants, number))
+            grants = ((self._at(place), units) for place, units in told)
+            kept = tuple(Grant(vertex, units) for vertex, units in grants if vertex is not None)
+            slots.append(Slot(group, self._at(node) if node else None, kept, number))
         return slots
+
+    def _at(self, place: str) -> Vertex | None:
+        """The vertex that a recorded place means today; None if its node is gone.
+
+        A pool that its node does not have at the moment (its devices have not reported yet) is made, with
+        nothing in it: what was booked there must not be free when it is back.
+        """
+        graph = self.engine.graph
+        if place.startswith("/"):
+            return next(iter(graph.at_path(place)), None)
+        found = _PLACE.fullmatch(place)
+        known = self.nodes.get(found[1]) if found is not None else None
+        if found is None or known is None:
+            return None
+        if found[2] == ":":
+            return self._pool(known, found[3])
+        return next(iter(graph.at_path(known.vertex.path() + place[len(found[1]) :])), None)
+
+    def _pool(self, known: KnownNode, kind: str) -> Vertex:
+        for vertex in known.vertex.below(CONTAINMENT):
+            if vertex.type == kind:
+                return vertex
+        self._is_dirty = True
+        spec = VertexSpec(kind, 0, rank=known.rank, size=0, divisible=True)
+        return self.engine.graph.add_child(known.vertex, spec)
 
     # Inside
 
@@ -199,7 +231,7 @@ class Cluster:
             path = f"{parent.path()}/{name}"
             found = [vertex for vertex in graph.at_path(path) if vertex.type == kind]
             parent = found[0] if found else graph.add_child(parent, VertexSpec(kind, -1, name=name))
-        spec = VertexSpec("node", rank, name=fact.node, rank=rank, properties=dict(fact.labels))
+        spec = VertexSpec(_NODE, rank, name=fact.node, rank=rank, properties=dict(fact.labels))
         vertex = graph.add_child(parent, spec)
         for capacity in fact.capacity:
             self._add_units(vertex, capacity, 0, rank)
@@ -237,9 +269,12 @@ class Cluster:
                 self._add_units(known.vertex, new, len(units), known.rank)
         self._is_dirty = True
 
-    def _remove_vertex(self, vertex: Vertex) -> tuple[int, ...]:
+    def _take_out(self, known: KnownNode) -> tuple[int, ...]:
+        """Takes a node's vertices out of the graph. Returns the jobs that hold nothing any more."""
+        for hold in self._holds_on.get(known.fact.node, ()):
+            self.engine.holds.remove(hold)
         self._is_dirty = True
-        return elastic.remove(self.engine, vertex, recount=False).emptied
+        return elastic.remove(self.engine, known.vertex, recount=False).emptied
 
     def _show(self, known: KnownNode) -> None:
         known.vertex.up = known.fact.up and not known.is_drained
@@ -248,15 +283,15 @@ class Cluster:
 def booking_of(part: Part, placement: Placement) -> dict[str, object]:
     """A part of what a job holds, as plain values."""
     marks = [
-        [mark.vertex.path(), mark.units, mark.booked, mark.exclusive, mark.label, mark.whole]
+        [_place_of(mark.vertex), mark.units, mark.booked, mark.exclusive, mark.label, mark.whole]
         for mark in part.marks.values()
     ]
     slots = [
         [
             slot.number,
             slot.group,
-            slot.node.path() if slot.node is not None else "",
-            [[grant.vertex.path(), grant.units] for grant in slot.grants],
+            _place_of(slot.node) if slot.node is not None else "",
+            [[_place_of(grant.vertex), grant.units] for grant in slot.grants],
         ]
         for slot in part.slots
     ]
@@ -264,6 +299,18 @@ def booking_of(part: Part, placement: Placement) -> dict[str, object]:
     if placement != Placement():
         told["placement"] = [placement.distinct_nodes, placement.within]
     return told
+
+
+def _place_of(vertex: Vertex) -> str:
+    """`NODE`, `NODE/UNIT`, or `NODE:KIND` for a pool; for what lies above the nodes its path."""
+    node: Vertex | None = vertex
+    while node is not None and node.type != _NODE:
+        node = node.parent()
+    if node is None:
+        return vertex.path()
+    if vertex.divisible:
+        return f"{node.name}:{vertex.type}"
+    return node.name + vertex.path()[len(node.path()) :]
 
 
 def grants_of(slot: Slot) -> tuple[tuple[str, str, int], ...]:

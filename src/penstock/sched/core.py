@@ -14,7 +14,7 @@ from typing import Final
 from penstock.engine import Never
 from penstock.engine.engine import MatchOp
 from penstock.engine.request import Request
-from penstock.errors import PenstockError
+from penstock.errors import BadRequest, PenstockError
 from penstock.model.job import URGENCY_HOLD, JobEvent, JobState, next_state
 from penstock.model.jobid import JobIds, encode_jobid
 from penstock.sched.cluster import Cluster
@@ -202,8 +202,11 @@ class Core:
         """Why a request can never be met on these nodes; "" if it can. Equal ones are asked once."""
         found = self.impossible.get(request)
         if found is None:
-            answer = self.cluster.engine.match(0, request, 0, MatchOp.SATISFIABILITY)
-            found = str(answer.reason) if isinstance(answer, Never) else ""
+            try:
+                answer = self.cluster.engine.match(0, request, 0, MatchOp.SATISFIABILITY)
+                found = str(answer.reason) if isinstance(answer, Never) else ""
+            except BadRequest as error:  # Nobody can be told at once who has only said it to the world.
+                found = f"asks for what cannot be: {error}"
             if len(self.impossible) >= _SHAPES_SWEEP:
                 self.impossible.clear()
             self.impossible[request] = found

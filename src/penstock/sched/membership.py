@@ -15,7 +15,7 @@ from typing import Final
 from penstock.engine.request import Request
 from penstock.model.constraint import NodeSet, Not
 from penstock.model.job import URGENCY_HOLD, JobState
-from penstock.sched.ask import MemberAsk, group_of, in_queue, member_request, spec_of_work
+from penstock.sched.ask import MemberAsk, group_of, in_queue, member_request, placement_of, spec_of_work
 from penstock.sched.core import Core
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.lifecycle import (
@@ -73,11 +73,13 @@ def member_set(core: Core, fact: MemberSet, now: float) -> None:
     work = core.works.get(fact.work)
     if work is None:
         return  # Its work has not been told, or is gone.
-    job = core.jobs.get(core.job_of_member.get(fact.member, 0)) or core.jobs.get(
-        core.job_of_work.get(fact.work, 0)
-    )
-    if job is not None and job.work != fact.work and fact.member in job.members:
+    job = core.jobs.get(core.job_of_member.get(fact.member, 0))
+    if job is not None and job.members[fact.member].phase is MemberPhase.ENDED:
+        _part_with(core, job, fact.member)
+        job = None
+    if job is not None and job.work != fact.work:
         return  # It has come with another group, and stays there while that job lasts.
+    job = job or core.jobs.get(core.job_of_work.get(fact.work, 0))
     if job is not None and job.is_ending and fact.member not in job.members:
         core.deferred.setdefault(fact.work, {})[fact.member] = fact
         return
@@ -97,6 +99,12 @@ def member_set(core: Core, fact: MemberSet, now: float) -> None:
         assemble(core, job, now)
     elif job.state is JobState.RUN and member.phase is MemberPhase.WAITING:
         enqueue_late(core, job, member)
+
+
+def _part_with(core: Core, job: Job, key: str) -> None:
+    """It was taken from the job while it waited, and waits again: as somebody who has never been there."""
+    del job.members[key], core.job_of_member[key]
+    core.journal.touch(job)
 
 
 def _new_job(core: Core, work: WorkSet, now: float) -> Job:
@@ -169,10 +177,12 @@ def enqueue_late(core: Core, job: Job, member: Member) -> None:
 def _late_request(core: Core, job: Job, member: Member) -> Request:
     """What it asks for by itself, on any node that has not refused it."""
     extra = Not((NodeSet(member.refused_by),)) if member.refused_by else None
+    work = core.works.get(job.work)
+    placement = job.spec.request.placement if work is None else placement_of(work)
     if member.ask is None:
-        return member_request(job.spec.request.groups[member.group], None, extra)
+        return member_request(job.spec.request.groups[member.group], placement, extra)
     ask = in_queue(member.ask, core.settings.queue(job.queue))
-    return member_request(group_of(ask, 1), None, extra)
+    return member_request(group_of(ask, 1), placement, extra)
 
 
 def work_gone(core: Core, work: str, now: float) -> None:

@@ -286,9 +286,11 @@ class Scheduler:
             membership.member_set(core, member_fact, now)
         for number, key in core.late:
             begun = core.jobs.get(number)
-            is_waiting = begun is not None and begun.state is JobState.RUN
-            if begun is not None and is_waiting and begun.members[key].phase is MemberPhase.WAITING:
-                membership.enqueue_late(core, begun, begun.members[key])
+            late = begun.members.get(key) if begun is not None else None
+            if begun is None or late is None or begun.state is not JobState.RUN:
+                continue
+            if late.phase is MemberPhase.WAITING:
+                membership.enqueue_late(core, begun, late)
         core.late.clear()
         settle_step(core, now)
         core.journal.intents.extend(
