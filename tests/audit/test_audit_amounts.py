@@ -107,6 +107,14 @@ def test_what_a_pod_has_as_a_whole_counts_for_what_it_asked_for_as_a_whole() -> 
     assert pod_amounts(Pod(spec=spec, status=status)) == {"cpu": 3000, "memory": GI, "pods": 1}
 
 
+@pytest.mark.parametrize(("reason", "cpu"), [("Deferred", 2000), ("Infeasible", 1000)])
+def test_a_resize_of_a_pod_as_a_whole_counts_unless_the_node_has_refused_it(reason: str, cpu: int) -> None:
+    pending = Condition(type="PodResizePending", status="True", reason=reason)
+    status = PodStatus(resources=ask("1"), allocated_resources={"cpu": "1"}, conditions=(pending,))
+    spec = PodSpec(containers=(container("500m"),), resources=ask("2"))
+    assert pod_amounts(Pod(spec=spec, status=status)) == {"cpu": cpu, "pods": 1}
+
+
 def test_a_node_gives_whole_units_of_kinds_that_are_counted() -> None:
     told = {
         "cpu": "3920m",

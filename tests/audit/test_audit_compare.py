@@ -182,3 +182,31 @@ def test_a_member_of_a_pod_with_another_schedulers_name_is_ours_all_the_same() -
     triple = example()
     triple.pods["m0"] = replace(triple.pods["m0"], scheduler_name="default-scheduler")
     assert triple.compare() == ()
+
+
+def test_of_a_member_that_is_elsewhere_nothing_else_is_said() -> None:
+    triple = example()
+    triple.pods["m2"] = replace(triple.pods["m2"], node="n0")
+    assert triple.found() == [(Kind.MEMBER_ELSEWHERE, "m2")]
+
+
+def test_a_member_whose_pod_failed_before_it_had_a_node_is_leaked() -> None:
+    triple = example()
+    triple.pods["m0"] = replace(triple.pods["m0"], node="", terminal=True)
+    triple.graph_members["m0"] = replace(triple.graph_members["m0"], phase="placing")
+    assert triple.found() == [(Kind.MEMBER_LEAKED, "m0")]
+
+
+def test_of_a_member_that_the_graph_has_forgotten_nothing_else_is_said() -> None:
+    triple = example()
+    del triple.graph_members["m0"]
+    triple.holds[LEFT_OVER + "m0"] = GraphHold("n0", triple.pods["m0"].amounts)
+    triple.settle()
+    assert triple.found() == [(Kind.MEMBER_DISAGREED, "m0")]
+
+
+def test_a_hold_of_nobody_on_a_node_that_is_not_there_is_one_too_many() -> None:
+    """It would take something as soon as the node comes."""
+    triple = example()
+    triple.holds["ghost"] = GraphHold("n9", {"cpu": 100})
+    assert triple.found() == [(Kind.HOLD_SURPLUS, "ghost")]

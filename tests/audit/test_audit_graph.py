@@ -116,6 +116,16 @@ def test_they_agree_while_members_end_come_late_and_are_left_over() -> None:
     assert kinds(driver, api_of(graph), graph) == []
 
 
+def test_a_member_that_is_not_where_its_seat_is_has_none() -> None:
+    driver = gang()
+    (job,) = driver.scheduler.core.jobs.values()
+    strayed = job.members["w-2"]
+    strayed.node = "node0"
+    found = graph_reading(driver.scheduler)
+    assert sorted(found.members) == ["w-0", "w-1"]
+    assert found.empty_seats == {f"{job.id}/{strayed.slot}": "node1"}
+
+
 def test_a_seat_that_the_engine_has_lost_is_a_member_that_store_and_graph_disagree_on() -> None:
     driver = gang()
     api = api_of(graph_reading(driver.scheduler))
@@ -138,3 +148,31 @@ def test_a_hold_that_the_engine_does_not_know_is_a_sum_that_is_none() -> None:
     api = api_of(graph_reading(driver.scheduler))
     driver.scheduler.core.cluster.engine.holds.remove("other")
     assert kinds(driver, api, graph_reading(driver.scheduler)) == [Kind.HELD_DIFFERS]
+
+
+def test_units_of_a_job_that_nobody_knows_are_seats_that_are_empty() -> None:
+    driver = gang()
+    core = driver.scheduler.core
+    (number,) = core.jobs
+    del core.jobs[number]
+    found = graph_reading(driver.scheduler)
+    assert found.members == {}
+    assert sorted(found.empty_seats.values()) == ["node0", "node0", "node1"]
+
+
+def test_what_stands_and_what_comes_and_goes_are_held_together() -> None:
+    driver = gang()
+    driver.feed(HoldSet("guest", "node1", (("cpu", 50), ("pods", 1))))
+    driver.settle()
+    graph = graph_reading(driver.scheduler)
+    assert without_zeros(graph.nodes["node1"].held) == {"cpu": 150, "pods": 2}
+    assert kinds(driver, api_of(graph), graph) == []
+
+
+def test_those_who_have_ended_are_not_of_their_group_any_more() -> None:
+    driver = gang()
+    driver.feed(Observed("w-0", Phase.ENDED, driver.now, "node0"))
+    driver.settle()
+    graph = graph_reading(driver.scheduler)
+    assert [(places.size, places.placed) for places in graph.jobs.values()] == [(2, 2)]
+    assert graph.jobs == store_of(driver).jobs

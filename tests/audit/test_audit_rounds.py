@@ -209,6 +209,16 @@ def test_what_survives_its_repairs_is_only_told_until_it_is_gone_and_comes_again
     assert rig.asked == ["snapshot"] * 3
 
 
+def test_repairs_are_counted_anew_for_what_was_right_in_between_if_only_at_a_second_look() -> None:
+    rig = Rig([lose_node])
+    auditor = rig.auditor(repairs_of_one_max=1)
+    once(auditor)
+    rig.changes = [nothing, find_node, lose_node]
+    assert once(auditor).confirmed == ()
+    assert once(auditor).held_back == ()
+    assert rig.asked == ["snapshot"] * 2
+
+
 @pytest.mark.parametrize("name", ["api", "store", "graph"])
 def test_a_reading_that_fails_is_counted_and_the_next_round_works(name: str) -> None:
     rig = Rig([lose_node], failing={name})

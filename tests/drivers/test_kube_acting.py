@@ -142,6 +142,17 @@ def test_a_refusal_and_a_silence_are_looked_up(found: object, outcome: Outcome, 
     assert client.verbs() == ["bind", "get"]
 
 
+def test_what_was_looked_up_takes_room_at_once() -> None:
+    """A binding that was done after all is not heard of otherwise until a watch brings it."""
+    around = Around(pod("a", cpu="1500m"), pod("b", cpu="1500m"))
+    client = FakeClient(
+        bind=[OutcomeUnknown("it broke")], get=[pod("a", cpu="1500m", node="n1", placed=True)]
+    )
+    carry_out(around, client, PLACE)
+    other = Place(2, 78, "default/pod/uid-b", (Seat("uid-b", 0, "n1"),))
+    assert outcomes(carry_out(around, client, other, want=2)) == [Outcome.APPLIED, Outcome.CONFLICT]
+
+
 def test_one_that_others_have_placed_is_no_member_any_more() -> None:
     """The mirror tells what it uses; a second account of it would stay when the pod is gone."""
     client = FakeClient(bind=[Conflicted(409)], get=[pod(node="n2")])
@@ -200,6 +211,20 @@ def test_a_node_that_is_gone_and_one_without_room_are_conflicts() -> None:
 
 def test_a_pod_that_is_over_takes_no_room() -> None:
     around = Around(pod(), pod("b", ours=False, node="n1", cpu="2", phase="Succeeded"))
+    assert outcomes(carry_out(around, FakeClient(), PLACE)) == [Outcome.APPLIED]
+
+
+def test_a_pod_takes_room_as_it_is_and_no_longer_as_it_was() -> None:
+    around = Around(pod(), pod("b", ours=False, node="n1", cpu="2"))
+    for version in "234":
+        around.mirror.pod_set(pod("b", ours=False, node="n1", cpu="1", resourceVersion=version))
+    assert outcomes(carry_out(around, FakeClient(), PLACE)) == [Outcome.APPLIED]
+
+
+def test_a_pod_that_is_gone_takes_no_room() -> None:
+    other = pod("b", ours=False, node="n1", cpu="2")
+    around = Around(pod(), other)
+    around.mirror.pod_gone(other)
     assert outcomes(carry_out(around, FakeClient(), PLACE)) == [Outcome.APPLIED]
 
 
@@ -283,6 +308,27 @@ def test_to_forget_is_possible_until_a_pod_is_on_its_node() -> None:
     assert client.asked == []
 
 
+def test_what_was_put_off_is_dropped_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later life does nothing that an earlier one wanted."""
+    monkeypatch.setattr(acting, "_EVICT_PAUSE_S", 0.05)
+
+    async def scenario() -> None:
+        client = FakeClient(evict=[TooMany(429, causes=("DisruptionBudget",))])
+        around = Around(BOUND)
+        actions = Actions(client, around, lambda: NOW)  # type: ignore[arg-type]
+        actions.put(Retract(2, 77, ("uid-a",), How.EVICT))
+        for pause_s in (0.01, 0.1):  # a life each
+            worker = asyncio.create_task(actions.work())
+            await asyncio.sleep(pause_s)
+            worker.cancel()
+            await asyncio.gather(worker, return_exceptions=True)
+            actions.drop()
+        assert client.verbs() == ["evict"]
+        assert around.facts == []
+
+    asyncio.run(scenario())
+
+
 # Ending
 
 END = End(3, 77, ("uid-a",), 15, 30.2, "cancelled")
@@ -349,6 +395,21 @@ def test_a_signal_alone_is_refused_politely(caplog: pytest.LogCaptureFixture) ->
     assert "cannot be sent a signal" in caplog.text
 
 
+OF_A_JOB = (job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+
+
+@pytest.mark.parametrize("known", [(BOUND,), OF_A_JOB], ids=["by itself", "of a job"])
+@pytest.mark.parametrize("intent", [END, Retract(2, 77, ("uid-a",), How.EVICT)], ids=["end", "evict"])
+def test_nothing_is_taken_away_out_of_office(known: tuple[Pod | Job, ...], intent: Intent) -> None:
+    client = FakeClient()
+    assert carry_out(Around(*known, is_in_office=lambda: False), client, intent, want=0) == []
+    assert client.asked == []
+    answers = iter([False, False])
+    around = Around(*known, is_in_office=lambda: next(answers, True))
+    assert outcomes(carry_out(around, client, intent)) == [Outcome.APPLIED]
+    assert len(client.asked) == 1
+
+
 # Finding out
 
 
@@ -368,6 +429,14 @@ def test_a_probe_of_who_is_gone() -> None:
     assert carry_out(Around(pod()), FakeClient(get=[pod(uid="other")]), probe="uid-a") == [
         MemberGone("uid-a")
     ]
+
+
+def test_one_that_was_found_to_be_gone_takes_no_room() -> None:
+    around = Around(pod("a", cpu="2", node="n1", placed=True), pod("b", cpu="2"))
+    carry_out(around, FakeClient(get=[NotFound(404)]), probe="uid-a")
+    other = Place(2, 78, "default/pod/uid-b", (Seat("uid-b", 0, "n1"),))
+    facts = carry_out(around, FakeClient(), other, want=2)
+    assert facts == [MemberGone("uid-a"), Settled(2, "uid-b", Outcome.APPLIED)]
 
 
 def test_a_server_that_does_not_answer_is_asked_again_and_nobody_is_declared_gone() -> None:

@@ -246,6 +246,18 @@ def test_host_ports_of_containers_and_sidecars_are_kinds_of_which_one_is_asked_f
     assert ask_of(pod_of(container("1", **ports({"containerPort": 80})))) == asked(cpu=1000)
 
 
+@pytest.mark.parametrize("of", ["a container", "a sidecar"])
+def test_a_host_port_is_asked_for_whoever_of_the_pod_has_it(of: str) -> None:
+    port: dict[str, Any] = {"ports": [{"hostPort": 8080}]}
+    pod = (
+        pod_of(container("1", **port))
+        if of == "a container"
+        else pod_of(container("1"), init=(sidecar(**port),))
+    )
+    assert host_port_kinds(pod) == ("hostport/TCP/8080",)
+    assert ask_of(pod) == use_of(pod) == asked(cpu=1000, **{"hostport/TCP/8080": 1})
+
+
 def test_pods_of_one_template_share_their_ask() -> None:
     assert ask_of(pod_of(container("1", "1Gi"))) is ask_of(pod_of(container("1", "1Gi")))
 

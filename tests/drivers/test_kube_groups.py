@@ -101,6 +101,12 @@ def test_a_stateful_set_that_makes_one_after_the_other_has_single_pods() -> None
     assert (named.work, fact(named).size) == ("default/group/ring", 1)
 
 
+def test_a_stateful_set_that_is_told_its_size_is_a_group_all_the_same() -> None:
+    found = belonging(pod("db-0", labels={"penstock.dev/group-size": "3"}), maker_of(stateful_set(wants=3)))
+    assert (found.work, found.is_single) == ("default/statefulset/db/uid-db", False)
+    assert fact(found).size == 3
+
+
 # Sizes
 
 
@@ -266,6 +272,10 @@ def test_begin_times(text: str, at: float) -> None:
     found = belonging(pod(created=1000.0, notes={"penstock.dev/begin": text}))
     assert (found.begin_at, found.problems) == (at, ())
     assert fact(found, belonging(pod())).begin_at == at
+
+
+def test_a_group_begins_when_all_of_its_pods_may() -> None:
+    assert fact(said(begin="1900000000"), said(begin="1900000600")).begin_at == 1_900_000_600.0
 
 
 def test_a_group_is_as_its_first_pod_says_and_as_urgent_as_any() -> None:

@@ -119,6 +119,19 @@ def test_what_a_pod_says_already_is_not_written_after_a_restart() -> None:
     assert room.write() == []
 
 
+def test_what_a_pod_said_before_a_restart_and_holds_no_more_is_written_over() -> None:
+    said = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": WAITING.reason,
+        "message": "3 nodes are busy",
+    }
+    room = Room(pod("a", status={"conditions": [said]}))
+    room.teller.tell("uid-a", WAITING)
+    room.now += 5.0
+    assert room.conditions() == [("a", WAITING.text)]
+
+
 def test_the_time_of_a_condition_that_stays_false_is_kept() -> None:
     said = {"type": "PodScheduled", "status": "False", "reason": "x", "lastTransitionTime": time_text(5.0)}
     room = Room(pod("a", status={"conditions": [said]}))
@@ -165,6 +178,23 @@ def test_what_was_urgent_and_holds_no_more_is_not_written() -> None:
     assert room.write() == []
 
 
+def test_what_was_urgent_and_gave_way_to_something_else_is_not_written() -> None:
+    room = Room(pod("a"))
+    room.teller.tell("uid-a", NEVER)
+    room.teller.tell("uid-a", WAITING)
+    room.now += 5.0
+    assert room.conditions() == [("a", WAITING.text)]
+
+
+def test_who_could_never_run_and_can_after_all_reads_it_without_delay() -> None:
+    room = Room(pod("a"), tell_every_s=15.0)
+    room.teller.tell("uid-a", NEVER)
+    room.write()
+    room.teller.tell("uid-a", WAITING)
+    room.now += 2.0
+    assert room.conditions() == [("a", WAITING.text)]
+
+
 def test_one_whose_time_has_not_come_holds_nobody_up() -> None:
     room = Room(*(pod(f"p{number}") for number in range(300)))
     for number in range(300):
@@ -183,6 +213,21 @@ def test_what_could_not_be_written_is_written_a_moment_later(error: Exception) -
     assert len(room.write()) == 1
     room.now += 1.0
     assert room.conditions() == [("a", NEVER.text)]
+
+
+def test_what_could_not_be_written_gives_way_to_what_came_meanwhile() -> None:
+    room = Room(pod("a"))
+
+    def refused() -> None:
+        room.teller.tell("uid-a", NEVER)
+        raise Conflicted(409)
+
+    room.client.answers["patch"] = [refused]
+    room.teller.tell("uid-a", WAITING)
+    room.now += 2.0
+    assert room.conditions() == [("a", WAITING.text), ("a", NEVER.text)]
+    room.now += 100.0
+    assert room.conditions() == []
 
 
 def test_what_is_forbidden_is_not_tried_again() -> None:
@@ -219,6 +264,15 @@ def test_a_sweep_finds_those_of_whom_nobody_has_told() -> None:
     room.pods = {"uid-p0": pod("p0")}
     room.teller.sweep()
     assert room.remembered() == 1
+
+
+def test_a_sweep_forgets_those_as_well_who_were_to_be_told() -> None:
+    room = Room(pod("a"), pod("b"))
+    room.teller.tell("uid-a", WAITING)
+    room.teller.tell("uid-b", NEVER)
+    room.pods = {}
+    room.teller.sweep()
+    assert room.remembered() == 0
 
 
 def test_one_that_is_bound_while_it_is_told_is_forgotten() -> None:

@@ -101,6 +101,30 @@ class TestKubeconfig:
         assert access.namespace == "default"
         assert isinstance(access.credential, FixedToken)
 
+    def test_the_first_file_says_which_context_and_which_user(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one = config(SERVER, {"token": "mine"})
+        there = {"cluster": "c", "user": "u", "namespace": "of the second"}
+        two = {
+            **config({"server": "https://other:6443"}, {"token": "not mine"}),
+            "current-context": "there",
+            "contexts": [{"name": "there", "context": there}],
+        }
+        files = [write(tmp_path / "one", one), write(tmp_path / "two", two)]
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, files)))
+        access = find_access()
+        assert (access.server, access.namespace) == ("https://example:6443", "default")
+        assert asyncio.run(access.credential.identity()).token == "mine"
+        assert find_access(context="there").namespace == "of the second"
+
+    def test_a_token_in_a_file_counts_more_than_one_beside_it(self, tmp_path: Path) -> None:
+        (tmp_path / "token").write_text("of the file")
+        user = {"token": "stale", "tokenFile": "token"}
+        access = from_kubeconfig(write(tmp_path / "config", config(SERVER, user)))
+        assert asyncio.run(access.credential.identity()).token == "of the file"
+
     def test_the_home_directory_is_the_default(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("KUBECONFIG", raising=False)
         monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -233,6 +257,26 @@ class TestInCluster:
         (tmp_path / "token").write_text("")  # in the middle of being written
         assert asyncio.run(credential.identity()).token == "second one"
 
+    def test_a_new_token_of_the_same_length_is_seen(self, tmp_path: Path) -> None:
+        credential = TokenFile(tmp_path / "token")
+        for token in ("first", "other"):
+            (tmp_path / "new").write_text(token)
+            (tmp_path / "new").rename(tmp_path / "token")
+            assert asyncio.run(credential.identity()).token == token
+
+    def test_a_token_that_is_refused_is_read_again_though_its_file_looks_the_same(
+        self, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "token"
+        file.write_text("first")
+        looks = file.stat()
+        credential = TokenFile(file)
+        first = asyncio.run(credential.identity())
+        file.write_text("other")
+        os.utime(file, ns=(looks.st_atime_ns, looks.st_mtime_ns))
+        assert credential.refused(first)
+        assert asyncio.run(credential.identity()).token == "other"
+
     def test_a_token_that_rotates_is_read_again(self, tmp_path: Path) -> None:
         """As the kubelet does it: a new directory, and a symbolic link that is renamed over the old one."""
 
@@ -336,6 +380,28 @@ class TestPlugin:
 
         asyncio.run(scenario())
 
+    def test_a_late_refusal_of_an_old_token_does_not_cost_the_new_one(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            plugin = Plugin(tmp_path)
+            credential = plugin.credential()
+            old = await credential.identity()
+            assert credential.refused(old)
+            new = await credential.identity()
+            assert credential.refused(old)
+            assert await credential.identity() is new
+            assert plugin.runs == 2
+
+        asyncio.run(scenario())
+
+    def test_one_with_a_path_is_found_beside_the_kubeconfig(self, tmp_path: Path) -> None:
+        plugin = Plugin(tmp_path)
+        stanza = plugin.stanza()
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "python").symlink_to(stanza["command"])
+        user = {"exec": {**stanza, "command": "bin/python"}}
+        access = from_kubeconfig(write(tmp_path / "config", config(SERVER, user)))
+        assert asyncio.run(access.credential.identity()).token == "token-1"
+
     def test_a_token_is_renewed_before_it_runs_out(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             now = datetime.now(UTC)
@@ -358,6 +424,10 @@ class TestPlugin:
             ("sys.exit('please log in')", "ended with 1: please log in"),
             ("print('hello')", "printed no ExecCredential"),
             ("print('{}')", "printed no kind of no version"),
+            (
+                GIVES_TOKEN.replace('os.environ["VERSION"]', '"x/v9"'),
+                f"of x/v9, expected ExecCredential of {V1}",
+            ),
             (GIVES_TOKEN.replace("token-{count}", ""), "neither a token nor a certificate"),
             (GIVES_TOKEN.replace('"token":', '"clientCertificateData":'), "without its key"),
             (GIVES_TOKEN.replace('"token"', '"expirationTimestamp": "soon", "token"'), "is no time"),

@@ -274,6 +274,29 @@ def test_bodies_are_bounded_and_a_list_asks_for_less() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("call", [READ, WRITES["create"]], ids=["read", "write"])
+def test_an_answer_without_an_end_is_not_read_to_the_end(call: Call) -> None:
+    async def handler(_: Request, answer: Answer) -> None:
+        answer.begin()
+        for _turn in range(200):
+            answer.chunk(b" " * 1_000)
+            await asyncio.sleep(0.001)
+        await answer.never()
+
+    error, asked = ask(handler, call, body_max_bytes=5_000)
+    assert isinstance(error, BadAnswer if call is READ else OutcomeUnknown)
+    assert "longer than 5000 bytes" in str(error)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("call", [READ, BIND], ids=["read", "write"])
+def test_nobody_is_sent_elsewhere_with_our_credential(call: Call) -> None:
+    error, asked = ask(answering((307, b"", {"Location": "/elsewhere"})), call)
+    assert isinstance(error, ApiError)
+    assert error.status == 307
+    assert len(asked) == 1
+
+
 def test_lists_are_paged_and_consistent() -> None:
     async def scenario() -> None:
         api = FakeApi()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import itertools
 import random
 import selectors
 from collections.abc import Callable, Coroutine, Iterator
@@ -283,6 +284,27 @@ def test_a_holder_without_a_way_to_the_server_gives_up_at_its_deadline() -> None
             with pytest.raises(LeaseLost, match="not renewed for 10 s"):
                 await holding
             assert last_at + 9 < now() <= last_at + 11
+            assert not one.is_leader()
+
+    run(scenario())
+
+
+def test_a_record_that_can_be_read_and_not_written_is_not_renewed() -> None:
+    """It still has our name, but for the others it runs out."""
+
+    async def scenario() -> None:
+        leases = Leases()
+        faults: Iterator[str] = iter(())
+        one, two = candidate(Road(leases, lambda: next(faults, "")), "one"), candidate(Road(leases), "two")
+        await one.acquire()
+        with task(two.acquire()) as taking:
+            faults = itertools.cycle(["lost on the way", ""])  # each write, and each look after it
+            last_at = now()
+            with pytest.raises(LeaseLost, match="not renewed for 10 s"):
+                async with asyncio.timeout(60):
+                    await one.hold()
+            assert now() <= last_at + 11
+            await taking
             assert not one.is_leader()
 
     run(scenario())

@@ -296,6 +296,85 @@ def test_what_is_not_served_is_empty_until_it_is() -> None:
     asyncio.run(scenario())
 
 
+def test_a_watch_that_is_not_found_says_nothing_of_the_objects() -> None:
+    """As of a server that is not ready yet: whether there are any is for a list to say."""
+
+    async def scenario() -> None:
+        api = FakeApi()
+        api.put("one")
+        refusals = 1
+
+        async def handler(request: Request, answer: Answer) -> None:
+            nonlocal refusals
+            if request.query.get("watch") and refusals:
+                refusals -= 1
+                answer.send(404, b"404 page not found\n", {"Content-Type": "text/plain"})
+            else:
+                await api(request, answer)
+
+        mirror = Mirror()
+        async with (
+            raw_server(handler) as server,
+            quick_client(server.url) as client,
+            running(mirror.reflect(client)),
+        ):
+            await eventually(lambda: mirror.state.relists == 2 and api.watches == 1)
+            api.put("two")
+            await eventually(lambda: mirror.pods == truth(api))
+        assert all(change != Relisted(()) for change in mirror.changes)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("code", [401, 403, 404])
+def test_an_error_within_a_stream_says_nothing_of_the_objects(code: int) -> None:
+    async def scenario() -> None:
+        api = FakeApi()
+        api.put("one")
+        errors = 1
+
+        async def handler(request: Request, answer: Answer) -> None:
+            nonlocal errors
+            if request.query.get("watch") and errors:
+                errors -= 1
+                answer.begin()
+                answer.event("ERROR", status(code, "Odd", "something"))
+                answer.end()
+            else:
+                await api(request, answer)
+
+        mirror = Mirror()
+        async with (
+            raw_server(handler) as server,
+            quick_client(server.url) as client,
+            running(mirror.reflect(client, pace=Pace(first_s=0.002, pause_s_max=0.01, slow_s=60.0))),
+        ):
+            await eventually(lambda: mirror.state.relists == 2, "it is no refusal, so it is not waited out")
+        assert all(change != Relisted(()) for change in mirror.changes)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("code", [400, 401])
+def test_who_is_refused_does_not_ask_again_soon(code: int) -> None:
+    async def scenario() -> None:
+        async def handler(_request: Request, answer: Answer) -> None:
+            answer.send(code, status(code, "Refused", "no"))
+
+        mirror = Mirror()
+        async with (
+            raw_server(handler) as server,
+            quick_client(server.url) as client,
+            running(mirror.reflect(client, pace=Pace(first_s=0.001, pause_s_max=0.002, slow_s=60.0))),
+        ):
+            await eventually(lambda: mirror.state.problem != "")
+            await asyncio.sleep(0.05)
+            assert len(server.requests) == 1
+        assert mirror.changes == []
+
+    asyncio.run(scenario())
+
+
 def test_what_is_forbidden_is_said_with_verb_and_kind_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         api = FakeApi()

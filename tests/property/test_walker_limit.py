@@ -81,6 +81,21 @@ def test_a_walk_that_stops_looking_finds_the_same(policy: str, seed: int) -> Non
             live.append(job)
 
 
+@pytest.mark.parametrize("policy", ["lonode", "low", "pack", "spread", "lonodex"])
+def test_who_may_have_more_slots_than_it_must_gets_as_many_as_there_are(policy: str) -> None:
+    slot = Resource(SLOT, Count(2, 8), with_=(Resource("cpu", Count(1, 1)),), label="member")
+    wanted = Request((Group((slot,)),), 60, Placement(distinct_nodes=True))
+    quick, thorough = (
+        Engine(cluster(random.Random(0)), policy=policy, filters="ALL:cpu,ALL:node", order=order).match(
+            1, wanted, 0
+        )
+        for order in (DerivedOrder(), LooksEverywhere())
+    )
+    assert isinstance(quick, Allocation)
+    assert len(quick.slots) == 8
+    assert places(quick) == places(thorough)
+
+
 @pytest.mark.parametrize("policy", ["lonode", "low", "first", "hinode", "pack", "spread"])
 @pytest.mark.parametrize("seed", range(6))
 def test_nodes_that_are_known_to_be_full_need_not_be_looked_at_again(policy: str, seed: int) -> None:
