@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -249,6 +250,16 @@ def test_a_native_pod_group_is_told_once_all_are_there() -> None:
     assert body["status"]["conditions"][0]["type"] == "PodGroupInitiallyScheduled"
 
 
+def test_a_native_pod_group_is_not_told_out_of_office() -> None:
+    answers = iter([True])
+    around = Around(pod("a", spec={"schedulingGroup": {"podGroupName": "ring"}}))
+    around.is_in_office = lambda: next(answers, False)
+    around.mirror.native_group_set(native_group("ring"))
+    client = FakeClient()
+    carry_out(around, client, replace(PLACE, work="default/podgroup/ring"))
+    assert client.verbs() == ["bind"]
+
+
 # Limits
 
 
@@ -271,6 +282,20 @@ def test_an_earlier_deadline_of_the_job_stays() -> None:
     client = FakeClient()
     carry_out(around, client, replace(PLACE, end_at=2060.0))
     assert client.verbs() == ["bind"]
+
+
+def test_a_deadline_is_not_set_out_of_office() -> None:
+    around, client = Around(job(started=1900.0), limited(), is_in_office=lambda: False), FakeClient()
+    carry_out(around, client, replace(PLACE, end_at=2060.0))
+    assert client.asked == []
+
+
+def test_a_busy_server_is_given_the_time_that_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acting, "_ASKED_S_MAX", 0.05)
+    client = FakeClient(bind=[TooMany(429, retry_after_s=600.0)])
+    began = time.monotonic()
+    assert outcomes(carry_out(Around(pod()), client, PLACE)) == [Outcome.APPLIED]
+    assert time.monotonic() - began >= 0.05
 
 
 # Taking away

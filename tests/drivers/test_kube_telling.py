@@ -10,7 +10,7 @@ import pytest
 from penstock.drivers.kube.seeing import UNRESOLVED, Problem
 from penstock.drivers.kube.settings import KubeSettings
 from penstock.drivers.kube.telling import Message, Teller, message_of, problem_message
-from penstock.kube.errors import Conflicted, Forbidden, Unreachable
+from penstock.kube.errors import Conflicted, Forbidden, TooMany, Unreachable
 from penstock.kube.types import Pod
 from penstock.world.intents import Tell
 from tests.drivers.kube_client import FakeClient
@@ -237,6 +237,17 @@ def test_what_is_forbidden_is_not_tried_again() -> None:
     room.now += 100.0
     assert room.write() == []
     assert room.remembered() == 0
+
+
+@pytest.mark.parametrize("error", [Unreachable("no way"), TooMany(429)])
+def test_an_event_that_was_not_taken_is_written_again_but_not_for_ever(error: Exception) -> None:
+    room = Room(pod("a"))
+    room.client.answers["event"] = [error]
+    room.teller.scheduled(pod("a"), "n1")
+    assert [verb for verb, _ in room.write()] == ["event"] * 2
+    room.client.answers["event"] = [error] * 20
+    room.teller.scheduled(pod("a"), "n1")
+    assert len(room.write()) == 5
 
 
 # Memory

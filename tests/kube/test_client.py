@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from penstock.errors import Conflict, Unavailable
+from penstock.kube.access import Access
 from penstock.kube.client import Client, PatchKind, Regarding
+from penstock.kube.credentials import Identity
 from penstock.kube.errors import (
     AlreadyThere,
     ApiError,
@@ -23,6 +25,7 @@ from penstock.kube.errors import (
     ServerFault,
     TooMany,
     Unreachable,
+    Withheld,
 )
 from penstock.kube.resources import JOBS, PODS, pods
 from penstock.kube.transport import Retries
@@ -384,6 +387,81 @@ def test_waiting_for_a_place_is_not_timed() -> None:
             await asyncio.gather(*(client.bind("d", str(number), "", "n") for number in range(8)))
 
     asyncio.run(scenario())
+
+
+DONE = (201, {"kind": "Status", "status": "Success"}, {})
+
+
+def test_a_write_that_is_tried_again_is_not_sent_once_we_may_not_write() -> None:
+    busy = (429, b"Too many requests, please try again later.\n", {"Retry-After": "0"})
+    answers = iter([True, True, False])
+    error, asked = ask(answering(busy, busy, busy, DONE), BIND, may_write=lambda: next(answers))
+    assert type(error) is Withheld
+    assert len(asked) == 2
+
+
+def test_a_write_that_waits_for_a_place_is_not_sent_once_we_may_not_write() -> None:
+    async def scenario() -> None:
+        is_in_office, gate = True, asyncio.Event()
+
+        async def handler(_: Request, answer: Answer) -> None:
+            await gate.wait()
+            answer.send(*DONE)
+
+        async with (
+            raw_server(handler) as server,
+            quick_client(server.url, in_flight_max=1, may_write=lambda: is_in_office) as client,
+        ):
+            first, second = (asyncio.ensure_future(BIND(client)) for _ in range(2))
+            await eventually(lambda: len(server.requests) == 1)
+            is_in_office = False
+            gate.set()
+            await first
+            with pytest.raises(Withheld, match="may not write"):
+                await second
+            assert len(server.requests) == 1
+            await asyncio.wait_for(client.get("/version", dict[str, str]), 5)  # Reads are always allowed.
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_write_that_waits_for_a_credential_is_not_sent_once_we_may_not_write(is_refused: bool) -> None:
+    """The first one, or another after the server has refused that."""
+
+    async def scenario() -> None:
+        is_in_office = True
+
+        class Slow:
+            asked = 0
+
+            async def identity(self) -> Identity:
+                nonlocal is_in_office
+                self.asked += 1
+                if self.asked == 1 + is_refused:
+                    is_in_office = False
+                return Identity(f"token-{self.asked}")
+
+            def refused(self, _: Identity) -> bool:
+                return True
+
+        async with raw_server(answering((401, b"", {}), DONE)) as server:
+            access = Access(server.url, credential=Slow())
+            async with Client(access, retries=QUICK, may_write=lambda: is_in_office) as client:
+                with pytest.raises(Withheld):
+                    await BIND(client)
+            assert len(server.requests) == int(is_refused)
+
+    asyncio.run(scenario())
+
+
+def test_writes_of_who_looks_again_by_itself_are_sent_once() -> None:
+    busy = (429, b"busy", {"Retry-After": "0"})
+    once = Retries(first_s=0.001, write_tries=1)
+    error, asked = ask(answering(busy, DONE), BIND, retries=once)
+    assert (type(error), len(asked)) == (TooMany, 1)
+    pod, asked = ask(answering(busy, POD), READ, retries=once)
+    assert (type(pod), len(asked)) == (Pod, 2)
 
 
 def test_what_is_sent() -> None:

@@ -27,6 +27,7 @@ from penstock.instance.loop import Instance
 from penstock.kube.access import Access, find_access
 from penstock.kube.client import Client
 from penstock.kube.lease import Election, LeaseLost
+from penstock.kube.transport import Retries
 from penstock.sched.settings import Settings
 from penstock.store.port import Fenced
 from penstock.world.facts import MemberGone
@@ -48,7 +49,13 @@ class KubeHabitat:
         self._settings = settings
         self._access: Access = find_access(options.kubeconfig, options.context)
         in_flight = options.settings.binds_in_flight_max
-        self._client = Client(self._access, in_flight_max=in_flight + 16, timeout_s=_REQUEST_S)
+        self._client = Client(
+            self._access,
+            in_flight_max=in_flight + 16,
+            timeout_s=_REQUEST_S,
+            retries=Retries(write_tries=1),
+            may_write=self._may_act,
+        )
         self._ancestry = f"{instance_id}_"  # The state directory is locked: whoever else had it is dead.
         self.identity = f"{self._ancestry}{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
         # The election has a client of its own: a long queue of writes must not keep it from renewing.
@@ -65,9 +72,13 @@ class KubeHabitat:
             self._client,
             options.settings,
             identity=self.identity,
-            may_act=lambda: self._election.is_leader(_REQUEST_S),
+            may_act=self._may_act,
         )
         self._auditor: Auditor | None = None
+
+    def _may_act(self) -> bool:
+        """Whether we are in office, and for longer than what is sent now can take."""
+        return self._election.is_leader(_REQUEST_S)
 
     @property
     def settings(self) -> Settings:

@@ -110,6 +110,7 @@ class Client:
         user_agent: str = "penstock",
         body_max_bytes: int = 128 << 20,
         retries: Retries = _RETRIES,
+        may_write: Callable[[], bool] = lambda: True,  # asked right before each sending of a write
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.access = access
@@ -121,6 +122,7 @@ class Client:
             user_agent=user_agent,
             body_max_bytes=body_max_bytes,
             retries=retries,
+            may_write=may_write,
             jitter=jitter,
         )
         self._ask = self._transport.ask

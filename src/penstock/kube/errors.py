@@ -2,9 +2,9 @@
 
 An answer that refuses is an `ApiError`, by its status; the ones worth another try are of the families
 `Conflict` and `Unavailable` as well. Where there was no answer, one question matters to whoever wrote: can it
-have been done? `Unreachable` means that nothing was sent, `OutcomeUnknown` that only a read will tell. For a
-write, every answer of 500 and above is of the second kind: a server says that too after its own store timed
-out.
+have been done? `Unreachable` and `Withheld` mean that nothing was sent, `OutcomeUnknown` that only a read
+will tell. For a write, every answer of 500 and above is of the latter kind: a server says that too after its
+own store timed out.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = [
     "TooMany",
     "Unauthorized",
     "Unreachable",
+    "Withheld",
     "answer_error",
     "status_error",
 ]
@@ -140,6 +141,10 @@ class BadAnswer(ApiError, Unavailable):
 
 class Unreachable(Unavailable):
     """The request was never sent: no connection, or no credential to send with it."""
+
+
+class Withheld(Unavailable):
+    """A write was not sent: when its turn came, whoever wanted it was not allowed to write any more."""
 
 
 class OutcomeUnknown(Unavailable):

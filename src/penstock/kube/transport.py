@@ -4,6 +4,9 @@ Reads are tried again, with growing pauses, on anything that may pass. Writes ar
 server cannot have done them: it was never reached, or said that it has too much to do. Whatever else happens
 to a write is `OutcomeUnknown`, and whoever wrote has to look.
 
+Whoever may lose the right to write says so by `may_write`, which is asked right before each sending: a write
+that had to wait, for a place, for a credential or for its next try, is `Withheld` if that took too long.
+
 The number of requests in flight is bounded; the wait for a place is not timed, so that a burst of thousands
 of writes is a queue and no fault. What keeps an office (leases) is `urgent` and does not stand in that queue,
 and streams do not count.
@@ -37,6 +40,7 @@ from penstock.kube.errors import (
     TooMany,
     Unauthorized,
     Unreachable,
+    Withheld,
     answer_error,
 )
 from penstock.kube.tls import TlsContexts
@@ -52,9 +56,13 @@ READS: Final = frozenset({"GET"})
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """At most `tries`; pauses double from `first_s` to `pause_s_max`, and none ends after `total_s`."""
+    """At most `tries`; pauses double from `first_s` to `pause_s_max`, and none ends after `total_s`.
+
+    Who looks again before every write, and tries again by itself, has them sent once: `write_tries`.
+    """
 
     tries: int = 5
+    write_tries: int = 5
     first_s: float = 0.1
     pause_s_max: float = 5.0
     total_s: float = 30.0
@@ -118,12 +126,14 @@ class Transport:
         user_agent: str,
         body_max_bytes: int,
         retries: Retries,
+        may_write: Callable[[], bool],
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.access = access
         self.timeout_s = timeout_s
         self._body_max_bytes = body_max_bytes
         self._retries = retries
+        self._may_write = may_write
         self._jitter = jitter
         self._places = asyncio.Semaphore(in_flight_max)
         self._tls = TlsContexts(access.tls)
@@ -177,7 +187,8 @@ class Transport:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         started = time.monotonic()
         pause_s = self._retries.first_s
-        for left in range(self._retries.tries - 1, -1, -1):
+        tries = self._retries.tries if verb in READS else self._retries.write_tries
+        for left in range(tries - 1, -1, -1):
             try:
                 if urgent:
                     return await self._try(request, timeout_s)
@@ -248,6 +259,8 @@ class Transport:
             headers.append(("Content-Type", request.content_type))
         params = {name: value for name, value in request.query.items() if value}
         url = self.access.server + request.path + (f"?{urlencode(params)}" if params else "")
+        if request.verb not in READS and not self._may_write():
+            raise Withheld(f"{request}: not sent, as we may not write any more")
         try:
             context: ssl.SSLContext | bool = self._tls.context(identity) if self._is_tls else True
             response = await self._live_session().request(

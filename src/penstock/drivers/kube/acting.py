@@ -34,6 +34,7 @@ __all__ = ["Actions"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
 _PAUSES_S: Final = (0.1, 0.3, 1.0, 2.0, 4.0)  # between tries, before the outcome is told as unknown
+_ASKED_S_MAX: Final = 5.0  # of the pause that a busy server may ask for
 _AGAIN_S: Final = 2.0  # until an end or a question is tried again
 _EVICT_PAUSE_S: Final = 5.0  # a disruption budget refuses for a while
 
@@ -132,9 +133,10 @@ class Actions:
 
     async def _bound(self, intent: Place, seat: Seat) -> tuple[Outcome | None, str]:
         """What became of a binding; None: something else than its outcome was told."""
-        why, shown = "", seat.member
+        why, shown, asked_s = "", seat.member, 0.0
         for pause_s in (0.0, *_PAUSES_S):
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(max(pause_s, asked_s))
+            asked_s = 0.0
             if not self._around.may_act():
                 why = "we may not act"
                 continue
@@ -151,6 +153,8 @@ class Actions:
                 return Outcome.GONE, "there is no such pod any more"
             except (ApiError, Unavailable) as error:
                 why = str(error)
+                if isinstance(error, TooMany):
+                    asked_s = min(error.retry_after_s or 0.0, _ASKED_S_MAX)
                 if isinstance(error, Conflicted | OutcomeUnknown):
                     outcome = await self._look_up(pod, seat)
                     if outcome is not None:
@@ -221,7 +225,7 @@ class Actions:
 
     async def _limit(self, job: Maker, end_at: float) -> None:
         """Has the Job controller end a Job when its group's time is over, even if we are away then."""
-        if job.started_at is None:
+        if job.started_at is None or not self._around.may_act():
             return
         seconds = max(1, ceil(end_at - job.started_at))
         if job.deadline_s is not None and job.deadline_s <= seconds:
@@ -242,7 +246,7 @@ class Actions:
     async def _note_group(self, work: str) -> None:
         """Tells a PodGroup of Kubernetes' own that it has started."""
         namespace, _, name = self._around.mirror.native_group(work).partition("/")
-        if not name:
+        if not name or not self._around.may_act():
             return
         condition = {
             "type": "PodGroupInitiallyScheduled",

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -22,7 +22,7 @@ from penstock.drivers.kube.seeing import GIVEN_UP, UNRESOLVED, Problem
 from penstock.drivers.kube.settings import KubeSettings
 from penstock.errors import Unavailable
 from penstock.kube.client import Client, PatchKind, Regarding
-from penstock.kube.errors import ApiError, Conflicted
+from penstock.kube.errors import ApiError, Conflicted, TooMany, Unreachable, Withheld
 from penstock.kube.resources import PODS
 from penstock.kube.types import Condition, Pod
 from penstock.world.intents import Tell
@@ -34,6 +34,7 @@ _DRIFT_S: Final = 30.0
 _DRIFT_SHARE: Final = 0.1
 _MOMENT_S: Final = 1.0
 _EVENTS_MAX: Final = 50_000
+_EVENT_TRIES_MAX: Final = 5
 _WAITING_MAX: Final = 200_000
 _LOOKED_AT_MAX: Final = 1_000  # messages in one turn, to find one whose time has come
 _HURRY: Final = 10  # times as fast, while more events wait than can be written in a second
@@ -67,6 +68,7 @@ class _Event:
     action: str
     note: str
     is_warning: bool
+    tries: int = 0  # that a server has not taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,9 @@ class Teller:
                 instance=self._identity,
             )
         except (ApiError, Unavailable) as error:
+            was_sent = not isinstance(error, TooMany | Unreachable | Withheld)
+            if not was_sent and event.tries + 1 < _EVENT_TRIES_MAX:
+                self._events.append(replace(event, tries=event.tries + 1))
             _LOG.debug("an event of %s/%s was not written: %s", metadata.namespace, metadata.name, error)
 
 
