@@ -435,6 +435,40 @@ def test_nothing_is_taken_away_out_of_office(known: tuple[Pod | Job, ...], inten
     assert len(client.asked) == 1
 
 
+# Wanted again
+
+
+@pytest.mark.parametrize(
+    ("intent", "verb"),
+    [(END, "delete"), (Retract(2, 77, ("uid-a",), How.EVICT), "evict"), (PLACE, "bind")],
+)
+def test_what_is_wanted_again_while_it_is_open_is_done_once(intent: Intent, verb: str) -> None:
+    """As after every snapshot: whatever is open is wanted again."""
+    around = Around(pod() if intent is PLACE else BOUND)
+    client = FakeClient(**{verb: [Unreachable("no way")] * 3})
+    facts = carry_out(around, client, *[intent] * 5)
+    assert outcomes(facts) == [Outcome.APPLIED]
+    assert client.verbs() == [verb] * 4
+
+
+def test_what_was_done_can_be_wanted_again() -> None:
+    """The server says that it has a node; what the pod was known to be like is older."""
+    around, client = Around(pod()), FakeClient(bind=[None, Conflicted(409)], get=[BOUND])
+    carry_out(around, client, PLACE)
+    assert outcomes(carry_out(around, client, PLACE, want=2)) == [Outcome.APPLIED] * 2
+
+
+def test_a_native_pod_group_is_told_once_though_all_was_wanted_again() -> None:
+    spec = {"schedulingGroup": {"podGroupName": "ring"}}
+    around = Around(pod("a", spec=spec), pod("b", spec=spec))
+    around.mirror.native_group_set(native_group("ring"))
+    seats = (Seat("uid-a", 0, "n1"), Seat("uid-b", 1, "n1"))
+    client = FakeClient(bind=[None, Unreachable("no way")])
+    place = replace(PLACE, work="default/podgroup/ring", seats=seats)
+    carry_out(around, client, place, place, want=2)
+    assert client.verbs() == ["bind", "bind", "bind", "patch"]
+
+
 # Finding out
 
 

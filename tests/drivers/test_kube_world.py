@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.drivers.kube import acting
 from penstock.drivers.kube import world as world_module
 from penstock.drivers.kube.settings import KubeSettings
 from penstock.drivers.kube.world import KubeWorld
@@ -204,6 +205,28 @@ def test_a_refresh_in_the_middle_of_things_loses_nobody(run: Run) -> None:
         ["uid-a"],
         ["uid-a"],
     ], "what was given up stays so"
+
+
+def test_what_pauses_over_a_refresh_is_not_doubled_by_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acting, "_AGAIN_S", 0.02)
+    life = Life(Server(nodes=[node("n1")], pods=[pod("a", node="n1", placed=True)]))
+    life.client.answers["delete"] = [Unavailable("away")] * 10
+    end = End(1, 77, ("uid-a",), 15, 1.0, "x")
+
+    async def scenario() -> None:
+        async with life.running():
+            for number in range(1, 5):
+                await life.until(lambda number=number: len(life.snapshots()) == number)
+                await life.world.apply(1, [end])
+                life.world.refresh()
+            await life.until(lambda: any(isinstance(fact, Settled) for fact in life.facts))
+            await asyncio.sleep(0.05)
+
+    run(life, scenario)
+    assert [fact for fact in life.facts if isinstance(fact, Settled)] == [
+        Settled(1, "uid-a", Outcome.APPLIED)
+    ]
+    assert life.client.verbs().count("delete") == 11
 
 
 @pytest.mark.parametrize("refreshes", [False, True])

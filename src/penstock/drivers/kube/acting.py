@@ -5,17 +5,20 @@ action looks again: at what is known of the pod and its node, and whether we may
 lease lasts longer than the request can take). What a server says no to is looked up; what is unknown is
 looked up too, and done again if it was not done. A binding whose outcome cannot be found out is told as
 unknown, and the scheduler asks for it again; what is to be taken away, and what is asked, is tried until it
-is known. Who waits for that keeps no worker.
+is known. Who waits for that keeps no worker. What is wanted again while it waits, pauses or is under way is
+not done a second time beside that: a scheduler that has taken in a snapshot wants all that is open again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from math import ceil
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from penstock import failpoints
 from penstock.drivers.kube.groups import JOB_ANNOTATION, Maker
@@ -60,13 +63,23 @@ class Surroundings(Protocol):
         """Lets people know that a pod has its node."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """What one worker does at a time. There is one of each `key`: an intent (0: a question), and for whom."""
+
+    key: tuple[int, str]
+    take: Callable[[], Awaitable[float | None]]  # the pause until it is taken again; None: it is done
+
+
 class Actions:
     def __init__(self, client: Client, around: Surroundings, clock: Callable[[], float]) -> None:
         self._client = client
         self._around = around
         self._clock = clock
-        self._queue: asyncio.Queue[Coroutine[Any, Any, None]] = asyncio.Queue()
+        self._open: set[tuple[int, str]] = set()  # keys of what waits, pauses or is under way
+        self._queue: asyncio.Queue[_Action] = asyncio.Queue()
         self._pausing: set[asyncio.TimerHandle] = set()
+        self._unplaced: dict[int, set[str]] = {}  # by intent: who is still to be placed, if all were so far
 
     def put(self, intent: Place | Retract | End) -> None:
         match intent:
@@ -74,7 +87,7 @@ class Actions:
                 self._put_place(intent)
             case Retract():
                 for member in intent.members:
-                    self._queue.put_nowait(self._retract(intent, member))
+                    self._put(intent.intent, member, partial(self._retract, intent, member))
             case End():
                 self._put_end(intent)
 
@@ -82,22 +95,34 @@ class Actions:
         """One worker. An action that fails is told as unknown by itself; it never ends a worker."""
         while True:
             action = await self._queue.get()
-            await action
+            pause_s = await action.take()
+            if pause_s is None:
+                self._open.discard(action.key)
+            else:
+                self._later(pause_s, action)
 
     def drop(self) -> None:
-        """What was not begun is not done: who wanted it will want it again."""
+        """What was not begun is not done: who wanted it will want it again. Nobody works meanwhile."""
         for handle in self._pausing:
             handle.cancel()
         self._pausing.clear()
         while not self._queue.empty():
-            self._queue.get_nowait().close()
+            self._queue.get_nowait()
+        self._open.clear()
+        self._unplaced.clear()
 
-    def _later(self, pause_s: float, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _put(self, intent: int, whom: str, take: Callable[[], Awaitable[float | None]]) -> None:
+        key = (intent, whom)
+        if key not in self._open:
+            self._open.add(key)
+            self._queue.put_nowait(_Action(key, take))
+
+    def _later(self, pause_s: float, action: _Action) -> None:
         """Has an action taken after a pause, by whichever worker is free then."""
 
         def put() -> None:
             self._pausing.discard(handle)
-            self._queue.put_nowait(make())
+            self._queue.put_nowait(action)
 
         handle = asyncio.get_running_loop().call_later(pause_s, put)
         self._pausing.add(handle)
@@ -116,19 +141,24 @@ class Actions:
             job = mirror.job_of(pod) if pod is not None else None
             if job is not None and intent.end_at is not None and mirror.own_limit_s(seat.member) is not None:
                 jobs[job.uid] = (job, intent.end_at)
-        for job, end_at in jobs.values():
-            self._queue.put_nowait(self._limit(job, end_at))
-        left = {seat.member for seat in open_seats}
+        for uid, (job, end_at) in jobs.items():
+            self._put(intent.intent, uid, partial(self._limit, job, end_at))
         for seat in open_seats:
-            self._queue.put_nowait(self._place(intent, seat, left))
+            self._unplaced.setdefault(intent.intent, set()).add(seat.member)
+            self._put(intent.intent, seat.member, partial(self._place, intent, seat))
 
-    async def _place(self, intent: Place, seat: Seat, left: set[str]) -> None:
+    async def _place(self, intent: Place, seat: Seat) -> None:
         outcome, detail = await self._bound(intent, seat)
         if outcome is not None:
             self._settle(intent.intent, seat.member, outcome, detail)
-        if outcome is Outcome.APPLIED:
+        if outcome is not Outcome.APPLIED:
+            self._unplaced.pop(intent.intent, None)
+            return
+        left = self._unplaced.get(intent.intent)
+        if left is not None:
             left.discard(seat.member)
             if not left:
+                del self._unplaced[intent.intent]
                 await self._note_group(intent.work)
 
     async def _bound(self, intent: Place, seat: Seat) -> tuple[Outcome | None, str]:
@@ -266,20 +296,20 @@ class Actions:
 
     # Taking away
 
-    async def _retract(self, intent: Retract, member: str) -> None:
+    async def _retract(self, intent: Retract, member: str) -> float | None:
         pod = self._around.mirror.pod(member)
         if pod is None:
             self._settle(intent.intent, member, Outcome.GONE)
-            return
+            return None
         if intent.how is How.FORGET:
             forgotten = Outcome.CONFLICT if pod.spec.node_name else Outcome.APPLIED
             self._settle(intent.intent, member, forgotten)
-            return
+            return None
         outcome = await self._evicted(pod) if self._around.may_act() else None
         if outcome is None:
-            self._later(_EVICT_PAUSE_S, lambda: self._retract(intent, member))
-        else:
-            self._settle(intent.intent, member, outcome)
+            return _EVICT_PAUSE_S
+        self._settle(intent.intent, member, outcome)
+        return None
 
     async def _evicted(self, pod: Pod) -> Outcome | None:
         """What became of an eviction; None: it is to be tried again."""
@@ -316,28 +346,28 @@ class Actions:
             elif job is not None:
                 jobs.setdefault(job.uid, (job, []))[1].append(member)
             else:
-                self._queue.put_nowait(self._end_pod(intent, pod))
-        for job, members in jobs.values():
-            self._queue.put_nowait(self._end_job(intent, job, members))
+                self._put(intent.intent, member, partial(self._end_pod, intent, pod))
+        for uid, (job, members) in jobs.items():
+            self._put(intent.intent, uid, partial(self._end_job, intent, job, members))
 
-    async def _end_job(self, intent: End, job: Maker, members: list[str]) -> None:
+    async def _end_job(self, intent: End, job: Maker, members: list[str]) -> float | None:
         mirror = self._around.mirror
         if not any(mirror.pod(member) for member in members):
             for member in members:
                 self._settle(intent.intent, member, Outcome.GONE)
-            return
+            return None
         seconds = max(1, ceil(self._clock() - (job.started_at or self._clock())))
         is_ending = job.is_over or (job.deadline_s is not None and job.deadline_s <= seconds)
         failpoints.reach(_END_BEFORE)
         done = self._around.may_act() and (is_ending or await self._patch_deadline(job, seconds))
         failpoints.reach(_END_AFTER)
         if not done:
-            self._later(_AGAIN_S, lambda: self._end_job(intent, job, members))
-            return
+            return _AGAIN_S
         for member in members:
             self._settle(intent.intent, member, Outcome.APPLIED)
+        return None
 
-    async def _end_pod(self, intent: End, pod: Pod) -> None:
+    async def _end_pod(self, intent: End, pod: Pod) -> float | None:
         metadata = pod.metadata
         grace_s = None if intent.grace_s is None else ceil(intent.grace_s)
         outcome = None
@@ -353,30 +383,31 @@ class Actions:
             except (ApiError, Unavailable) as error:
                 _LOG.warning("%s/%s was not ended: %s", metadata.namespace, metadata.name, error)
         if outcome is None:
-            self._later(_AGAIN_S, lambda: self._end_pod(intent, pod))
-        else:
-            self._settle(intent.intent, metadata.uid, outcome)
+            return _AGAIN_S
+        self._settle(intent.intent, metadata.uid, outcome)
+        return None
 
     # Finding out
 
-    async def probe(self, member: str) -> None:
+    async def _probe(self, member: str) -> float | None:
         """Says what became of a member, from the server itself, as soon as that answers."""
         known = self._around.mirror.pod(member)
         if known is None:
             self._around.report(MemberGone(member))
-            return
+            return None
         found = await self._read(known)
         if found is None:
-            self._later(_AGAIN_S, lambda: self.probe(member))
-        elif found.metadata.uid != member:
+            return _AGAIN_S
+        if found.metadata.uid != member:
             self._around.mirror.pod_gone(known)
             self._around.report(MemberGone(member))
         else:
             self._around.mirror.pod_read(found)
             self._around.report(self._around.mirror.seen(found, self._clock()))
+        return None
 
     def put_probe(self, member: str) -> None:
-        self._queue.put_nowait(self.probe(member))
+        self._put(0, member, partial(self._probe, member))
 
 
 def _time_text(at: float) -> str:
