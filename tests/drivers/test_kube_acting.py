@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from penstock import failpoints
 from penstock.drivers.kube import acting
 from penstock.drivers.kube.acting import Actions
 from penstock.drivers.kube.groups import JOB_ANNOTATION, maker_of
@@ -433,6 +434,43 @@ def test_nothing_is_taken_away_out_of_office(known: tuple[Pod | Job, ...], inten
     around = Around(*known, is_in_office=lambda: next(answers, True))
     assert outcomes(carry_out(around, client, intent)) == [Outcome.APPLIED]
     assert len(client.asked) == 1
+
+
+# Faults of ours
+
+
+@pytest.mark.parametrize(
+    ("intent", "verb"),
+    [(PLACE, "bind"), (Retract(2, 77, ("uid-a",), How.EVICT), "evict"), (END, "delete")],
+)
+def test_a_fault_in_an_action_is_told_as_unknown_and_ends_nothing(
+    intent: Intent, verb: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    around = Around(pod() if intent is PLACE else BOUND, pod("b"))
+    client = FakeClient(**{verb: [ZeroDivisionError("who thought of that")]})
+    other = Place(9, 78, "default/pod/uid-b", (Seat("uid-b", 0, "n1"),))
+    facts = carry_out(around, client, intent, other, want=2)
+    why = "a fault of ours: who thought of that"
+    assert Settled(intent.intent, "uid-a", Outcome.UNKNOWN, why) in facts
+    assert Settled(9, "uid-b", Outcome.APPLIED) in facts
+    assert "Traceback" in caplog.text
+
+
+def test_a_fault_in_a_probe_is_followed_by_another() -> None:
+    (found,) = carry_out(Around(BOUND), FakeClient(get=[ZeroDivisionError(), BOUND]), probe="uid-a")
+    assert isinstance(found, Observed)
+
+
+def test_a_death_and_a_cancellation_are_not_survived() -> None:
+    for death in (failpoints.Crash(), asyncio.CancelledError()):
+        with pytest.raises(type(death)):
+            carry_out(Around(pod()), FakeClient(bind=[death]), PLACE)
+
+
+def test_a_pod_that_asks_for_more_than_can_be_counted_has_no_room() -> None:
+    around, client = Around(pod(cpu="9223372036854775807")), FakeClient()
+    assert outcomes(carry_out(around, client, PLACE)) == [Outcome.CONFLICT]
+    assert client.asked == []
 
 
 # Wanted again

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from math import ceil
@@ -69,6 +69,7 @@ class _Action:
 
     key: tuple[int, str]
     take: Callable[[], Awaitable[float | None]]  # the pause until it is taken again; None: it is done
+    members: tuple[str, ...] = ()  # who is told as unknown if it fails; nobody: it is taken again
 
 
 class Actions:
@@ -87,15 +88,21 @@ class Actions:
                 self._put_place(intent)
             case Retract():
                 for member in intent.members:
-                    self._put(intent.intent, member, partial(self._retract, intent, member))
+                    self._put(intent.intent, member, partial(self._retract, intent, member), [member])
             case End():
                 self._put_end(intent)
 
     async def work(self) -> None:
-        """One worker. An action that fails is told as unknown by itself; it never ends a worker."""
+        """One worker. A fault of ours in an action is told as unknown, after a pause; it ends no worker."""
         while True:
             action = await self._queue.get()
-            pause_s = await action.take()
+            try:
+                pause_s = await action.take()
+            except Exception as error:
+                _LOG.exception("an action for %s has failed", action.key[1])
+                if action.members:
+                    action = replace(action, take=partial(self._failed, action, f"a fault of ours: {error}"))
+                pause_s = _AGAIN_S
             if pause_s is None:
                 self._open.discard(action.key)
             else:
@@ -111,11 +118,22 @@ class Actions:
         self._open.clear()
         self._unplaced.clear()
 
-    def _put(self, intent: int, whom: str, take: Callable[[], Awaitable[float | None]]) -> None:
+    def _put(
+        self,
+        intent: int,
+        whom: str,
+        take: Callable[[], Awaitable[float | None]],
+        members: Sequence[str] = (),
+    ) -> None:
         key = (intent, whom)
         if key not in self._open:
             self._open.add(key)
-            self._queue.put_nowait(_Action(key, take))
+            self._queue.put_nowait(_Action(key, take, tuple(members)))
+
+    async def _failed(self, action: _Action, why: str) -> None:
+        self._unplaced.pop(action.key[0], None)
+        for member in action.members:
+            self._settle(action.key[0], member, Outcome.UNKNOWN, why)
 
     def _later(self, pause_s: float, action: _Action) -> None:
         """Has an action taken after a pause, by whichever worker is free then."""
@@ -145,7 +163,7 @@ class Actions:
             self._put(intent.intent, uid, partial(self._limit, job, end_at))
         for seat in open_seats:
             self._unplaced.setdefault(intent.intent, set()).add(seat.member)
-            self._put(intent.intent, seat.member, partial(self._place, intent, seat))
+            self._put(intent.intent, seat.member, partial(self._place, intent, seat), [seat.member])
 
     async def _place(self, intent: Place, seat: Seat) -> None:
         outcome, detail = await self._bound(intent, seat)
@@ -346,9 +364,9 @@ class Actions:
             elif job is not None:
                 jobs.setdefault(job.uid, (job, []))[1].append(member)
             else:
-                self._put(intent.intent, member, partial(self._end_pod, intent, pod))
+                self._put(intent.intent, member, partial(self._end_pod, intent, pod), [member])
         for uid, (job, members) in jobs.items():
-            self._put(intent.intent, uid, partial(self._end_job, intent, job, members))
+            self._put(intent.intent, uid, partial(self._end_job, intent, job, members), members)
 
     async def _end_job(self, intent: End, job: Maker, members: list[str]) -> float | None:
         mirror = self._around.mirror

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.drivers.kube.asks import ask_of
 from penstock.drivers.kube.seeing import is_over, usage_of
+from penstock.errors import BadRequest
 from penstock.kube.types import Pod
 from penstock.world.facts import NodeSet
 
@@ -28,7 +29,11 @@ class Rooms:
                 del self._use[pod.spec.node_name]
 
     def has(self, node: NodeSet, pod: Pod) -> bool:
-        """Whether a node still has what a pod asks for."""
+        """Whether a node still has what a pod asks for. What cannot be counted fits nowhere."""
+        try:
+            asked = ask_of(pod)
+        except BadRequest:
+            return False
         free = {capacity.kind: capacity.units for capacity in node.capacity}
         used = self._use.get(node.node, {})
-        return all(units <= free.get(kind, 0) - used.get(kind, 0) for kind, units in ask_of(pod))
+        return all(units <= free.get(kind, 0) - used.get(kind, 0) for kind, units in asked)
