@@ -6,7 +6,6 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -16,41 +15,17 @@ from penstock.drivers.kube.settings import KubeSettings
 from penstock.drivers.kube.world import KubeWorld
 from penstock.errors import Unavailable
 from penstock.kube.errors import NotFound
-from penstock.kube.resources import JOBS, PODS, Resource
-from penstock.kube.types import Object
-from penstock.kube.watch import Deleted, Relisted, Upserted
+from penstock.kube.resources import JOBS
+from penstock.kube.watch import Deleted, Upserted
 from penstock.world.facts import Fact, MemberGone, MemberSet, Outcome, Settled, Snapshot
 from penstock.world.intents import End, Place, Seat, Tell
 from tests.drivers.kube_client import FakeClient
 from tests.drivers.kube_objects import job, node, owned_by, pod
+from tests.drivers.kube_server import Server
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 PLACE = Place(1, 77, "default/pod/uid-a", (Seat("uid-a", 0, "n1"),))
-
-
-class Server:
-    """Objects by resource, and a stand-in for `reflect` that tells of them."""
-
-    def __init__(self, **listed: list[Object]) -> None:
-        self.objects: dict[str, list[Object]] = listed
-        self.is_slow: set[str] = set()  # resources whose lists do not come
-        self.receivers: dict[str, Callable[[Any], None]] = {}
-        self.lists = 0
-        self.fault: asyncio.Future[None] | None = None
-
-    async def reflect(
-        self, _client: object, resource: Resource, _type: type, on: Callable[[Any], None]
-    ) -> None:
-        while resource.plural in self.is_slow:
-            await asyncio.sleep(0.001)
-        is_native = resource.group_version.startswith("scheduling.k8s.io")
-        self.lists += 1
-        on(Relisted(() if is_native else tuple(self.objects.get(resource.plural, ()))))
-        self.receivers[resource.plural] = on
-        if self.fault is not None and resource is PODS:
-            await self.fault
-        await asyncio.Event().wait()
 
 
 class Life:

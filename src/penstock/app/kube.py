@@ -33,7 +33,7 @@ from penstock.store.port import Fenced
 from penstock.world.facts import MemberGone
 from penstock.world.port import World
 
-__all__ = ["KubeHabitat"]
+__all__ = ["KubeHabitat", "Repairs"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
 _REQUEST_S: Final = 5.0  # the longest that a write may take; the lease must last for that long
@@ -150,7 +150,7 @@ class KubeHabitat:
             lambda: read_api(self._client),
             lambda: read_store(instance.store),
             graph,
-            _Repairs(instance, self._world),
+            Repairs(instance, self._world),
             scheduler_names=self._options.settings.scheduler_names,
             every_s=self._options.audit_every_s,
         )
@@ -161,7 +161,7 @@ class KubeHabitat:
         await self._election_client.close()
 
 
-class _Repairs:
+class Repairs:
     """What the auditor can have done."""
 
     def __init__(self, instance: Instance, world: KubeWorld) -> None:
@@ -174,6 +174,7 @@ class _Repairs:
     async def release(self, members: Sequence[str]) -> None:
         for member in members:
             self._instance.take(MemberGone(member))
+        self._world.refresh()
 
     async def restart(self, why: str) -> None:
         self._instance.make_anew(why)

@@ -40,7 +40,7 @@ class Repairer(Protocol):
         """Has the driver read the world afresh, and tell all of it."""
 
     async def release(self, members: Sequence[str]) -> None:
-        """Tells the scheduler that these members are gone."""
+        """Tells the scheduler that these members are gone, and has the driver read the world afresh."""
 
     async def restart(self, why: str) -> None:
         """Drops the state in memory and makes it anew from the store."""

@@ -33,7 +33,7 @@ class Kind(enum.Enum):
 class Repair(enum.Enum):
     NONE = "none"  # it is told, and nothing else
     SNAPSHOT = "snapshot"  # the driver reads the world afresh and tells all of it
-    RELEASE = "release"  # the scheduler is told that the member is gone
+    RELEASE = "release"  # the scheduler is told that the member is gone; the driver reads the world afresh
     RESTART = "restart"  # the state in memory is dropped, and made anew from the store
 
 
@@ -63,7 +63,8 @@ REPAIRS: Final[Mapping[Kind, Repair]] = MappingProxyType(
   world. Facts are levels, so the remedy for a missed one is to tell all of them again; the scheduler has one
   rule for each thing that is then new, other or absent, and the auditor does not invent a second.
 - *A leaked member*: a uid does not come back, so this end is final and can be said without the driver. It is
-  the one fact that costs capacity for ever if the driver is the one that is wrong.
+  the one fact that costs capacity for ever if the driver is the one that is wrong; and since it may be, it
+  reads everything afresh as well: what it believes to be on a node is its last look before every binding.
 - *Store and graph disagree, sums that are not sums, seats without members*: the state in memory contradicts
   itself or what was recorded. Nothing in it can be trusted to mend itself; what was recorded is the truth.
 - *Overcommitted*: the kubelet has taken in all of them, or will refuse the last one and say so. Which of them

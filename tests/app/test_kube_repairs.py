@@ -1,0 +1,53 @@
+"""What the auditor can have done, in an instance whose driver has missed something."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from penstock.app.kube import Repairs
+from penstock.drivers.kube import world as world_module
+from penstock.drivers.kube.settings import KubeSettings
+from penstock.drivers.kube.world import KubeWorld
+from penstock.instance.loop import Instance
+from penstock.kube.watch import Upserted
+from penstock.sched.settings import Settings
+from penstock.store.memory import MemoryStore
+from tests.drivers.kube_client import FakeClient
+from tests.drivers.kube_objects import node, pod
+from tests.drivers.kube_server import Server
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+def test_the_place_of_a_leaked_member_can_be_bound_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver has not heard that a pod is gone, and takes its node for full."""
+    server, client = Server(nodes=[node("n1", cpu="4")], pods=[pod("a", cpu="3")]), FakeClient()
+    monkeypatch.setattr(world_module, "reflect", server.reflect)
+    world = KubeWorld(client, KubeSettings(), identity="me")  # type: ignore[arg-type]
+    instance = Instance(Settings(), MemoryStore(), world)
+
+    def bound() -> list[str]:
+        return [what[1] for verb, what in client.asked if verb == "bind"]
+
+    async def scenario() -> None:
+        running = asyncio.create_task(instance.run())
+        try:
+            await until(lambda: bound() == ["uid-a"])
+            server.receivers["pods"](Upserted(pod("a", cpu="3", node="n1", placed=True, phase="Running")))
+            server.objects["pods"] = [pod("b", cpu="3")]
+            server.receivers["pods"](Upserted(pod("b", cpu="3")))
+            await until(lambda: world.mirror.pod("uid-b"))
+            await Repairs(instance, world).release(["uid-a"])
+            await until(lambda: bound() == ["uid-a", "uid-b"])
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
