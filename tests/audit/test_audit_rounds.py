@@ -148,6 +148,22 @@ def test_two_different_things_seen_one_after_the_other_are_not_repaired() -> Non
     assert (report.confirmed, rig.asked) == ((), [])
 
 
+def test_a_member_that_was_just_placed_and_then_just_ended_is_no_lasting_disagreement() -> None:
+    """Each time the store was read before the graph, or after it: nothing is wrong with either."""
+
+    def just_placed(triple: Triple) -> None:
+        del triple.graph_members["m1"]
+
+    def just_ended(triple: Triple) -> None:
+        triple.graph_members["m1"] = example().graph_members["m1"]
+        del triple.store_members["m1"]
+
+    rig = Rig([just_placed, just_ended])
+    report = once(rig.auditor())
+    assert [one.kind for one in report.seen] == [Kind.MEMBER_DISAGREED]
+    assert (report.confirmed, rig.asked) == ((), [])
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "asked"),
     [

@@ -108,7 +108,7 @@ class Triple:
         return compare(*self.readings(), NAMES, now=NOW, grace=grace)
 
     def found(self) -> list[Expected]:
-        return [difference.identity for difference in self.compare()]
+        return [(difference.kind, difference.subject) for difference in self.compare()]
 
 
 def example() -> Triple:

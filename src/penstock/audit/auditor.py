@@ -90,7 +90,7 @@ class Auditor:
         self._restart_every_s = restart_every_s
         self._clock = clock
         self._sleep = sleep
-        self._repairs_of: dict[tuple[Kind, str], int] = {}  # in successive rounds
+        self._repairs_of: dict[tuple[Kind, str, str], int] = {}  # in successive rounds
         self._restarted_at: float | None = None
 
     async def run(self) -> None:

@@ -88,12 +88,13 @@ def _members(api: ApiReading, store: StoreReading, graph: GraphReading) -> Itera
         recorded, seated = store.members.get(uid), graph.members.get(uid)
         if recorded is None or seated is None:
             where = "the graph" if recorded is None else "the store"
-            yield Difference(Kind.MEMBER_DISAGREED, uid, f"it has a place in {where} alone")
+            yield Difference(Kind.MEMBER_DISAGREED, uid, f"it has a place in {where} alone", way=where)
             continue
         if (recorded.job, recorded.node) != (seated.job, seated.node):
             in_store = f"of job {recorded.job} on {recorded.node} in the store"
             in_graph = f"of job {seated.job} on {seated.node} in the graph"
-            yield Difference(Kind.MEMBER_DISAGREED, uid, f"{in_store}, {in_graph}")
+            both = f"{in_store}, {in_graph}"
+            yield Difference(Kind.MEMBER_DISAGREED, uid, both, way=both)
             continue
         pod = api.pods.get(uid)
         of = f"a member of job {seated.job} on {seated.node}"

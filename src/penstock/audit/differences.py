@@ -76,15 +76,20 @@ REPAIRS: Final[Mapping[Kind, Repair]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What is wrong with whom. It is the same difference as long as both stay the same."""
+    """What is wrong with whom. It is the same difference as long as both stay the same.
+
+    Where one kind has opposites, `way` tells them apart: two moments on both sides of a change are two
+    differences, and neither lasts.
+    """
 
     kind: Kind
     subject: str  # a node, a uid, the name of a hold, the number of a job
     detail: str = ""  # for people
+    way: str = ""
 
     @property
-    def identity(self) -> tuple[Kind, str]:
-        return self.kind, self.subject
+    def identity(self) -> tuple[Kind, str, str]:
+        return self.kind, self.subject, self.way
 
     @property
     def repair(self) -> Repair:
