@@ -236,6 +236,13 @@ def test_an_older_reading_of_a_pod_is_no_news() -> None:
             (137 << 8, "OOMKilled", True),
         ),
         ({"phase": "Succeeded"}, (0, "", True)),
+        *(
+            (
+                {"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": code}}}]},
+                (status << 8, "", True),
+            )
+            for code, status in ((-1, 255), (3221225786, 58), (256, 1))  # of runtimes, and of Windows
+        ),
     ],
 )
 def test_ends(status: dict[str, object], expected: tuple[int, str, bool]) -> None:

@@ -44,6 +44,7 @@ _REFUSALS: Final = frozenset(
     }
 )
 _EXIT_UNKNOWN: Final = 1
+_EXIT_MASK: Final = 0xFF  # as wait(2) tells it; runtimes say -1 as well, and Windows has 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def seen_of(pod: Pod, now: float) -> Observed:
     ended_at = max(ends, default=now)
     if status.phase == "Succeeded":
         return Observed(uid, Phase.ENDED, ended_at, node)
-    worst = max((one.exit_code for one in exits), default=0) or _EXIT_UNKNOWN
+    worst = max((one.exit_code & _EXIT_MASK for one in exits), default=0) or _EXIT_UNKNOWN
     cause = status.reason or next((one.reason for one in exits if one.exit_code), "")
     started = not (is_refusal(status.reason) and not exits)
     return Observed(uid, Phase.ENDED, ended_at, node, worst << 8, cause, started)
