@@ -70,12 +70,18 @@ class Around:
 
 
 def carry_out(
-    around: Around, client: FakeClient, *intents: Intent, probe: str = "", want: int = 1
+    around: Around,
+    client: FakeClient,
+    *intents: Intent,
+    probe: str = "",
+    want: int = 1,
+    until: Callable[[], bool] = lambda: True,
+    clock: Callable[[], float] = lambda: NOW,
 ) -> list[Fact]:
-    """Until so many facts were told."""
+    """Until so many facts were told, and something else is so."""
 
     async def scenario() -> None:
-        actions = Actions(client, around, lambda: NOW)  # type: ignore[arg-type]
+        actions = Actions(client, around, clock)  # type: ignore[arg-type]
         for intent in intents:
             actions.put(intent)
         if probe:
@@ -83,7 +89,7 @@ def carry_out(
         workers = [asyncio.create_task(actions.work()) for _ in range(2)]
         try:
             async with asyncio.timeout(5):
-                while len(around.facts) < want:
+                while len(around.facts) < want or not until():
                     for worker in workers:
                         if worker.done():
                             worker.result()
@@ -274,7 +280,11 @@ def test_a_limit_of_ours_becomes_the_deadline_of_the_job_once() -> None:
     client = FakeClient()
     carry_out(around, client, replace(PLACE, seats=seats, end_at=2060.5), want=2)
     patches = [what for verb, what in client.asked if verb == "patch"]
-    body = {"metadata": {"uid": "uid-train"}, "spec": {"activeDeadlineSeconds": 161}}
+    notes = {"penstock.dev/deadline-set": "161", "penstock.dev/deadline-asked": None}
+    body = {
+        "metadata": {"uid": "uid-train", "annotations": notes},
+        "spec": {"activeDeadlineSeconds": 161},
+    }
     assert patches == [("/apis/batch/v1/namespaces/default/jobs/train", body, PatchKind.MERGE)]
 
 
@@ -283,6 +293,120 @@ def test_an_earlier_deadline_of_the_job_stays() -> None:
     client = FakeClient()
     carry_out(around, client, replace(PLACE, end_at=2060.0))
     assert client.verbs() == ["bind"]
+
+
+def deadline(client: FakeClient) -> tuple[object, object, object]:
+    """What was set, last: the deadline, and whose it is noted to be."""
+    body = [what[1] for verb, what in client.asked if verb == "patch"][-1]
+    notes = body["metadata"]["annotations"]
+    found = (notes["penstock.dev/deadline-set"], notes["penstock.dev/deadline-asked"])
+    return body["spec"]["activeDeadlineSeconds"], *found
+
+
+def had_limit(seconds: int, asked: str = "") -> Job:
+    """A Job in its next attempt: its deadline was set by us, in the place of what its owner has asked for."""
+    notes = {"penstock.dev/deadline-set": str(seconds)}
+    if asked:
+        notes["penstock.dev/deadline-asked"] = asked
+    return job(started=1000.0, activeDeadlineSeconds=seconds, notes=notes)
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (had_limit(1010), (1060, "1060", None)),
+        (had_limit(1010, asked="5000"), (1060, "1060", "5000")),
+        (had_limit(1010, asked="1030"), (1030, None, None)),
+        (job(started=1000.0, activeDeadlineSeconds=5000), (1060, "1060", "5000")),
+    ],
+)
+def test_each_attempt_has_its_whole_limit(made: Job, expected: tuple[object, object, object]) -> None:
+    client = FakeClient()
+    carry_out(Around(made, limited()), client, replace(PLACE, end_at=2060.0))
+    assert client.verbs().count("patch") == 1
+    assert deadline(client) == expected
+
+
+def test_a_deadline_that_stands_already_is_not_set_again() -> None:
+    client = FakeClient()
+    carry_out(Around(had_limit(1060), limited()), client, replace(PLACE, end_at=2060.0))
+    assert client.verbs() == ["bind"]
+
+
+def test_a_deadline_of_ours_goes_when_the_group_has_no_limit_any_more() -> None:
+    made, client = pod(owner=owned_by("Job", "train")), FakeClient()
+    carry_out(Around(had_limit(1010, asked="5000"), made), client, replace(PLACE, end_at=None))
+    assert deadline(client) == (5000, None, None)
+
+
+def test_a_group_that_begins_anew_waits_without_a_deadline_of_ours() -> None:
+    client = FakeClient()
+    around = Around(had_limit(1010), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    carry_out(around, client, Retract(2, 77, ("uid-a",), How.EVICT))
+    assert sorted(client.verbs()) == ["evict", "patch"]
+    assert deadline(client) == (None, None, None)
+
+
+def test_a_deadline_of_the_owner_stays_when_a_group_begins_anew() -> None:
+    client = FakeClient()
+    made = job(started=1000.0, activeDeadlineSeconds=5000)
+    around = Around(made, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    carry_out(around, client, Retract(2, 77, ("uid-a",), How.EVICT))
+    assert client.verbs() == ["evict"]
+
+
+@pytest.mark.parametrize("error", [Unreachable("no way"), OutcomeUnknown("it broke"), Forbidden(403)])
+def test_a_deadline_that_was_not_set_is_set_later(error: Exception) -> None:
+    client = FakeClient(patch=[error, error])
+    around = Around(job(started=1900.0), limited())
+    carry_out(around, client, replace(PLACE, end_at=2060.0), until=lambda: client.verbs().count("patch") == 3)
+    assert deadline(client) == (160, "160", None)
+
+
+def test_the_deadline_of_a_job_that_has_not_started_is_set_when_it_has() -> None:
+    around, client = Around(job(), limited()), FakeClient()
+
+    def until() -> bool:
+        if around.facts:
+            around.mirror.maker_set(maker_of(job(started=1900.0)))
+            around.mirror.facts(NOW)
+        return "patch" in client.verbs()
+
+    carry_out(around, client, replace(PLACE, end_at=2060.0), until=until)
+    assert deadline(client) == (160, "160", None)
+
+
+@pytest.mark.parametrize("end", ["the pod is gone", "the Job is over", "the limit has passed"])
+def test_a_deadline_is_not_tried_for_ever(end: str) -> None:
+    around, now = Around(job(started=1900.0), limited()), NOW
+    client = FakeClient(patch=[Forbidden(403)] * 100)
+    seen = 0
+
+    def until() -> bool:
+        nonlocal now, seen
+        if client.verbs().count("patch") < 3:
+            return False
+        match end:
+            case "the pod is gone":
+                around.mirror.pod_gone(limited())
+            case "the Job is over":
+                around.mirror.maker_set(maker_of(job(started=1900.0, over="Failed")))
+                around.mirror.facts(NOW)
+            case "the limit has passed":
+                now = 2060.0
+        seen += 1
+        return seen > 50
+
+    carry_out(around, client, replace(PLACE, end_at=2060.0), until=until, clock=lambda: now)
+    assert client.verbs().count("patch") <= 4
+
+
+def test_a_job_that_is_to_end_at_once_gets_no_later_deadline() -> None:
+    around, client = Around(job(started=1900.0), limited()), FakeClient()
+    end = End(3, 77, ("uid-a",), 15, 30.0, "cancelled")
+    carry_out(around, client, replace(PLACE, end_at=2060.0), end, want=2)
+    patches = [what[1]["spec"] for verb, what in client.asked if verb == "patch"]
+    assert patches == [{"activeDeadlineSeconds": 100}]
 
 
 def test_a_deadline_is_not_set_out_of_office() -> None:

@@ -260,6 +260,22 @@ def test_the_deadline_of_a_job_is_an_instant() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stands", "notes", "expected"),
+    [
+        (60, {"penstock.dev/deadline-set": "60"}, None),
+        (60, {"penstock.dev/deadline-set": "60", "penstock.dev/deadline-asked": "900"}, 1900.0),
+        (30, {"penstock.dev/deadline-set": "60", "penstock.dev/deadline-asked": "900"}, 1030.0),
+        (60, {"penstock.dev/deadline-set": "60", "penstock.dev/deadline-asked": "soon"}, None),
+    ],
+)
+def test_a_deadline_that_we_have_set_says_nothing_of_what_the_owner_wants(
+    stands: int, notes: dict[str, str], expected: float | None
+) -> None:
+    made = maker_of(job(started=1000.0, activeDeadlineSeconds=stands, notes=notes))
+    assert fact(belonging(pod(), made)).deadline_at == expected
+
+
+@pytest.mark.parametrize(
     ("text", "at"),
     [
         ("1900000000", 1.9e9),

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.drivers.kube import acting
 from penstock.drivers.kube import world as world_module
+from penstock.drivers.kube.groups import DEADLINE_SET_ANNOTATION
 from penstock.drivers.kube.settings import KubeSettings
 from penstock.drivers.kube.world import KubeWorld
 from penstock.errors import Unavailable
@@ -180,6 +181,43 @@ def test_a_refresh_in_the_middle_of_things_loses_nobody(run: Run) -> None:
         ["uid-a"],
         ["uid-a"],
     ], "what was given up stays so"
+
+
+def test_a_group_that_is_told_to_wait_has_no_deadline_of_its_last_attempt(run: Run) -> None:
+    """None of its pods had to be taken away: they were gone with their node, and are made again."""
+    notes = {DEADLINE_SET_ANNOTATION: "60"}
+    made = job("train", wants=1, started=1000.0, activeDeadlineSeconds=60, notes=notes)
+    waiting = pod("a", owner=owned_by("Job", "train"))
+    life = Life(Server(nodes=[node("n1")], pods=[waiting], jobs=[made]))
+
+    async def scenario() -> None:
+        async with life.running():
+            await life.until(life.snapshots)
+            (work,) = life.snapshots()[0].works
+            life.world.tell([Tell(work.work, 5, "waiting", "no room")])
+            await life.until(lambda: "patch" in life.client.verbs())
+
+    run(life, scenario)
+    path, body, _ = next(what for verb, what in life.client.asked if verb == "patch")
+    assert path == JOBS.path("default", "train")
+    assert body["spec"] == {"activeDeadlineSeconds": None}
+
+
+def test_a_group_that_runs_keeps_its_deadline_though_a_late_pod_waits(run: Run) -> None:
+    made = job("train", started=1000.0, activeDeadlineSeconds=60, notes={DEADLINE_SET_ANNOTATION: "60"})
+    owner = owned_by("Job", "train")
+    pods = [pod("a", owner=owner, node="n1", placed=True, phase="Running"), pod("b", owner=owner)]
+    life = Life(Server(nodes=[node("n1")], pods=[*pods], jobs=[made]))
+
+    async def scenario() -> None:
+        async with life.running():
+            await life.until(life.snapshots)
+            (work,) = life.snapshots()[0].works
+            life.world.tell([Tell(work.work, 5, "waiting", "no room")])
+            await asyncio.sleep(0.03)
+
+    run(life, scenario)
+    assert JOBS.path("default", "train") not in [what[0] for _, what in life.client.asked]
 
 
 def test_what_pauses_over_a_refresh_is_not_doubled_by_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from math import ceil
 from typing import Final, Protocol
 
 from penstock import failpoints
+from penstock.drivers.kube.deadlines import Deadline, stands_s, wanted_s, with_deadline
 from penstock.drivers.kube.groups import JOB_ANNOTATION, Maker
 from penstock.drivers.kube.mirror import Mirror
 from penstock.drivers.kube.seeing import is_over, is_placed_by_us
@@ -39,6 +40,7 @@ _LOG: Final = logging.getLogger("penstock.kube")
 _PAUSES_S: Final = (0.1, 0.3, 1.0, 2.0, 4.0)  # between tries, before the outcome is told as unknown
 _ASKED_S_MAX: Final = 5.0  # of the pause that a busy server may ask for
 _AGAIN_S: Final = 2.0  # until an end or a question is tried again
+_DEADLINE_PAUSE_S_MAX: Final = 60.0
 _EVICT_PAUSE_S: Final = 5.0  # a disruption budget refuses for a while
 
 _BIND_BEFORE: Final = failpoints.register("kube.bind.before", "a pod is about to be bound")
@@ -80,6 +82,7 @@ class Actions:
         self._open: set[tuple[int, str]] = set()  # keys of what waits, pauses or is under way
         self._queue: asyncio.Queue[_Action] = asyncio.Queue()
         self._pausing: set[asyncio.TimerHandle] = set()
+        self._deadlines: dict[str, Deadline] = {}  # by Job
         self._unplaced: dict[int, set[str]] = {}  # by intent: who is still to be placed, if all were so far
 
     def put(self, intent: Place | Retract | End) -> None:
@@ -87,8 +90,7 @@ class Actions:
             case Place():
                 self._put_place(intent)
             case Retract():
-                for member in intent.members:
-                    self._put(intent.intent, member, partial(self._retract, intent, member), [member])
+                self._put_retract(intent)
             case End():
                 self._put_end(intent)
 
@@ -117,6 +119,7 @@ class Actions:
             self._queue.get_nowait()
         self._open.clear()
         self._unplaced.clear()
+        self._deadlines.clear()
 
     def _put(
         self,
@@ -153,14 +156,15 @@ class Actions:
     def _put_place(self, intent: Place) -> None:
         mirror = self._around.mirror
         open_seats = [seat for seat in intent.seats if not seat.is_settled]
-        jobs: dict[str, tuple[Maker, float]] = {}
+        made: dict[str, tuple[Maker, list[str]]] = {}
         for seat in open_seats:
             pod = mirror.pod(seat.member)
             job = mirror.job_of(pod) if pod is not None else None
-            if job is not None and intent.end_at is not None and mirror.own_limit_s(seat.member) is not None:
-                jobs[job.uid] = (job, intent.end_at)
-        for uid, (job, end_at) in jobs.items():
-            self._put(intent.intent, uid, partial(self._limit, job, end_at))
+            if job is not None:
+                made.setdefault(job.uid, (job, []))[1].append(seat.member)
+        for job, members in made.values():
+            is_limited = any(mirror.own_limit_s(member) is not None for member in members)
+            self._want_deadline(job, intent.end_at if is_limited else None, members)
         for seat in open_seats:
             self._unplaced.setdefault(intent.intent, set()).add(seat.member)
             self._put(intent.intent, seat.member, partial(self._place, intent, seat), [seat.member])
@@ -271,17 +275,7 @@ class Actions:
         else:
             self._around.report(MemberGone(pod.metadata.uid))
 
-    async def _limit(self, job: Maker, end_at: float) -> None:
-        """Has the Job controller end a Job when its group's time is over, even if we are away then."""
-        if job.started_at is None or not self._around.may_act():
-            return
-        seconds = max(1, ceil(end_at - job.started_at))
-        if job.deadline_s is not None and job.deadline_s <= seconds:
-            return
-        await self._patch_deadline(job, seconds)
-
-    async def _patch_deadline(self, job: Maker, seconds: int) -> bool:
-        body = {"metadata": {"uid": job.uid}, "spec": {"activeDeadlineSeconds": seconds}}
+    async def _patch_job(self, job: Maker, body: dict[str, object]) -> bool:
         try:
             await self._client.patch(JOBS.path(job.namespace, job.name), body, kind=PatchKind.MERGE)
         except NotFound:
@@ -312,7 +306,64 @@ class Actions:
         except (ApiError, Unavailable) as error:
             _LOG.info("PodGroup %s/%s was not told that it has started: %s", namespace, name, error)
 
+    # Limits
+
+    def _want_deadline(self, job: Maker, end_at: float | None, members: Sequence[str]) -> None:
+        """Has the Job controller end a Job when its group's time is over; the newest wish is what counts."""
+        if end_at is not None or job.deadline_set_s is not None or job.uid in self._deadlines:
+            self._deadlines[job.uid] = Deadline(job, end_at, tuple(members))
+            self._put(0, job.uid, partial(self._keep_deadline, job.uid))
+
+    def take_back_deadlines(self, work: str) -> None:
+        """Of a group that waits: what stands there was meant for its last attempt."""
+        mirror = self._around.mirror
+        pods = mirror.pods_of(work)
+        jobs = {job.uid: job for pod in pods if (job := mirror.job_of(pod)) and job.deadline_set_s}
+        if jobs and not any(pod.spec.node_name for pod in pods):
+            being_placed = {whom for _, whom in self._open}
+            if being_placed.isdisjoint(pod.metadata.uid for pod in pods):
+                for job in jobs.values():
+                    self._want_deadline(job, None, ())
+
+    async def _keep_deadline(self, uid: str) -> float | None:
+        wish = self._deadlines.get(uid)
+        if wish is None:
+            return None
+        is_done = await self._has_deadline(wish)
+        wish.tries += 1
+        if self._deadlines.get(uid) is not wish:
+            return 0.0  # Something else is wanted by now.
+        if is_done or wish.is_over(self._clock()):
+            del self._deadlines[uid]
+            return None
+        return min(_AGAIN_S * wish.tries, _DEADLINE_PAUSE_S_MAX)
+
+    async def _has_deadline(self, wish: Deadline) -> bool:
+        """Whether a Job ends when it should, or need not any more."""
+        mirror = self._around.mirror
+        pods = [pod for member in wish.members if (pod := mirror.pod(member)) and not is_over(pod)]
+        job = mirror.job_of(pods[0]) if pods else None
+        if job is None and wish.end_at is None:
+            job = wish.job
+        if job is None or job.is_over:
+            return True
+        if wish.end_at is not None and job.started_at is None:
+            return False  # It will have, in a moment.
+        seconds = wanted_s(job, wish.end_at)
+        if seconds == stands_s(job):
+            return True
+        return self._around.may_act() and await self._patch_job(job, with_deadline(job, seconds))
+
     # Taking away
+
+    def _put_retract(self, intent: Retract) -> None:
+        mirror = self._around.mirror
+        for member in intent.members:
+            pod = mirror.pod(member)
+            job = mirror.job_of(pod) if pod is not None else None
+            if job is not None and intent.how is How.EVICT:
+                self._want_deadline(job, None, ())
+            self._put(intent.intent, member, partial(self._retract, intent, member), [member])
 
     async def _retract(self, intent: Retract, member: str) -> float | None:
         pod = self._around.mirror.pod(member)
@@ -366,6 +417,7 @@ class Actions:
             else:
                 self._put(intent.intent, member, partial(self._end_pod, intent, pod), [member])
         for uid, (job, members) in jobs.items():
+            self._deadlines.pop(uid, None)
             self._put(intent.intent, uid, partial(self._end_job, intent, job, members), members)
 
     async def _end_job(self, intent: End, job: Maker, members: list[str]) -> float | None:
@@ -375,9 +427,14 @@ class Actions:
                 self._settle(intent.intent, member, Outcome.GONE)
             return None
         seconds = max(1, ceil(self._clock() - (job.started_at or self._clock())))
-        is_ending = job.is_over or (job.deadline_s is not None and job.deadline_s <= seconds)
+        stands = stands_s(job)
+        is_ending = job.is_over or (stands is not None and stands <= seconds)
+        body: dict[str, object] = {
+            "metadata": {"uid": job.uid},
+            "spec": {"activeDeadlineSeconds": seconds},
+        }
         failpoints.reach(_END_BEFORE)
-        done = self._around.may_act() and (is_ending or await self._patch_deadline(job, seconds))
+        done = self._around.may_act() and (is_ending or await self._patch_job(job, body))
         failpoints.reach(_END_AFTER)
         if not done:
             return _AGAIN_S

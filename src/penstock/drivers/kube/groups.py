@@ -37,6 +37,8 @@ from penstock.model.duration import parse_duration
 from penstock.world.facts import Requeue, WorkSet
 
 __all__ = [
+    "DEADLINE_ASKED_ANNOTATION",
+    "DEADLINE_SET_ANNOTATION",
     "DOMAIN",
     "JOB_ANNOTATION",
     "MAKER_KINDS",
@@ -53,6 +55,8 @@ __all__ = [
 
 DOMAIN: Final = "penstock.dev"
 JOB_ANNOTATION: Final = f"{DOMAIN}/job"  # on a pod that we have bound: the id of its job
+DEADLINE_SET_ANNOTATION: Final = f"{DOMAIN}/deadline-set"  # on a Job: the deadline that we have set
+DEADLINE_ASKED_ANNOTATION: Final = f"{DOMAIN}/deadline-asked"  # the one of its owner, where there was one
 MAKER_KINDS: Final = {
     "Job": "batch",
     "ReplicaSet": "apps",
@@ -111,7 +115,8 @@ class Maker:
     is_over: bool = False
     is_ordered: bool = False  # makes a pod only when the one before is ready
     started_at: float | None = None  # of a Job
-    deadline_s: int | None = None  # of a Job: from then on, waiting included
+    deadline_s: int | None = None  # of a Job, by its owner: from then on, waiting included
+    deadline_set_s: int | None = None  # of a Job: what stands there instead, by us
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +198,25 @@ def maker_of(found: Job | ReplicaSet | StatefulSet | Deployment) -> Maker:
     if found.spec.completions is not None:
         at_a_time = min(at_a_time, max(found.spec.completions - found.status.succeeded, 0))
     started_at = found.status.start_time
+    deadline_s, deadline_set_s = _deadlines(found)
     return Maker(
         *shared,
         spec.template,
         0 if found.spec.suspend else at_a_time,
         is_over or is_gone,
         started_at=None if started_at is None else seconds_of(started_at),
-        deadline_s=found.spec.active_deadline_seconds,
+        deadline_s=deadline_s,
+        deadline_set_s=deadline_set_s,
     )
+
+
+def _deadlines(job: Job) -> tuple[int | None, int | None]:
+    """The deadline that the owner of a Job wants, and the one that stands there by us."""
+    stands, notes = job.spec.active_deadline_seconds, job.metadata.annotations or {}
+    if stands is None or notes.get(DEADLINE_SET_ANNOTATION) != str(stands):
+        return stands, None
+    asked = notes.get(DEADLINE_ASKED_ANNOTATION, "")
+    return int(asked) if _DIGITS.fullmatch(asked) else None, stands
 
 
 def _said(metadata: Metadata) -> Mapping[str, str]:

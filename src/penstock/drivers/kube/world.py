@@ -153,6 +153,8 @@ class KubeWorld:
                 self.mirror.give_up(tiding.work, Problem(message.reason, tiding.reason))
                 self._stirred.set()
                 continue
+            if self._epoch is not None and self._has_told:
+                self._actions.take_back_deadlines(tiding.work)
             for pod in self.mirror.waiting_pods(tiding.work):
                 self._teller.tell(pod.metadata.uid, message)
 
