@@ -48,8 +48,13 @@ class CannedClient:
 
     async def list(self, path: str, kind: type[Any], *, page: int) -> Listed[Any]:
         assert page > 0
-        items = msgspec.convert(self._lists[path], tuple[kind, ...])  # type: ignore[valid-type]
-        return Listed(items, "7", self._consistent)
+        items, unread = [], []
+        for raw in map(msgspec.json.encode, self._lists[path]):
+            try:
+                items.append(msgspec.json.decode(raw, type=kind))
+            except msgspec.ValidationError:
+                unread.append(raw)
+        return Listed(tuple(items), "7", self._consistent, tuple(unread))
 
 
 def read(lists: Mapping[str, list[Any]], consistent: bool = True) -> Any:
@@ -66,6 +71,20 @@ def test_the_cluster_is_read_node_by_node_and_pod_by_pod() -> None:
     assert found.pods["u0"] == ApiPod("team", "a-0", "n0", "penstock", False, True, amounts)
     assert found.pods["u1"].terminal
     assert not found.pods["u1"].is_counted
+
+
+def test_a_pod_that_cannot_be_read_as_a_whole_is_there_all_the_same() -> None:
+    """What is not in the reading is gone, and its place is given away."""
+    odd = {**POD, "spec": {**POD["spec"], "containers": "none"}}  # type: ignore[dict-item]
+    found = read({"/api/v1/nodes": [], "/api/v1/pods": [odd]})
+    assert found.pods["u0"] == ApiPod("team", "a-0", "n0", "penstock", False, True, {"pods": 1})
+
+
+@pytest.mark.parametrize("place", ["/api/v1/nodes", "/api/v1/pods"])
+def test_with_something_that_cannot_be_read_at_all_there_is_no_reading(place: str) -> None:
+    odd = {"metadata": {"name": "odd"}, "spec": 7, "status": 7}
+    with pytest.raises(Unavailable, match=r"odd is a (node|pod) that cannot be read"):
+        read({"/api/v1/nodes": [], "/api/v1/pods": [], place: [odd]})
 
 
 def test_a_list_that_changed_while_it_was_read_is_no_reading() -> None:

@@ -24,7 +24,7 @@ class Server:
         self.fault: asyncio.Future[None] | None = None
 
     async def reflect(
-        self, _client: object, resource: Resource, _type: type, on: Callable[[Any], None]
+        self, _client: object, resource: Resource, _type: type, on: Callable[[Any], None], **_more: object
     ) -> None:
         while resource.plural in self.is_slow:
             await asyncio.sleep(0.001)

@@ -6,23 +6,27 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.drivers.kube import acting
 from penstock.drivers.kube import world as world_module
-from penstock.drivers.kube.groups import DEADLINE_SET_ANNOTATION
+from penstock.drivers.kube.groups import DEADLINE_SET_ANNOTATION, JOB_ANNOTATION
 from penstock.drivers.kube.settings import KubeSettings
 from penstock.drivers.kube.world import KubeWorld
 from penstock.errors import Unavailable
 from penstock.kube.errors import NotFound
 from penstock.kube.resources import JOBS
 from penstock.kube.watch import Deleted, Upserted
-from penstock.world.facts import Fact, MemberGone, MemberSet, Outcome, Settled, Snapshot
+from penstock.world.facts import Fact, MemberGone, MemberSet, Observed, Outcome, Phase, Settled, Snapshot
 from penstock.world.intents import End, Place, Seat, Tell
 from tests.drivers.kube_client import FakeClient
 from tests.drivers.kube_objects import job, node, owned_by, pod
 from tests.drivers.kube_server import Server
+from tests.kube.fake_api import FakeApi
+from tests.kube.raw_server import Answer, Request, eventually, quick_client, raw_server, running
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -323,3 +327,56 @@ def test_pods_of_a_maker_that_is_gone_are_not_started(run: Run) -> None:
 
     run(life, scenario)
     assert not any(isinstance(fact, MemberSet) for fact in life.facts)
+
+
+# Objects that cannot be read
+
+
+def raw_pod(**spec: object) -> dict[str, Any]:
+    """Of ours, on its node; all but what the fake server makes of it."""
+    whole = msgspec.to_builtins(pod("a", node="n1", placed=True))
+    return {"spec": {**whole["spec"], **spec}, "status": {"phase": "Running"}}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_pod_that_runs_is_not_gone_because_it_cannot_be_read(is_known: bool) -> None:
+    """Not after a list, whether it could be read once or not: its share would be given to others."""
+
+    async def scenario() -> None:
+        pods, nodes = FakeApi(), FakeApi()
+        notes = {"annotations": {JOB_ANNOTATION: "f1"}}
+        nodes.put("n1", status={"allocatable": {"cpu": "4", "pods": "110"}})
+        pods.put("a", also=notes, **(raw_pod() if is_known else raw_pod(containers="none")))
+
+        async def serve(request: Request, answer: Answer) -> None:
+            api = {"/api/v1/pods": pods, "/api/v1/nodes": nodes}.get(request.path)
+            if api is None:
+                answer.send(404, b"404 page not found")
+            else:
+                await api(request, answer)
+
+        facts: list[Fact] = []
+
+        def snapshots() -> list[Snapshot]:
+            return [fact for fact in facts if isinstance(fact, Snapshot)]
+
+        async with raw_server(serve) as server, quick_client(server.url) as client:
+            world = KubeWorld(client, KubeSettings(), identity="me")
+            async with running(world.run(1, facts.append)):
+                await eventually(lambda: len(snapshots()) == 1)
+                pods.put("a", also=notes, **raw_pod(containers="none"))
+                nodes.put("n1", status=["no", "status"])
+                world.refresh()
+                await eventually(lambda: len(snapshots()) == 2)
+                pods.put("a", also=notes, **{**raw_pod(containers="none"), "status": {"phase": "Succeeded"}})
+                ended = Phase.ENDED
+                await eventually(lambda: any(isinstance(it, Observed) and it.phase is ended for it in facts))
+        for found in snapshots():
+            assert [(one.member, one.phase, one.node) for one in found.observations] == [
+                ("uid-a", Phase.RUNNING, "n1")
+            ]
+            assert [one.node for one in found.nodes] == ["n1"]
+        cpu = dict(snapshots()[1].observations[0].amounts).get("cpu", 0)
+        assert cpu == (1000 if is_known else 0), "what is known of it still counts"
+
+    asyncio.run(scenario())

@@ -42,10 +42,12 @@ class FakeApi:
 
     # What happens to the objects.
 
-    def put(self, name: str, **more: Any) -> None:
+    def put(self, name: str, also: Thing | None = None, **more: Any) -> None:
+        """`also`: what its metadata has besides."""
         self.version += 1
         kind = "MODIFIED" if name in self.objects else "ADDED"
         self.objects[name] = thing(name, self.version, **more)
+        self.objects[name]["metadata"].update(also or {})
         self._tell(kind, self.objects[name])
 
     def drop(self, name: str) -> None:

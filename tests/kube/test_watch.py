@@ -7,12 +7,13 @@ import logging
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from penstock.errors import Unavailable
 from penstock.kube.client import Client
 from penstock.kube.resources import PODS
-from penstock.kube.types import Pod
+from penstock.kube.types import Object, Pod
 from penstock.kube.watch import Change, Deleted, Pace, Relisted, Upserted, WatchState, reflect
 from tests.kube.fake_api import FakeApi, spoil, status, thing
 from tests.kube.raw_server import Answer, Request, eventually, quick_client, raw_server, running
@@ -427,6 +428,33 @@ def test_an_object_that_cannot_be_read_is_passed_over(caplog: pytest.LogCaptureF
     said = caplog.text
     assert "default/odd-in-list" in said
     assert "default/odd " in said
+
+
+def test_what_can_be_salvaged_of_an_object_that_cannot_be_read_is_told() -> None:
+    def salvage(raw: bytes) -> Pod | None:
+        found = msgspec.json.decode(raw, type=Object).metadata
+        return Pod(metadata=found) if found.name.startswith("odd") else None
+
+    async def scenario() -> None:
+        api = FakeApi()
+        api.put("odd-in-list", spec={"containers": "none"})
+        api.put("lost", spec={"containers": "none"})
+        api.put("good")
+        mirror = Mirror()
+        async with (
+            raw_server(api) as server,
+            quick_client(server.url) as client,
+            running(mirror.reflect(client, salvage=salvage)),
+        ):
+            await eventually(lambda: mirror.state.is_synced)
+            assert set(mirror.pods) == {"odd-in-list", "good"}
+            api.put("odd", status=["no", "status"])
+            api.put("lost", status=["no", "status"])
+            api.put("fine")
+            await eventually(lambda: set(mirror.pods) == {"odd-in-list", "good", "odd", "fine"})
+        assert (mirror.state.relists, api.watches) == (1, 1)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("error", [TimeoutError("of the receiver"), Unavailable("of the receiver")])

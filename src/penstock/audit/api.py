@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import Final, TypeVar
 
+import msgspec
+
 from penstock.audit.amounts import amounts_of, pod_amounts
 from penstock.audit.readings import ApiNode, ApiPod, ApiReading
 from penstock.errors import Unavailable
-from penstock.kube.client import Client
+from penstock.kube.client import Client, Listed, described
 from penstock.kube.resources import NODES, PODS, Resource
-from penstock.kube.types import Node, Object, Pod
+from penstock.kube.types import BarePod, Node, Object, Pod
 
 __all__ = ["node_of", "pod_of", "read_api"]
 
@@ -26,20 +28,30 @@ _TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 
 
 async def read_api(client: Client) -> ApiReading:
-    nodes = {node.metadata.name: node_of(node) for node in await _listed(client, NODES, Node)}
+    listed_nodes = await _listed(client, NODES, Node)
+    if listed_nodes.unread:
+        raise Unavailable(f"{described(listed_nodes.unread[0])} is a node that cannot be read")
+    nodes = {node.metadata.name: node_of(node) for node in listed_nodes.items}
+    listed_pods = await _listed(client, PODS, Pod)
     pods: dict[str, ApiPod] = {}
-    for count, pod in enumerate(await _listed(client, PODS, Pod)):
+    for count, pod in enumerate(listed_pods.items):
         pods[pod.metadata.uid] = pod_of(pod)
         if count % _PAUSE_EVERY == 0:
             await asyncio.sleep(0)
+    for raw in listed_pods.unread:
+        try:
+            bare = msgspec.json.decode(raw, type=BarePod)
+        except msgspec.DecodeError as error:
+            raise Unavailable(f"{described(raw)} is a pod that cannot be read: {error}") from error
+        pods[bare.metadata.uid] = pod_of(bare)
     return ApiReading(nodes, pods)
 
 
-async def _listed(client: Client, resource: Resource, kind: type[T]) -> tuple[T, ...]:
+async def _listed(client: Client, resource: Resource, kind: type[T]) -> Listed[T]:
     listed = await client.list(resource.path(), kind, page=_PAGE)
     if not listed.consistent:
         raise Unavailable(f"the list of {resource} changed while it was read")
-    return listed.items
+    return listed
 
 
 def node_of(node: Node) -> ApiNode:
@@ -47,7 +59,8 @@ def node_of(node: Node) -> ApiNode:
     return ApiNode(amounts_of(node.status.allocatable), ready)
 
 
-def pod_of(pod: Pod) -> ApiPod:
+def pod_of(pod: Pod | BarePod) -> ApiPod:
+    """One that is not readable as a whole is one pod, whatever else it uses."""
     return ApiPod(
         namespace=pod.metadata.namespace,
         name=pod.metadata.name,
@@ -55,5 +68,5 @@ def pod_of(pod: Pod) -> ApiPod:
         scheduler_name=pod.spec.scheduler_name,
         terminal=pod.status.phase in _TERMINAL,
         deleting=pod.metadata.deletion_timestamp is not None,
-        amounts=pod_amounts(pod),
+        amounts=pod_amounts(pod) if isinstance(pod, Pod) else {"pods": 1},
     )

@@ -10,7 +10,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from penstock.kube.resources import (
     pods,
 )
 from penstock.kube.transport import READS, Retries, Transport
-from penstock.kube.types import Object
+from penstock.kube.types import Metadata, Object
 
 __all__ = [
     "Client",
@@ -37,6 +37,7 @@ __all__ = [
     "Regarding",
     "Version",
     "described",
+    "metadata_of",
     "micro_time",
 ]
 
@@ -56,11 +57,15 @@ class PatchKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[T]):
-    """`consistent`: all items stood so at `resource_version`. If not, no watch may start there."""
+    """`consistent`: all items stood so at `resource_version`. If not, no watch may start there.
+
+    `unread` are there too, as the server wrote them: they are not of the type.
+    """
 
     items: tuple[T, ...]
     resource_version: str
     consistent: bool = True
+    unread: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +179,7 @@ class Client:
         """
         query = {"fieldSelector": field_selector, "labelSelector": label_selector}
         items: list[T] = []
+        unread: list[bytes] = []
         restarted = False
         consistent = True
         limit, continuation = page, ""
@@ -189,6 +195,7 @@ class Client:
                 if not restarted:
                     restarted, continuation = True, ""
                     items.clear()
+                    unread.clear()
                 elif error.continuation:
                     consistent, continuation = False, error.continuation
                 else:
@@ -199,11 +206,11 @@ class Client:
                     limit = max(1, limit // 8)
                     continue
                 raise
-            found = self._decode_page(path, body, type)
+            found = self._decode_page(path, body, type, unread)
             items.extend(found.items or ())
             continuation = found.metadata.continuation
             if not continuation:
-                return Listed(tuple(items), found.metadata.resource_version, consistent)
+                return Listed(tuple(items), found.metadata.resource_version, consistent, tuple(unread))
 
     async def discover(self, group_version: str) -> frozenset[str]:
         """Names of the resources that the server has in a group (`batch/v1`); none if it has no such."""
@@ -379,8 +386,8 @@ class Client:
             raise OutcomeUnknown(f"outcome unknown: {verb} {path}: {text}", status=200) from error
         return decoded
 
-    def _decode_page(self, path: str, body: bytes, type: type[T]) -> _Page[T]:  # noqa: A002
-        """Items that cannot be read are left out and named in the log: one must not hide the others."""
+    def _decode_page(self, path: str, body: bytes, type: type[T], unread: MutableSequence[bytes]) -> _Page[T]:  # noqa: A002
+        """Items that cannot be read are set aside and named in the log: one must not hide the others."""
         try:
             page: _Page[T] = self._decoder(_Page[type]).decode(body)  # type: ignore[valid-type]
         except msgspec.ValidationError:
@@ -390,7 +397,8 @@ class Client:
                 try:
                     items.append(decoder.decode(item))
                 except (msgspec.ValidationError, UnicodeDecodeError) as error:
-                    _LOG.error("%s: %s cannot be read and is left out: %s", path, described(item), error)
+                    _LOG.error("%s: %s cannot be read: %s", path, described(item), error)
+                    unread.append(bytes(item))
             return _Page(metadata=raw.metadata, items=items)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             text = f"the answer is no list: {error}"
@@ -401,16 +409,20 @@ class Client:
 _OBJECT_DECODER = msgspec.json.Decoder(Object)
 
 
-def described(raw: msgspec.Raw | bytes) -> str:
-    """The name of an object of which nothing else may be readable."""
+def metadata_of(raw: msgspec.Raw | bytes) -> Metadata:
+    """Who an object is of which nothing else may be readable; nobody, if not even that is."""
     try:
-        metadata = _OBJECT_DECODER.decode(raw).metadata
+        return _OBJECT_DECODER.decode(raw).metadata
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return "an object without readable metadata"
+        return Metadata()
+
+
+def described(raw: msgspec.Raw | bytes) -> str:
+    metadata = metadata_of(raw)
     return (
         f"{metadata.namespace}/{metadata.name}"
         if metadata.namespace
-        else metadata.name or "a nameless object"
+        else metadata.name or "an object without a readable name"
     )
 
 

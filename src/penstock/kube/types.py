@@ -11,6 +11,7 @@ import msgspec
 
 __all__ = [
     "Affinity",
+    "BarePod",
     "Condition",
     "Container",
     "ContainerState",
@@ -242,6 +243,22 @@ class PodStatus(_Part, frozen=True):
 class Pod(Object, frozen=True):
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
+
+
+class _BareSpec(_Part, frozen=True):
+    scheduler_name: str = ""
+    node_name: str = ""
+
+
+class _BareStatus(_Part, frozen=True):
+    phase: str = ""
+
+
+class BarePod(Object, frozen=True):
+    """As much of a pod as it takes to know where it is: for one that is not readable as a whole."""
+
+    spec: _BareSpec = _BareSpec()
+    status: _BareStatus = _BareStatus()
 
 
 class PodTemplate(Object, frozen=True):

@@ -9,6 +9,9 @@ Every new attempt waits first, a little longer each time that nothing came of it
 a server that accepts and hangs up nor one that is down is hammered. Silence is not trusted: a server sends
 a bookmark about once a minute, so a stream without a word for `stall_s` is dead, whatever TCP thinks.
 
+An object that is not of the type hides nobody: it is passed over, unless the receiver can `salvage` something
+of it. A pod that runs must not be taken for gone because it says something that we do not understand.
+
 | what happens | position | wait |
 |---|---|---|
 | the stream ends, breaks, stalls, is garbled or has an endless line | kept | short, growing |
@@ -158,8 +161,12 @@ async def reflect(
     line_max_bytes: int = 16 << 20,
     pace: Pace = _PACE,
     state: WatchState | None = None,
+    salvage: Callable[[bytes], T | None] = lambda _: None,
 ) -> None:
-    """Tells `on` all that happens to the objects, in order, until it is cancelled or `on` raises."""
+    """Tells `on` all that happens to the objects, in order, until it is cancelled or `on` raises.
+
+    `salvage` makes the best of an object that cannot be read, as the server wrote it; None: passed over.
+    """
     reflection = _Reflection(
         client=client,
         resource=resource,
@@ -172,6 +179,7 @@ async def reflect(
         line_max_bytes=line_max_bytes,
         pace=pace,
         state=WatchState() if state is None else state,
+        salvage=salvage,
         decoder=msgspec.json.Decoder(_Event[type]),  # type: ignore[valid-type]
     )
     try:
@@ -193,6 +201,7 @@ class _Reflection(Generic[T]):
     line_max_bytes: int
     pace: Pace
     state: WatchState
+    salvage: Callable[[bytes], T | None]
     decoder: msgspec.json.Decoder[_Event[T]]
     position: str = ""  # empty: lost, or never had
     pause_s: float = 0.0
@@ -258,7 +267,8 @@ class _Reflection(Generic[T]):
         self._heard()
         self.pause_s = pause_s  # a list alone is no success: the watch may be refused each time
         self.state.is_synced = True
-        self._tell(Relisted(listed.items))
+        salvaged = [found for raw in listed.unread if (found := self.salvage(raw)) is not None]
+        self._tell(Relisted((*listed.items, *salvaged) if salvaged else listed.items))
 
     async def _watch(self) -> None:
         query = {
@@ -328,11 +338,14 @@ class _Reflection(Generic[T]):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.state.skipped += 1
             name = described(event.object)
-            _LOG.error("%s %s cannot be read and is passed over: %s", self.resource, name, error)
+            _LOG.error("%s %s cannot be read: %s", self.resource, name, error)
             if event.type == "DELETED":
                 self._deliver(event.type, self.type(metadata=bare.metadata))
-            else:
-                self.position = bare.metadata.resource_version or self.position
+                return
+            salvaged = self.salvage(bytes(event.object))
+            if salvaged is not None:
+                self._tell(Upserted(salvaged))
+            self.position = bare.metadata.resource_version or self.position
             return
         self._deliver(event.type, item)
 

@@ -95,6 +95,9 @@ class Mirror:
     def pod(self, uid: str) -> Pod | None:
         return self._pods.get(uid)
 
+    def node(self, name: str) -> Node | None:
+        return self._nodes.get(name)
+
     def has_node(self, name: str) -> bool:
         return name in self._nodes
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+from msgspec.structs import replace
+
 from penstock.drivers.kube.asks import PODS, Amounts, use_of
 from penstock.drivers.kube.groups import JOB_ANNOTATION, controller_of, seconds_of
 from penstock.errors import BadRequest
-from penstock.kube.types import Metadata, Pod
+from penstock.kube.types import BarePod, Metadata, Pod
 from penstock.world.facts import HoldSet, Observed, Phase
 
 __all__ = [
@@ -24,6 +27,7 @@ __all__ = [
     "is_over",
     "is_placed_by_us",
     "is_refusal",
+    "salvaged",
     "seen_of",
     "usage_of",
 ]
@@ -79,6 +83,22 @@ def given_up_text(pod: Pod) -> str:
         if condition.type == "PodScheduled" and condition.reason == GIVEN_UP:
             return condition.message or GIVEN_UP
     return ""
+
+
+def salvaged(raw: bytes, before: Pod | None) -> Pod | None:
+    """A pod that cannot be read as a whole: as it was known, but where it is by now.
+
+    None: not even that, or nobody knows what it asks for and it waits.
+    """
+    try:
+        bare = msgspec.json.decode(raw, type=BarePod)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if before is None and not bare.spec.node_name:
+        return None
+    before = before or Pod()
+    spec = replace(before.spec, scheduler_name=bare.spec.scheduler_name, node_name=bare.spec.node_name)
+    return Pod(metadata=bare.metadata, spec=spec, status=replace(before.status, phase=bare.status.phase))
 
 
 def usage_of(pod: Pod) -> Amounts:

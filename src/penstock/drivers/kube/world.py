@@ -21,10 +21,11 @@ from typing import Any, Final, TypeVar
 from penstock.drivers.kube.acting import Actions
 from penstock.drivers.kube.groups import maker_of
 from penstock.drivers.kube.mirror import Mirror, Problem
+from penstock.drivers.kube.seeing import salvaged
 from penstock.drivers.kube.settings import KubeSettings
 from penstock.drivers.kube.telling import Teller, message_of, problem_message
 from penstock.errors import Unavailable
-from penstock.kube.client import Client
+from penstock.kube.client import Client, metadata_of
 from penstock.kube.errors import ApiError, NotFound
 from penstock.kube.resources import (
     CLAIMS,
@@ -83,6 +84,7 @@ class _Watched:
     listed: Callable[[tuple[Any, ...]], None]
     changed: Callable[[Any], None]
     gone: Callable[[Any], None]
+    salvage: Callable[[bytes], Any] = lambda _: None  # of one that cannot be read
 
 
 def _makers_listed(mirror: Mirror, kind: str, items: tuple[Any, ...]) -> None:
@@ -203,9 +205,19 @@ class KubeWorld:
             mirror.pod_gone(pod)
             self._teller.forget(pod.metadata.uid)
 
+        def pod_salvaged(raw: bytes) -> Pod | None:
+            uid = metadata_of(raw).uid
+            return salvaged(raw, mirror.pod(uid) or self.mirror.pod(uid))
+
+        def node_salvaged(raw: bytes) -> Node | None:
+            name = metadata_of(raw).name
+            return mirror.node(name) or self.mirror.node(name)
+
         watched = [
-            _Watched(NODES, Node, mirror.nodes_listed, mirror.node_set, mirror.node_gone),
-            _Watched(PODS, Pod, mirror.pods_listed, pod_set, pod_gone),
+            _Watched(
+                NODES, Node, mirror.nodes_listed, mirror.node_set, mirror.node_gone, salvage=node_salvaged
+            ),
+            _Watched(PODS, Pod, mirror.pods_listed, pod_set, pod_gone, salvage=pod_salvaged),
             _Watched(
                 PODGROUPS,
                 PodGroup,
@@ -259,7 +271,7 @@ class KubeWorld:
                     watched.gone(item)
             self._stirred.set()
 
-        await reflect(self._client, watched.resource, watched.type, on)
+        await reflect(self._client, watched.resource, watched.type, on, salvage=watched.salvage)
 
     async def _pump(self, mirror: Mirror, kinds: int) -> None:
         """Tells a snapshot as soon as everything is known, and then what changes."""
