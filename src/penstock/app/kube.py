@@ -38,6 +38,8 @@ __all__ = ["KubeHabitat", "Repairs"]
 _LOG: Final = logging.getLogger("penstock.kube")
 _REQUEST_S: Final = 5.0  # the longest that a write may take; the lease must last for that long
 _STAND_BY_S: Final = 1.0
+_LOOK_S: Final = 0.5
+_TAKING_OVER: Final = "taking over"
 
 
 class KubeHabitat:
@@ -97,7 +99,7 @@ class KubeHabitat:
             "schedulers": list(self._options.settings.scheduler_names),
             "leader": self._election.holder,
             "is_leader": self._election.is_leader(),
-            "problem": self._election.problem,
+            "problem": self.problem(),
         }
 
     def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
@@ -111,21 +113,24 @@ class KubeHabitat:
         return bool(holder) and not holder.startswith(self._ancestry)
 
     def problem(self) -> str:
-        return self._election.problem
+        return self._election.problem or self._world.problem()
 
     async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:
         self._auditor = self._make_auditor(instance)
         while True:
             instance.why_not_ready = "standing by: another instance is the leader, or none is yet"
             await self._election.acquire()
-            instance.why_not_ready = "taking over"
-            await self._serve_in_office(live, self._auditor)
+            instance.why_not_ready = _TAKING_OVER
+            await self._serve_in_office(instance, live, self._auditor)
 
-    async def _serve_in_office(self, live: Callable[[], Awaitable[None]], auditor: Auditor) -> None:
+    async def _serve_in_office(
+        self, instance: Instance, live: Callable[[], Awaitable[None]], auditor: Auditor
+    ) -> None:
         """Until the lease is lost, or somebody else has taken over in the store."""
         tasks = [
             asyncio.ensure_future(self._election.hold()),
             asyncio.ensure_future(live()),
+            asyncio.ensure_future(self._say_why_not_ready(instance)),
             asyncio.ensure_future(auditor.run()),
         ]
         try:
@@ -141,6 +146,14 @@ class KubeHabitat:
                 await asyncio.sleep(_STAND_BY_S)
             elif isinstance(error, Exception):
                 raise error
+
+    async def _say_why_not_ready(self, instance: Instance) -> None:
+        """Whoever waits for us to take over is told what we wait for."""
+        while True:
+            if not instance.is_ready.is_set() and instance.why_not_ready.startswith(_TAKING_OVER):
+                problem = self._world.problem()
+                instance.why_not_ready = f"{_TAKING_OVER}: {problem}" if problem else _TAKING_OVER
+            await asyncio.sleep(_LOOK_S)
 
     def _make_auditor(self, instance: Instance) -> Auditor:
         async def graph() -> GraphReading:

@@ -54,7 +54,7 @@ from penstock.kube.types import (
     ReplicaSet,
     StatefulSet,
 )
-from penstock.kube.watch import Change, Deleted, Relisted, Upserted, reflect
+from penstock.kube.watch import Change, Deleted, Relisted, Upserted, WatchState, reflect
 from penstock.world.facts import Fact
 from penstock.world.intents import Intent, Tell
 from penstock.world.port import Sink
@@ -62,6 +62,7 @@ from penstock.world.port import Sink
 __all__ = ["KubeWorld"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
+_SILENCE_S: Final = 60.0  # after so long a watch that was interrupted is a problem
 _BATCH_S: Final = 0.01  # changes that come within this time are told together
 _MAKERS: Final[
     dict[str, tuple[Resource, type[Job] | type[ReplicaSet] | type[StatefulSet] | type[Deployment]]]
@@ -112,6 +113,7 @@ class KubeWorld:
         self._stirred = asyncio.Event()
         self._refresh = asyncio.Event()
         self._synced: set[Resource] = set()
+        self._states: dict[Resource, WatchState] = {}
         self._actions = Actions(client, self, clock)
         self._teller = Teller(client, settings, self._pod, self.may_act, clock, identity)
 
@@ -130,6 +132,7 @@ class KubeWorld:
             raise _first_of(group) from group  # Whoever runs us tells apart what is worth another life.
         finally:
             self._epoch = self._sink = None
+            self._states.clear()
             self._actions.drop()
 
     async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
@@ -159,6 +162,16 @@ class KubeWorld:
                 self._actions.take_back_deadlines(tiding.work)
             for pod in self.mirror.waiting_pods(tiding.work):
                 self._teller.tell(pod.metadata.uid, message)
+
+    def problem(self) -> str:
+        """What keeps us from knowing everything, for longer than a stream takes to be opened again."""
+        now = time.monotonic()
+        for state in self._states.values():
+            heard_at = state.last_heard_at
+            is_silent = heard_at is None or now - heard_at > _SILENCE_S
+            if state.problem and not state.is_absent and (is_silent or not state.is_synced):
+                return state.problem
+        return ""
 
     # For actions
 
@@ -271,7 +284,8 @@ class KubeWorld:
                     watched.gone(item)
             self._stirred.set()
 
-        await reflect(self._client, watched.resource, watched.type, on, salvage=watched.salvage)
+        state = self._states[watched.resource] = WatchState()
+        await reflect(self._client, watched.resource, watched.type, on, salvage=watched.salvage, state=state)
 
     async def _pump(self, mirror: Mirror, kinds: int) -> None:
         """Tells a snapshot as soon as everything is known, and then what changes."""

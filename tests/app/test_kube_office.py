@@ -1,0 +1,79 @@
+"""How an instance comes into office in a cluster, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.app import kube
+from penstock.app.kube import KubeHabitat
+from penstock.app.kube_options import KubeOptions
+from penstock.instance.loop import Instance
+from penstock.sched.settings import Settings
+from penstock.store.memory import MemoryStore, MemoryTables
+from tests.app.kube_cluster import FakeCluster, kubeconfig
+from tests.kube.raw_server import eventually, raw_server
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "_LOOK_S", 0.01)
+    monkeypatch.setattr(kube, "_STAND_BY_S", 0.01)
+
+
+@dataclass
+class Office:
+    habitat: KubeHabitat
+    instance: Instance
+    running: asyncio.Task[None]
+
+
+@asynccontextmanager
+async def office(cluster: FakeCluster, tables: MemoryTables, directory: Path) -> AsyncIterator[Office]:
+    """An instance in a cluster, with what others have recorded."""
+    async with raw_server(cluster) as server:
+        options = KubeOptions(kubeconfig(directory / "config", server.url))
+        habitat = KubeHabitat(options, Settings(), "me")
+        instance = Instance(Settings(), MemoryStore(tables), habitat.world)
+        running = asyncio.create_task(habitat.run(instance, instance.run))
+        try:
+            yield Office(habitat, instance, running)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await habitat.stop(keep_tasks=True)
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+def test_an_instance_that_may_not_list_something_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.forbidden.add("pods")
+        async with office(cluster, MemoryTables(), tmp_path) as at:
+            await eventually(lambda: "not allowed to list pods" in at.instance.why_not_ready)
+            assert at.instance.why_not_ready.startswith("taking over: ")
+            assert "not allowed to list pods" in at.habitat.problem()
+            assert at.habitat.facts()["problem"] == at.habitat.problem()
+            assert not at.instance.is_ready.is_set()
+
+    run(scenario())
+
+
+def test_an_instance_that_may_do_everything_has_no_problem(tmp_path: Path) -> None:
+    """Kinds that are not served are none either."""
+
+    async def scenario() -> None:
+        async with office(FakeCluster(), MemoryTables(), tmp_path) as at:
+            await asyncio.wait_for(at.instance.is_ready.wait(), 10)
+            assert at.habitat.problem() == ""
+
+    run(scenario())
