@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.app import kube
-from penstock.app.kube import KubeHabitat
+from penstock.app.kube import KubeHabitat, WrongCluster
 from penstock.app.kube_options import KubeOptions
 from penstock.instance.loop import Instance
 from penstock.sched.settings import Settings
@@ -77,3 +77,41 @@ def test_an_instance_that_may_do_everything_has_no_problem(tmp_path: Path) -> No
             assert at.habitat.problem() == ""
 
     run(scenario())
+
+
+# Which cluster
+
+
+def test_what_is_recorded_about_one_cluster_is_not_taken_to_another(tmp_path: Path) -> None:
+    """Nobody takes over, nothing is declared gone, and the lease is free at once."""
+
+    async def scenario() -> None:
+        tables, other = MemoryTables(), FakeCluster("cluster-2")
+        async with office(FakeCluster("cluster-1"), tables, tmp_path) as at:
+            await asyncio.wait_for(at.instance.is_ready.wait(), 10)
+        epoch = tables.instance["epoch"]
+        async with office(other, tables, tmp_path) as at:
+            with pytest.raises(WrongCluster) as caught:
+                await asyncio.wait_for(asyncio.shield(at.running), 10)
+            assert other.holder == ""
+        said = str(caught.value)
+        assert "uid cluster-2, expected cluster-1" in said
+        assert "another --state" in said
+        assert tables.instance["epoch"] == epoch
+        async with office(FakeCluster("cluster-1"), tables, tmp_path) as at:
+            await asyncio.wait_for(at.instance.is_ready.wait(), 10)
+
+    run(scenario())
+
+
+def test_who_may_not_know_which_cluster_it_is_goes_on_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.forbidden.add("kube-system")
+        async with office(cluster, MemoryTables(), tmp_path) as at:
+            await asyncio.wait_for(at.instance.is_ready.wait(), 10)
+
+    run(scenario())
+    assert "is not checked: GET /api/v1/namespaces/kube-system: 403" in caplog.text

@@ -241,6 +241,32 @@ def test_an_older_epoch_is_fenced_and_writes_nothing(instance: Instances) -> Non
     run(work())
 
 
+def test_what_is_recorded_belongs_to_the_first_cluster_that_claims_it(instance: Instances) -> None:
+    async def work() -> None:
+        async with opened(instance, instance) as (first, second):
+            assert await first.claim_cluster("one") == "one"
+            assert await second.claim_cluster("two") == "one"
+            epoch, _ = await first.take_over(1.0)
+            assert await second.claim_cluster("one") == "one"
+            await first.record(epoch, [new(1)])  # To claim is not to take over.
+
+    run(work())
+
+
+@pytest.mark.parametrize(("when", "kept"), [("before", "another"), ("after", "one")])
+def test_a_death_before_the_commit_of_a_claim_loses_it_and_one_after_does_not(
+    instance: Instances, when: str, kept: str
+) -> None:
+    async def work() -> None:
+        async with opened(instance) as (store,):
+            with armed(dies_at(f"store.claim_cluster.{when}")), pytest.raises(Crash):
+                await store.claim_cluster("one")
+        async with opened(instance) as (store,):
+            assert await store.claim_cluster("another") == kept
+
+    run(work())
+
+
 @pytest.mark.parametrize("name", ["take_over", "record", "prune"])
 def test_a_death_before_the_commit_loses_all_and_one_after_loses_nothing(
     instance: Instances, name: str

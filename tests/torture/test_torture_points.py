@@ -43,7 +43,11 @@ FORBIDDING = ("agent.gone.before", "agent.gone.after")
 MIGRATING = ("store.migrate.before", "store.migrate.after")
 # Nothing is retracted from jobs that were submitted, only from groups that a world has brought:
 # tests/drivers/test_local_world.py has an instance die there.
-ELSEWHERE = ("local.retract.before", "local.retract.after")
+# A cluster is claimed by instances in one: tests/store/test_store_conformance.py has these die there.
+ELSEWHERE = (
+    *("local.retract.before", "local.retract.after"),
+    *("store.claim_cluster.before", "store.claim_cluster.after"),
+)
 
 
 def test_every_point_has_a_test() -> None:

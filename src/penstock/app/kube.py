@@ -3,6 +3,9 @@
 The Lease only says who should try: whoever has it takes over in the store, which is what counts. Without it
 nothing is written. When it is lost, or when somebody else has taken over, the instance stands by and tries
 again; what it had in mind is dropped, since others may have changed everything meanwhile.
+
+What is recorded is about one cluster. In another one, by a switched context or a database that two share, all
+of it would be gone at the first look; so before anybody takes over, the store is asked which one it is about.
 """
 
 from __future__ import annotations
@@ -23,23 +26,31 @@ from penstock.audit.auditor import Auditor
 from penstock.audit.readings import GraphReading
 from penstock.audit.store import read_store
 from penstock.drivers.kube.world import KubeWorld
+from penstock.errors import Conflict, Unavailable
 from penstock.instance.loop import Instance
 from penstock.kube.access import Access, find_access
 from penstock.kube.client import Client
+from penstock.kube.errors import ApiError, Forbidden, NotFound
 from penstock.kube.lease import Election, LeaseLost
+from penstock.kube.resources import NAMESPACES
 from penstock.kube.transport import Retries
+from penstock.kube.types import Object
 from penstock.sched.settings import Settings
 from penstock.store.port import Fenced
 from penstock.world.facts import MemberGone
 from penstock.world.port import World
 
-__all__ = ["KubeHabitat", "Repairs"]
+__all__ = ["KubeHabitat", "Repairs", "WrongCluster"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
 _REQUEST_S: Final = 5.0  # the longest that a write may take; the lease must last for that long
 _STAND_BY_S: Final = 1.0
 _LOOK_S: Final = 0.5
 _TAKING_OVER: Final = "taking over"
+
+
+class WrongCluster(Conflict):
+    """What is recorded is about another cluster: to go on would declare everything gone."""
 
 
 class KubeHabitat:
@@ -129,7 +140,7 @@ class KubeHabitat:
         """Until the lease is lost, or somebody else has taken over in the store."""
         tasks = [
             asyncio.ensure_future(self._election.hold()),
-            asyncio.ensure_future(live()),
+            asyncio.ensure_future(self._live_here(instance, live)),
             asyncio.ensure_future(self._say_why_not_ready(instance)),
             asyncio.ensure_future(auditor.run()),
         ]
@@ -145,7 +156,37 @@ class KubeHabitat:
                 await self._election.release()
                 await asyncio.sleep(_STAND_BY_S)
             elif isinstance(error, Exception):
+                if isinstance(error, WrongCluster):
+                    await self._election.release()
                 raise error
+
+    async def _live_here(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:
+        """Lives in this cluster, if what is recorded is about it or about none yet."""
+        while True:
+            try:
+                await self._claim_cluster(instance)
+                break
+            except (ApiError, Unavailable) as error:
+                _LOG.warning("whether this is the cluster of what is recorded is not known yet: %s", error)
+                instance.why_not_ready = f"{_TAKING_OVER}: {error}"
+            await asyncio.sleep(_STAND_BY_S)
+        await live()
+
+    async def _claim_cluster(self, instance: Instance) -> None:
+        try:
+            found = await self._client.get(NAMESPACES.path(name="kube-system"), Object)
+        except (Forbidden, NotFound) as error:
+            _LOG.warning("whether this is the cluster of what is recorded is not checked: %s", error)
+            return
+        await instance.store.open()
+        cluster = found.metadata.uid
+        recorded = await instance.store.claim_cluster(cluster)
+        if recorded != cluster:
+            raise WrongCluster(
+                f"{self._access.server} is another cluster than what is recorded is about: "
+                f"its namespace kube-system has the uid {cluster}, expected {recorded}; "
+                "name the kubeconfig and context of that one, or another --state, or --database"
+            )
 
     async def _say_why_not_ready(self, instance: Instance) -> None:
         """Whoever waits for us to take over is told what we wait for."""

@@ -47,10 +47,15 @@ __all__ = ["MemoryStore", "MemoryTables"]
 
 @dataclass(slots=True)
 class MemoryTables:
-    """What lasts. `instance` holds epoch, began_at and highest."""
+    """What lasts. `instance` holds epoch, began_at, highest and cluster."""
 
     instance: dict[str, Any] = field(
-        default_factory=lambda: {"epoch": 0, "began_at": None, "highest": IdHighest(0, 0, -1)}
+        default_factory=lambda: {
+            "epoch": 0,
+            "began_at": None,
+            "highest": IdHighest(0, 0, -1),
+            "cluster": "",
+        }
     )
     new: dict[int, JobNew] = field(default_factory=dict)
     live: dict[int, JobLive] = field(default_factory=dict)
@@ -121,6 +126,16 @@ class MemoryStore:
 
     async def close(self) -> None:
         """What was recorded stays in the tables."""
+
+    async def claim_cluster(self, cluster: str) -> str:
+        instance = self.tables.instance
+        transaction = _Transaction()
+
+        def claim() -> None:
+            transaction.put(instance, "cluster", instance["cluster"] or cluster)
+
+        transaction.run("claim_cluster", claim)
+        return str(instance["cluster"])
 
     async def take_over(self, now: float) -> tuple[int, Recorded]:
         instance = self.tables.instance

@@ -55,6 +55,9 @@ class Store(Protocol):
 
     async def close(self) -> None: ...
 
+    async def claim_cluster(self, cluster: str) -> str:
+        """Ties what is recorded to a cluster, unless it is tied already; returns to which."""
+
     async def take_over(self, now: float) -> tuple[int, Recorded]:
         """Begins a new epoch and reads what there is, in one transaction."""
 

@@ -70,6 +70,21 @@ class PostgresStore:
                 await connection.close()
         self._writer = self._reader = None
 
+    async def claim_cluster(self, cluster: str) -> str:
+        """Waits until the database answers."""
+
+        async def attempt() -> str:
+            async with self._writing:
+                await self._connected()
+            async with self._transaction("claim_cluster") as connection:
+                values = {"cluster": cluster}
+                row = await (await connection.execute(query("claim_cluster"), values)).fetchone()
+                if row is None:
+                    raise Corrupt("the table `instance` has no row")
+                return str(row[0])
+
+        return await self._link.until_there(attempt)
+
     async def take_over(self, now: float) -> tuple[int, Recorded]:
         """Waits until the database answers, then begins a new epoch."""
 

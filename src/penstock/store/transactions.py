@@ -13,7 +13,7 @@ from penstock.failpoints import reach, register
 
 __all__ = ["FORGOTTEN_AT_ONCE_MAX", "KEYS_KEPT_S", "TRANSACTIONS", "reach_after", "reach_before"]
 
-TRANSACTIONS: Final = ("take_over", "record", "prune", "migrate")
+TRANSACTIONS: Final = ("claim_cluster", "take_over", "record", "prune", "migrate")
 
 KEYS_KEPT_S: Final = 7 * 86400.0  # how long the key of a submission is known
 FORGOTTEN_AT_ONCE_MAX: Final = 10_000

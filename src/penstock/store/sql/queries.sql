@@ -35,6 +35,11 @@ SELECT epoch FROM instance FOR UPDATE
 -- A look at the fence by one who writes nothing: a lock would cost a flush to disk.
 SELECT epoch FROM instance
 
+-- claim_cluster
+-- Ties everything here to a cluster, unless it is tied to one already.
+UPDATE instance SET cluster = CASE cluster WHEN '' THEN %(cluster)s ELSE cluster END
+RETURNING cluster
+
 -- begin_epoch
 -- Shuts out every older epoch. The first one sets the beginning.
 UPDATE instance SET epoch = epoch + 1, began_at = coalesce(began_at, %(now)s)
