@@ -8,6 +8,7 @@ import copy
 import itertools
 import random
 import selectors
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -267,6 +268,36 @@ def test_a_paused_holder_finds_out_before_it_acts() -> None:
                 await holding
             assert one.lost.is_set()
             assert leases.spec["holderIdentity"] == "two"
+
+    run(scenario())
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no clock here counts a suspension")
+def test_a_holder_whose_machine_was_suspended_finds_out_before_it_acts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`time.monotonic` stands still meanwhile."""
+    suspended_s, read = 0.0, time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: read(which) + suspended_s)
+
+    async def scenario() -> None:
+        nonlocal suspended_s
+        election = Election(Road(Leases()), "ns", "penstock", "a")  # type: ignore[arg-type]
+        await election.acquire()
+        assert election.is_leader(5.0)
+        suspended_s = 60.0
+        assert not election.is_leader()
+
+    run(scenario())
+
+
+def test_where_no_clock_counts_a_suspension_another_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+
+    async def scenario() -> None:
+        election = Election(Road(Leases()), "ns", "penstock", "a")  # type: ignore[arg-type]
+        await election.acquire()
+        assert election.is_leader(5.0)
 
     run(scenario())
 

@@ -3,8 +3,8 @@
 A candidate takes a lease only after the record stood unchanged, as it saw it, for the whole duration written
 there and for the time that the longest request of the old holder can still be under way. Times in the record
 are for people. The holder in turn counts from before it sent a renewal that was accepted, so its `until` is
-always earlier than any taker's; it stops at `deadline_s`, earlier still. A holder that was paused finds that
-out by its own clock, before it acts.
+always earlier than any taker's; it stops at `deadline_s`, earlier still. A holder that was paused, or whose
+machine was suspended, finds that out by its own clock, before it acts.
 
 Every write carries the version that was read, so of two writers one loses. A write whose outcome is unknown
 is looked up before anything else is believed. `identity` is of one process: who finds its own name in a
@@ -35,6 +35,13 @@ __all__ = ["Election", "LeaseLost"]
 _LOG: Final = logging.getLogger(__name__)
 _DURATION_S: Final = 15  # of a record that does not say
 _TERMS: Final = ("holderIdentity", "leaseDurationSeconds", "acquireTime", "renewTime", "leaseTransitions")
+
+
+def _seconds() -> float:
+    """A clock that nobody sets, and that goes on while the machine is suspended where there is such a one."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 class LeaseLost(Unavailable):
@@ -77,7 +84,7 @@ class Election:
         deadline_s: float = 10.0,
         longest_request_s: float = 15.0,
         heir_of: str = "",
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = _seconds,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
     ) -> None:
