@@ -30,6 +30,15 @@ WRITES = {  # (verb, group, resource with its subresource)
     ("create", "coordination.k8s.io", "leases"),
     ("update", "coordination.k8s.io", "leases"),
 }
+GETS = {  # one by one; all else is only listed and watched
+    ("", "pods"),
+    ("", "namespaces"),
+    ("batch", "jobs"),
+    ("apps", "replicasets"),
+    ("apps", "statefulsets"),
+    ("apps", "deployments"),
+    ("coordination.k8s.io", "leases"),
+}
 
 
 @pytest.fixture
@@ -75,6 +84,7 @@ def test_penstock_does_what_it_may_and_nothing_else(room: Room) -> None:
     } == {"penstock"}
     read = {target(one)[2] for one in done if one["verb"] in READS}
     assert "secrets" not in read
+    assert {target(one)[1:] for one in done if one["verb"] == "get"} <= GETS
 
 
 def test_the_rights_that_we_ask_for_are_named_one_by_one() -> None:
@@ -91,4 +101,5 @@ def test_the_rights_that_we_ask_for_are_named_one_by_one() -> None:
     assert not [one for one in asked if "*" in "".join(one)]
     assert not [one for one in asked if "secrets" in one[2] or "configmaps" in one[2]]
     assert {one for one in asked if one[0] not in READS} == WRITES
+    assert {one[1:] for one in asked if one[0] == "get"} == GETS
     assert all("nonResourceURLs" not in rule for rule in rules)
