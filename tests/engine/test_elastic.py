@@ -7,6 +7,7 @@ import pytest
 from builders import asks, at, held, jgf, on, pools_of, want
 from penstock.engine import Allocation, BadGraph, Engine, MatchOp, Never, NotNow, cluster_of, slot_request
 from penstock.engine.elastic import Removal, attach, remove, resize
+from tests.costs import instructions
 
 ONE = slot_request({"core": 1})
 
@@ -128,3 +129,16 @@ def test_what_is_added_below_a_vertex_that_is_had_alone_waits_for_it() -> None:
     assert isinstance(engine.match(2, slot_request({"gpu": 1}), 0), NotNow)
     engine.release(1)
     assert isinstance(engine.match(2, slot_request({"gpu": 1}), 0), Allocation)
+
+
+def test_what_leaves_costs_nothing_for_holds_and_jobs_that_are_elsewhere() -> None:
+    def cost(nodes: int) -> int:
+        engine = Engine(cluster_of(nodes=nodes, pools={"memory": 8, "port": 1}), "low")
+        for number in range(nodes):
+            engine.match(number + 1, slot_request({"memory": 1}, constraint=on(f"node{number}")), 0)
+            for kind in ("memory", "port"):
+                engine.holds.set(f"{kind} {number}", at(engine, f"node{number}"), {kind: 1})
+        pool = at(engine, "node1/port0")
+        return instructions(lambda: remove(engine, pool, recount=False))
+
+    assert cost(200) <= 1.1 * cost(20)

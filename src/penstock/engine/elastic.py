@@ -83,6 +83,6 @@ def is_booked(engine: Engine, top: Vertex) -> bool:
 
 def _holders(vertex: Vertex) -> list[int]:
     """The jobs that have units of the vertex itself."""
-    if vertex.state is None:
-        return []
+    if vertex.state is None or vertex.state.plan.is_empty():
+        return []  # Most of those who are above only pass through: that is every job, at the root.
     return [job for (job, _), booking in vertex.state.bookings.items() if booking.units]

@@ -99,8 +99,8 @@ class Holds:
 
     def lift(self, vertices: Iterable[Vertex]) -> list[Hold]:
         """Takes up every hold that touches one of these vertices, so that it can be set again."""
-        inside = {vertex.index for vertex in vertices}
-        names = [name for name, touched in self._where.items() if any(v.index in inside for v in touched)]
+        states = (vertex.state for vertex in vertices)
+        names = dict.fromkeys(name for state in states if state is not None for name in state.holds)
         lifted = [self._told[name] for name in names]
         for hold in lifted:
             self._take_up(hold.name)
