@@ -111,6 +111,14 @@ class Happenings:
         labels = choose(
             [None, {GROUP: "g0"}, {"scheduling.x-k8s.io/pod-group": "g0"}, {SIZE: "2"}, {SIZE: "x"}]
         )
+        port = self.random.choice([0, 0, 0, 80, 443])
+        containers = [
+            {
+                "name": "main",
+                "resources": {"requests": {"cpu": choose(["1", "500m", "2", "bad"])}},
+                "ports": [{"hostPort": port}],
+            }
+        ]
         self.put(
             pod(
                 f"p{self._count}",
@@ -120,7 +128,7 @@ class Happenings:
                 ours=self.random.random() < 0.8,
                 gated=self.random.random() < 0.1,
                 claim="c" if self.random.random() < 0.1 else "",
-                cpu=choose(["1", "500m", "2", "bad"]),
+                spec={"containers": containers},
             )
         )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.drivers.kube.groups import maker_of
 from penstock.drivers.kube.mirror import GIVEN_UP, Problem
+from penstock.kube.types import Pod
 from penstock.world.facts import (
     HoldGone,
     HoldSet,
@@ -201,6 +204,30 @@ def test_apart_from_its_like_means_distinct_nodes_for_the_work() -> None:
     spec = {"affinity": {"podAntiAffinity": required}}
     (work,) = mirror_of(pod("a", labels={"app": "x"}, spec=spec)).snapshot(NOW).works
     assert work.distinct_nodes
+
+
+def test_a_node_has_a_host_port_while_somebody_asks_for_it() -> None:
+    """What one asks for is there before it, and goes after it: what it has must not be in the way."""
+
+    def asks(name: str, **more: Any) -> Pod:
+        container = {"name": "main", "ports": [{"containerPort": 80, "hostPort": 80}]}
+        return pod(name, spec={"containers": [container]}, **more)
+
+    mirror = mirror_of(node("n1"), asks("a"), asks("b"))
+    kinds = [
+        capacity.kind for fact in told(mirror) if isinstance(fact, NodeSet) for capacity in fact.capacity
+    ]
+    assert kinds == ["cpu", "hostport/TCP/80", "pods"]
+    put(mirror, asks("a", node="n1", placed=True))
+    put(mirror, asks("b"), gone=True)
+    assert not any(isinstance(fact, NodeSet) for fact in told(mirror))
+    put(mirror, asks("a", node="n1", placed=True, phase="Succeeded"))
+    ended, _, without = told(mirror)
+    assert isinstance(ended, Observed)
+    assert isinstance(without, NodeSet)
+    assert [capacity.kind for capacity in without.capacity] == ["cpu", "pods"]
+    put(mirror, asks("c"))
+    assert [type(fact) for fact in told(mirror)] == [NodeSet, WorkSet, MemberSet]
 
 
 def test_problems_are_news_once() -> None:

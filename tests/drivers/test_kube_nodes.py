@@ -35,7 +35,7 @@ def node_of(
 
 
 def fact_of(node: Node, *port_kinds: str) -> NodeSet:
-    return node_fact(node, DEFAULT_LEVELS, port_kinds)
+    return node_fact(node, DEFAULT_LEVELS, dict.fromkeys(port_kinds, 1))
 
 
 def pool(kind: str, units: int) -> Capacity:

@@ -267,6 +267,11 @@ class Cluster:
                 for vertex in units[new.units :] if not new.divisible else ():
                     elastic.remove(self.engine, vertex, recount=False)
                 self._add_units(known.vertex, new, len(units), known.rank)
+        for vertex in list(known.vertex.below(CONTAINMENT)):
+            # What somebody still has there is booked until it ends; the pool goes with a later change.
+            is_booked = vertex.state is not None and vertex.state.bookings
+            if vertex.divisible and vertex.type not in told and not is_booked:
+                elastic.remove(self.engine, vertex, recount=False)
         self._is_dirty = True
 
     def _take_out(self, known: KnownNode) -> tuple[int, ...]:

@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from penstock.drivers.kube.asks import ask_of, host_port_kinds
+from penstock.drivers.kube.asks import ask_of
 from penstock.drivers.kube.constraints import requirements_of
 from penstock.drivers.kube.groups import Belonging, Maker, belonging_of, controller_of
 from penstock.drivers.kube.makers import Makers
 from penstock.drivers.kube.nodes import node_fact
+from penstock.drivers.kube.ports import Ports
 from penstock.drivers.kube.rooms import Rooms
 from penstock.drivers.kube.seeing import (
     GIVEN_UP,
@@ -73,13 +74,14 @@ class Mirror:
         self._makers = Makers(settings)
         self._works = Works(settings, self._makers)
         self._volumes = Volumes()
-        self._ports: dict[str, None] = {}  # host ports that anybody of ours has asked for
+        self._ports = Ports()
         self._rooms = Rooms()
         self._given_up: dict[str, tuple[frozenset[str], Problem]] = {}  # work -> its pods then, and why
         self._unresolved: dict[str, None] = {}  # pods whose makers are not known
         self.problems: dict[str, Problem] = {}  # of pods that are set aside
         # What was told:
         self._told_nodes: dict[str, NodeSet] = {}
+        self._told_kinds: dict[str, int] = {}  # what every node has because pods ask for it
         self._told_holds: dict[str, HoldSet] = {}
         self._told_works: dict[str, WorkSet] = {}
         self._told_members: dict[str, MemberSet] = {}
@@ -205,15 +207,13 @@ class Mirror:
         self._works.place(uid, belonging)
         self._makers.note(uid, pod, makers)
         self._volumes.note(uid, pod)
-        for kind in host_port_kinds(pod):
-            if kind not in self._ports:
-                self._ports[kind] = None
-                self._dirty_nodes.update(dict.fromkeys(self._nodes))
+        self._ports.note(uid, pod)
 
     def _unrelate(self, uid: str) -> None:
         self._works.leave(uid)
         self._makers.note(uid, None)
         self._volumes.note(uid, None)
+        self._ports.note(uid, None)
 
     # Makers, PodGroups, volumes
 
@@ -305,6 +305,7 @@ class Mirror:
         self._told_members, self._told_seen = {}, {}
         self._told_gone = set()
         self._settle_makers()
+        self._told_kinds = self._ports.kinds()
         self._dirty_nodes = dict.fromkeys(self._nodes)
         self._dirty_pods = dict.fromkeys(self._pods)
         self._works.dirty = dict.fromkeys([*self._works.all(), *self._given_up])
@@ -321,6 +322,8 @@ class Mirror:
         """What has changed since the last call, in an order that can be taken in one by one."""
         facts: list[Fact] = []
         self._settle_makers()
+        kinds = self._ports.kinds()
+        self._tell_kinds({**self._told_kinds, **kinds})
         gone_nodes = self._node_facts(facts)
         while self._dirty_pods or self._works.dirty:
             pods, self._dirty_pods = self._dirty_pods, {}
@@ -329,6 +332,8 @@ class Mirror:
             for uid in pods:
                 self._pod_facts(uid, facts, now)
             self._works_that_ended(works, facts)
+        self._tell_kinds(kinds)  # What nobody asks for any more goes after those who have asked for it.
+        self._node_facts(facts)
         facts.extend(gone_nodes)
         return facts
 
@@ -339,6 +344,11 @@ class Mirror:
         self._touch(pods)
         for uid in pods:
             self._relate(uid, self._pods[uid])
+
+    def _tell_kinds(self, kinds: dict[str, int]) -> None:
+        if self._told_kinds != kinds:
+            self._told_kinds = kinds
+            self._dirty_nodes.update(dict.fromkeys(self._nodes))
 
     def _node_facts(self, facts: list[Fact]) -> list[NodeGone]:
         gone: list[NodeGone] = []
@@ -369,7 +379,7 @@ class Mirror:
 
     def _node_fact(self, node: Node) -> NodeSet:
         try:
-            return node_fact(node, self._settings.levels, self._ports)
+            return node_fact(node, self._settings.levels, self._told_kinds)
         except BadRequest as error:
             return NodeSet(node.metadata.name, (), up=False, why=f"it cannot be read: {error}")
 

@@ -10,7 +10,7 @@ Nothing that changes by the clock alone is in a fact, so a heartbeat gives the s
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,8 +70,8 @@ def parse_levels(text: str) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-def node_fact(node: Node, levels: Sequence[Level], port_kinds: Collection[str]) -> NodeSet:
-    """What the scheduler is told of a node. `port_kinds` are the host ports that anybody asks for.
+def node_fact(node: Node, levels: Sequence[Level], extra: Mapping[str, int]) -> NodeSet:
+    """What the scheduler is told of a node. `extra` is what every node has because pods ask for it.
 
     A quantity that cannot be read is a `BadRequest` that says where in the node it stands.
     """
@@ -79,7 +79,7 @@ def node_fact(node: Node, levels: Sequence[Level], port_kinds: Collection[str]) 
     not_ready = _why_not_ready(node)
     return NodeSet(
         node=node.metadata.name,
-        capacity=_capacity(node.status.allocatable or {}, port_kinds),
+        capacity=_capacity(node.status.allocatable or {}, extra),
         levels=tuple((level.kind, name) for level in levels if (name := labels.get(level.label))),
         labels=_properties(labels, node),
         up=not not_ready,
@@ -87,14 +87,14 @@ def node_fact(node: Node, levels: Sequence[Level], port_kinds: Collection[str]) 
     )
 
 
-def _capacity(allocatable: Mapping[str, str], port_kinds: Collection[str]) -> tuple[Capacity, ...]:
+def _capacity(allocatable: Mapping[str, str], extra: Mapping[str, int]) -> tuple[Capacity, ...]:
     """In the order of kinds. What a node has none of is left out, except that it always tells of pods."""
     units = {
         name: units_of(name, text, "status.allocatable")
         for name, text in allocatable.items()
         if name == PODS or is_counted(name)
     }
-    units.update(dict.fromkeys(port_kinds, 1))
+    units.update(extra)
     units.setdefault(PODS, 0)
     return tuple(
         Capacity(kind, amount, divisible=True)

@@ -1,0 +1,69 @@
+"""What nodes have and have no more: pools that come, go, and are still booked when they go."""
+
+from __future__ import annotations
+
+from penstock.drivers.sim.world import Fate, SimWorld, plain_nodes
+from penstock.world.facts import Capacity, HoldGone, HoldSet, MemberSet, WorkSet
+from tests.sched.driving import Driver
+
+CPU = Capacity("cpu", 8, divisible=True)
+
+
+def told(driver: Driver, *kinds: str) -> None:
+    """Every node has these kinds, and no others."""
+    capacity = (CPU, *(Capacity(kind, 1, divisible=True) for kind in kinds))
+    nodes = plain_nodes(len(driver.world.nodes), capacity)
+    driver.world.nodes = {node.node: node for node in nodes}
+    driver.feed(*nodes)
+
+
+def kinds(driver: Driver) -> set[str]:
+    return set(driver.scheduler.core.cluster.engine.graph.types()) - {"cluster", "node"}
+
+
+def driver_of(nodes: int) -> Driver:
+    return Driver(SimWorld({node.node: node for node in plain_nodes(nodes, (CPU,))}))
+
+
+def test_a_pool_that_a_node_has_no_more_leaves_nothing() -> None:
+    driver = driver_of(2)
+    vertices = len(driver.scheduler.core.cluster.engine.graph)
+    for number in range(5):
+        told(driver, f"port/{number}")
+        assert kinds(driver) == {"cpu", f"port/{number}"}
+    told(driver)
+    assert len(driver.scheduler.core.cluster.engine.graph) == vertices
+
+
+def test_a_pool_that_is_booked_goes_with_the_change_after_its_end() -> None:
+    driver = driver_of(1)
+    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=10.0)
+    told(driver, "port/80")
+    amounts = (("cpu", 1), ("port/80", 1))
+    driver.feed(WorkSet("w", "w", 1), MemberSet("w", "w-0", 0, amounts))
+    driver.settle()
+    told(driver)
+    assert kinds(driver) == {"cpu", "port/80"}
+    driver.feed(WorkSet("v", "v", 1), MemberSet("v", "v-0", 0, (("port/80", 1),)))
+    driver.settle()
+    told(driver, "port/80")
+    assert len(driver.scheduler.core.cluster.engine.jobs) == 1, "it is the same pool, and it is taken"
+    told(driver)
+    driver.run_until(driver.now + 60.0)
+    told(driver, "port/81")
+    assert kinds(driver) == {"cpu", "port/81"}
+
+
+def test_what_others_use_of_a_pool_is_used_again_when_it_is_back() -> None:
+    driver = driver_of(1)
+    told(driver, "port/80")
+    driver.feed(HoldSet("other", "node0", (("cpu", 1), ("port/80", 1))))
+    told(driver)
+    assert kinds(driver) == {"cpu"}
+    told(driver, "port/80")
+    driver.feed(WorkSet("w", "w", 1), MemberSet("w", "w-0", 0, (("port/80", 1),)))
+    driver.settle()
+    assert not driver.scheduler.core.cluster.engine.jobs
+    driver.feed(HoldGone("other"))
+    driver.settle()
+    assert len(driver.scheduler.core.cluster.engine.jobs) == 1
