@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from penstock.drivers.kube.asks import ask_of
 from penstock.drivers.kube.constraints import requirements_of
+from penstock.drivers.kube.givenup import GivenUp
 from penstock.drivers.kube.groups import Belonging, Maker, belonging_of, controller_of
 from penstock.drivers.kube.makers import Makers
 from penstock.drivers.kube.nodes import node_fact
@@ -29,7 +30,6 @@ from penstock.drivers.kube.seeing import (
     GIVEN_UP,
     UNRESOLVED,
     Problem,
-    given_up_text,
     hold_of,
     is_over,
     is_placed_by_us,
@@ -76,7 +76,7 @@ class Mirror:
         self._volumes = Volumes()
         self._ports = Ports()
         self._rooms = Rooms()
-        self._given_up: dict[str, tuple[frozenset[str], Problem]] = {}  # work -> its pods then, and why
+        self._given_up = GivenUp(self.waiting_pods, self._touch)
         self._unresolved: dict[str, None] = {}  # pods whose makers are not known
         self.problems: dict[str, Problem] = {}  # of pods that are set aside
         # What was told:
@@ -271,31 +271,11 @@ class Mirror:
 
     def give_up(self, work: str, problem: Problem) -> None:
         """The job of a work has ended while pods of it still wait: they wait for somebody to act."""
-        waiting = [pod.metadata.uid for pod in self.waiting_pods(work)]
-        if waiting:
-            self._given_up[work] = (frozenset(waiting), problem)
-            self._touch(waiting)
+        self._given_up.add(work, problem)
 
     def inherit(self, before: Mirror) -> None:
         """Takes over what no object tells, from the mirror that was in use until now."""
-        self._given_up = dict(before._given_up)
-
-    def _given_up_why(self, pod: Pod, work: str) -> Problem | None:
-        """Whether the work of a waiting pod was given up, by our memory or by what all of its pods say."""
-        found = self._given_up.get(work)
-        if found is None and not given_up_text(pod):
-            return None
-        pods = self.waiting_pods(work)
-        waiting = [one.metadata.uid for one in pods]
-        if found is None:
-            if not all(map(given_up_text, pods)):
-                return None
-            found = self._given_up[work] = (frozenset(waiting), Problem(GIVEN_UP, given_up_text(pod)))
-        if found[0].issuperset(waiting):
-            return found[1]
-        del self._given_up[work]  # Somebody has come since: it is tried again, with all of them.
-        self._touch(waiting)
-        return None
+        self._given_up.inherit(before._given_up)
 
     # Facts
 
@@ -308,7 +288,7 @@ class Mirror:
         self._told_kinds = self._ports.kinds()
         self._dirty_nodes = dict.fromkeys(self._nodes)
         self._dirty_pods = dict.fromkeys(self._pods)
-        self._works.dirty = dict.fromkeys([*self._works.all(), *self._given_up])
+        self._works.dirty = dict.fromkeys([*self._works.all(), *self._given_up.works()])
         self.facts(now)
         return Snapshot(
             tuple(self._told_nodes.values()),
@@ -394,7 +374,7 @@ class Mirror:
         """After their pods: what became of those is told before the work goes."""
         for work in works:
             if not self._works.lives(work):
-                self._given_up.pop(work, None)
+                self._given_up.forget(work)
                 if self._told_works.pop(work, None) is not None:
                     facts.append(WorkGone(work))
 
@@ -472,7 +452,7 @@ class Mirror:
         requirements = requirements_of(pod, self._volumes)
         if requirements.refusals:
             return Problem("NotSupported", "; ".join(refusal.text for refusal in requirements.refusals))
-        problem = self._works.missing_group(belonging) or self._given_up_why(pod, belonging.work)
+        problem = self._works.missing_group(belonging) or self._given_up.why(pod, belonging.work)
         return problem or MemberSet(
             work=belonging.work,
             member=pod.metadata.uid,
