@@ -178,6 +178,18 @@ def test_more_than_a_member_uses_is_a_hold_too_many() -> None:
     assert triple.found() == [(Kind.HOLD_SURPLUS, MORE + "m0")]
 
 
+def test_what_keeps_pods_apart_is_known_to_the_graph_alone() -> None:
+    triple = example()
+    kind = "apart/default/app=db"
+    for name, node in triple.graph_nodes.items():
+        triple.graph_nodes[name] = replace(node, capacity={**node.capacity, kind: 1024})
+    for uid, seat in triple.graph_members.items():
+        triple.graph_members[uid] = replace(seat, amounts={**seat.amounts, kind: 1})
+    triple.holds[MORE + "m0"] = GraphHold("n0", {kind: 1023})
+    triple.settle()
+    assert triple.compare() == ()
+
+
 def test_a_member_of_a_pod_with_another_schedulers_name_is_ours_all_the_same() -> None:
     triple = example()
     triple.pods["m0"] = replace(triple.pods["m0"], scheduler_name="default-scheduler")

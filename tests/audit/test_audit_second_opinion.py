@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.audit.amounts import pod_amounts
-from penstock.audit.readings import HOST_PORT
+from penstock.audit.readings import GRAPH_ALONE
 from penstock.drivers.kube.asks import use_of
 from penstock.kube.types import Condition, Container, ContainerStatus, Pod, PodSpec, PodStatus, Resources
 
@@ -71,5 +71,5 @@ def pods(draw: st.DrawFn) -> Pod:
 
 @given(pods())
 def test_driver_and_auditor_agree_on_what_a_pod_uses(pod: Pod) -> None:
-    told = {kind: units for kind, units in use_of(pod) if not kind.startswith(HOST_PORT)}
+    told = {kind: units for kind, units in use_of(pod) if not kind.startswith(GRAPH_ALONE)}
     assert told == pod_amounts(pod)

@@ -19,6 +19,7 @@ from penstock.world.facts import Fact, Outcome, Settled
 from penstock.world.intents import Intent, Place, Seat, Tell
 from tests.drivers.kube_mirrors import GROUP, NOW, SIZE, put
 from tests.drivers.kube_objects import (
+    apart_from,
     claim,
     deployment,
     job,
@@ -32,6 +33,8 @@ from tests.drivers.kube_objects import (
     volume,
 )
 
+APP = {"app": "a"}
+TIER = {"matchExpressions": [{"key": "tier", "operator": "Exists"}]}
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -109,8 +112,10 @@ class Happenings:
              owned_by("Job", "m4"), owned_by("Thing", "x")]
         )  # fmt: skip
         labels = choose(
-            [None, {GROUP: "g0"}, {"scheduling.x-k8s.io/pod-group": "g0"}, {SIZE: "2"}, {SIZE: "x"}]
-        )
+            [None, {GROUP: "g0"}, {"scheduling.x-k8s.io/pod-group": "g0"}, {SIZE: "2"}, {SIZE: "x"},
+             APP, APP, APP, {**APP, "tier": "x"}, {"app": "b"}]
+        )  # fmt: skip
+        affinity = choose([None, None, apart_from(APP), apart_from({"app": "b"}), apart_from(APP, TIER)])
         port = self.random.choice([0, 0, 0, 80, 443])
         containers = [
             {
@@ -128,7 +133,7 @@ class Happenings:
                 ours=self.random.random() < 0.8,
                 gated=self.random.random() < 0.1,
                 claim="c" if self.random.random() < 0.1 else "",
-                spec={"containers": containers},
+                spec={"containers": containers, "affinity": affinity},
             )
         )
 
@@ -154,7 +159,7 @@ class Happenings:
             phase = self.random.choice(["Succeeded", "Failed"]) if spec.node_name else "Failed"
             self.put(changed(found, status=changed(status, phase=phase)))
         elif change == 5:
-            labels = self.random.choice([None, {GROUP: "g0"}, {GROUP: "g1"}, {SIZE: "3"}])
+            labels = self.random.choice([None, {GROUP: "g0"}, {GROUP: "g1"}, {SIZE: "3"}, APP, {"app": "b"}])
             self.put(changed(found, metadata=changed(metadata, labels=labels)))
         elif change == 6 and spec.scheduling_gates:
             self.put(changed(found, spec=changed(spec, scheduling_gates=None)))

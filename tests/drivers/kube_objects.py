@@ -25,6 +25,20 @@ GROUPS = {"Job": "batch/v1", "ReplicaSet": "apps/v1", "StatefulSet": "apps/v1", 
 Said = dict[str, str] | None
 
 
+def apart_from(*selectors: Said | dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The affinity of a pod that wants no pods with these labels (or selected so) on its node."""
+    terms = [
+        {
+            "topologyKey": "kubernetes.io/hostname",
+            "labelSelector": selector if "matchExpressions" in selector else {"matchLabels": selector},
+            **more,
+        }
+        for selector in selectors
+        if selector is not None
+    ]
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
 def time_text(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 

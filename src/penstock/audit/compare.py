@@ -2,8 +2,8 @@
 
 Whatever is wrong is told once, by the kind that leads to its repair: of a member on which store and graph
 disagree nothing else is said until they agree, and a pod that should not be counted twice is a hold too many.
-Amounts are compared only in kinds that the node has: nothing else can be given away there. Host ports are
-left out: a node has none of them to give, the graph only keeps pods apart by them, and the kubelet refuses.
+Amounts are compared only in kinds that the node has: nothing else can be given away there. Kinds that the
+graph alone knows are left out: a node has none of them to give, the graph only keeps pods apart by them.
 
 A pod counts for its node from the moment it is bound until it is terminal or gone, whoever it belongs to. If
 it is a member it has a seat; otherwise there is a hold for it. What the cluster itself is about to clean up
@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.audit.differences import Difference, Kind
 from penstock.audit.readings import (
-    HOST_PORT,
+    GRAPH_ALONE,
     LEFT_OVER,
     MORE,
     PLACING,
@@ -70,7 +70,7 @@ def _nodes(api: ApiReading, graph: GraphReading) -> Iterator[Difference]:
         if known is None:
             yield Difference(Kind.NODE_MISSING, name, "the graph does not have it")
             continue
-        kinds = {kind for kind in (*node.allocatable, *known.capacity) if not kind.startswith(HOST_PORT)}
+        kinds = {kind for kind in (*node.allocatable, *known.capacity) if not kind.startswith(GRAPH_ALONE)}
         if wrong := _unlike(node.allocatable, known.capacity, kinds):
             yield Difference(Kind.NODE_CAPACITY, name, wrong)
         if known.up is not node.ready:
@@ -190,7 +190,10 @@ def _pods_and_holds(api: ApiReading, graph: GraphReading, uses: _Uses) -> Iterat
 def _takes_anything(hold: GraphHold, graph: GraphReading) -> bool:
     """Whether something is less for it. On a node that is not there it would be, once the node comes."""
     node = graph.nodes.get(hold.node)
-    return node is None or any(units and node.capacity.get(kind) for kind, units in hold.amounts.items())
+    return node is None or any(
+        units and node.capacity.get(kind) and not kind.startswith(GRAPH_ALONE)
+        for kind, units in hold.amounts.items()
+    )
 
 
 # Sums
@@ -222,7 +225,7 @@ def _overcommitted(api: ApiReading, graph: GraphReading, uses: _Uses) -> Iterato
             f"{kind}: we use {ours}, others {others.get(kind, 0)}, of {node.allocatable.get(kind, 0)}"
             for kind, ours in sorted(known.used.items())
             if ours > 0
-            and not kind.startswith(HOST_PORT)
+            and not kind.startswith(GRAPH_ALONE)
             and ours + others.get(kind, 0) > node.allocatable.get(kind, 0)
         ]
         if wrong:

@@ -4,7 +4,8 @@ Amounts are whole units by kind, as a node of Kubernetes names them: `cpu` in mi
 `ephemeral-storage` in bytes, `pods`, huge pages in bytes, extended resources as they are. A kind that is
 absent is 0. A member is named by the uid of its pod, and so is the hold of a pod that is not ours. The hold
 of a pod whose job is over is named `left over: <uid>`; that of what a member uses beyond what it was given,
-`more: <uid>`. Kinds that the graph alone knows, to keep host ports apart, begin with `hostport/`.
+`more: <uid>`. Kinds that the graph alone knows begin with `hostport/`, to keep host ports apart, or with
+`apart/`, to keep pods apart that ask for it.
 
 The readings are not of one instant. What differs only because something happened in between is gone in the
 next ones; whoever compares must look twice.
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 __all__ = [
-    "HOST_PORT",
+    "GRAPH_ALONE",
     "LEFT_OVER",
     "MORE",
     "PLACING",
@@ -38,7 +39,7 @@ Amounts = Mapping[str, int]
 
 LEFT_OVER: Final = "left over: "
 MORE: Final = "more: "
-HOST_PORT: Final = "hostport/"
+GRAPH_ALONE: Final = ("hostport/", "apart/")  # what such kinds begin with
 PLACING: Final = "placing"  # the phase of a member whose binding is under way
 
 

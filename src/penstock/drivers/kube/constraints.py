@@ -6,10 +6,9 @@ alone and told so, since to place it all the same would break what it asks for. 
 affinity, `ScheduleAnyway`) are passed over by design, and limits on how many volumes a node can attach are
 not counted.
 
-Required anti-affinity to pods like itself, on the host name, is what people write to get one pod per node.
-It becomes distinct nodes **within its group**. That other groups with the same label are kept apart as well
-is not translated: Kubernetes' own scheduler refuses such nodes, this one does not. Two nodes with the same
-host name label count as two.
+Required anti-affinity to pods like itself, on the host name, is what people write to get one pod per node. It
+becomes distinct nodes within the pod's group, and what `apart` makes of it beyond that. Two nodes with the
+same host name label count as two. Anything else that is required of other pods is refused.
 
 Pods of one template give equal values, and mostly the same object, so that equal requests are found quickly.
 """
@@ -17,11 +16,12 @@ Pods of one template give equal values, and mostly the same object, so that equa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
 
+from penstock.drivers.kube.apart import rule_of
 from penstock.kube import types
 from penstock.kube.types import PersistentVolume, PersistentVolumeClaim, Pod
 from penstock.model.constraint import (
@@ -39,7 +39,6 @@ from penstock.model.constraint import (
 
 __all__ = ["Refusal", "Requirements", "VolumeLookup", "requirements_of"]
 
-_HOSTNAME: Final = "kubernetes.io/hostname"
 _BOUND: Final = "pv.kubernetes.io/bind-completed"
 _ONE_POD: Final = "ReadWriteOncePod"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -334,30 +333,5 @@ def _unhonoured(part: str, index: int, term: types.PodAffinityTerm) -> Refusal:
 
 
 def _is_apart_from_itself(pod: Pod, term: types.PodAffinityTerm) -> bool:
-    return (
-        term.topology_key == _HOSTNAME
-        and term.namespace_selector is None
-        and set(term.namespaces or ()) <= {pod.metadata.namespace}
-        and term.label_selector is not None
-        and _selects(term.label_selector, pod.metadata.labels or {})
-    )
-
-
-def _selects(selector: types.LabelSelector, labels: Mapping[str, str]) -> bool:
-    if any(labels.get(key) != value for key, value in (selector.match_labels or {}).items()):
-        return False
-    return all(_holds(requirement, labels) for requirement in selector.match_expressions or ())
-
-
-def _holds(requirement: types.Requirement, labels: Mapping[str, str]) -> bool:
-    held = labels.get(requirement.key)
-    match requirement.operator:
-        case "In":
-            return held is not None and held in (requirement.values or ())
-        case "NotIn":
-            return held is None or held not in (requirement.values or ())
-        case "Exists":
-            return held is not None
-        case "DoesNotExist":
-            return held is None
-    return False
+    rule = rule_of(pod.metadata.namespace, term)
+    return rule is not None and rule.selects(pod.metadata.labels or {})

@@ -9,8 +9,8 @@ bound by us (the binding has left an annotation): observations, until it ends or
 on no node, understood, its makers known: a member of a work. *Ours and set aside*: it asks for something that
 is not honoured, its work was given up, or it cannot be understood: told to its owner, not to the scheduler.
 
-Who made whom is in `makers`, which work a pod belongs to in `works`, what a pod claims in `volumes`, and what
-a single pod shows in `seeing`.
+Who made whom is in `makers`, which work a pod belongs to in `works`, what a pod claims in `volumes`, whom it
+keeps off its node in `apart`, and what a single pod shows in `seeing`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from penstock.drivers.kube.asks import ask_of
+from penstock.drivers.kube.apart import FOREIGN, Apart
+from penstock.drivers.kube.asks import Amounts, ask_of
 from penstock.drivers.kube.constraints import requirements_of
 from penstock.drivers.kube.givenup import GivenUp
 from penstock.drivers.kube.groups import Belonging, Maker, belonging_of, controller_of
@@ -75,6 +76,7 @@ class Mirror:
         self._works = Works(settings, self._makers)
         self._volumes = Volumes()
         self._ports = Ports()
+        self._apart = Apart()
         self._rooms = Rooms()
         self._given_up = GivenUp(self.waiting_pods, self._touch)
         self._unresolved: dict[str, None] = {}  # pods whose makers are not known
@@ -190,6 +192,7 @@ class Mirror:
             self._dirty_pods[uid] = None
             self._rooms.count(pod, None)
             self._unrelate(uid)
+            self._apart.note(uid, None, FOREIGN)
 
     def is_ours(self, pod: Pod) -> bool:
         return pod.spec.scheduler_name in self._settings.scheduler_names
@@ -199,8 +202,10 @@ class Mirror:
         is_foreign = bool(pod.spec.node_name) and not is_placed_by_us(pod)
         if is_over(pod) or is_foreign or not self.is_ours(pod):
             self._unrelate(uid)
+            self._apart.note(uid, pod if pod.spec.node_name and not is_over(pod) else None, FOREIGN)
             return
-        makers = self._makers.ancestry(pod.metadata).makers
+        ancestry = self._makers.ancestry(pod.metadata)
+        makers = ancestry.makers
         belonging = belonging_of(pod, makers, self._settings)
         if pod.spec.affinity is not None and requirements_of(pod, self._volumes).distinct_nodes:
             belonging = replace(belonging, distinct_nodes=True)
@@ -208,6 +213,9 @@ class Mirror:
         self._makers.note(uid, pod, makers)
         self._volumes.note(uid, pod)
         self._ports.note(uid, pod)
+        # Those of a maker that is not heard of stay together, whatever works they will belong to.
+        missing = ancestry.missing if not belonging.pod_group else None
+        self._apart.note(uid, pod, belonging.work if missing is None else f"owner/{missing.uid}")
 
     def _unrelate(self, uid: str) -> None:
         self._works.leave(uid)
@@ -285,7 +293,7 @@ class Mirror:
         self._told_members, self._told_seen = {}, {}
         self._told_gone = set()
         self._settle_makers()
-        self._told_kinds = self._ports.kinds()
+        self._told_kinds = self._kinds()
         self._dirty_nodes = dict.fromkeys(self._nodes)
         self._dirty_pods = dict.fromkeys(self._pods)
         self._works.dirty = dict.fromkeys([*self._works.all(), *self._given_up.works()])
@@ -302,8 +310,9 @@ class Mirror:
         """What has changed since the last call, in an order that can be taken in one by one."""
         facts: list[Fact] = []
         self._settle_makers()
-        kinds = self._ports.kinds()
+        kinds = self._kinds()
         self._tell_kinds({**self._told_kinds, **kinds})
+        self._touch(self._apart.take_dirty())
         gone_nodes = self._node_facts(facts)
         while self._dirty_pods or self._works.dirty:
             pods, self._dirty_pods = self._dirty_pods, {}
@@ -324,6 +333,10 @@ class Mirror:
         self._touch(pods)
         for uid in pods:
             self._relate(uid, self._pods[uid])
+
+    def _kinds(self) -> dict[str, int]:
+        """What every node has because pods ask for it."""
+        return {**self._ports.kinds(), **self._apart.kinds()}
 
     def _tell_kinds(self, kinds: dict[str, int]) -> None:
         if self._told_kinds != kinds:
@@ -384,9 +397,10 @@ class Mirror:
         member: MemberSet | Problem | None = None
         if pod is not None and pod.spec.node_name:
             if self.is_ours(pod) and is_placed_by_us(pod):
-                seen = seen_of(pod, now)
+                seen = self.seen(pod, now)
             elif not is_over(pod):
                 hold = hold_of(pod)
+                hold = replace(hold, amounts=self._with_apart(uid, hold.amounts))
         elif pod is not None:
             belonging = self._works.belonging(uid)
             if belonging is not None and pod.metadata.deletion_timestamp is None:
@@ -457,7 +471,7 @@ class Mirror:
             work=belonging.work,
             member=pod.metadata.uid,
             index=belonging.index,
-            amounts=amounts,
+            amounts=self._with_apart(pod.metadata.uid, amounts),
             constraint=requirements.constraint,
             ready=not pod.spec.scheduling_gates,
             recreated=controller_of(pod.metadata) is not None,
@@ -466,7 +480,12 @@ class Mirror:
 
     def seen(self, pod: Pod, now: float) -> Observed:
         """What is to be seen of a pod that we have placed, or wanted to."""
-        return seen_of(pod, now)
+        seen = seen_of(pod, now)
+        return replace(seen, amounts=self._with_apart(seen.member, seen.amounts)) if seen.amounts else seen
+
+    def _with_apart(self, uid: str, amounts: Amounts) -> Amounts:
+        more = self._apart.amounts(uid)
+        return tuple(sorted((*amounts, *more))) if more else amounts
 
 
 def _says_the_same(before: Pod, after: Pod) -> bool:
