@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from tests.kubernetes.conftest import FOUR_CORES
-from tests.kubernetes.manifests import bare_pod, job
+from tests.kubernetes.manifests import bare_pod, job, stateful_set
 from tests.kubernetes.rooms import Lab, Room, workers
 from tests.kubernetes.site import wait_for
 
@@ -53,12 +54,41 @@ def test_a_cordoned_node_is_used_again_when_it_is_uncordoned(room: Room) -> None
     assert node in room.nodes_of("gang")
 
 
+def apart_from(app: str) -> dict[str, Any]:
+    term = {"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": "kubernetes.io/hostname"}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
 def test_pods_that_keep_apart_from_their_like_get_distinct_nodes(room: Room) -> None:
-    term = {"labelSelector": {"matchLabels": {"app": "apart"}}, "topologyKey": "kubernetes.io/hostname"}
-    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    room.put(job("apart", 4, "1", affinity=affinity))
+    room.put(job("apart", 4, "1", affinity=apart_from("apart")))
     room.wait_bound("apart", 4)
     assert len(set(room.nodes_of("apart"))) == 4
+
+
+def test_pods_of_different_groups_are_kept_apart_from_each_other(room: Room) -> None:
+    """Each pod of such a StatefulSet is a group by itself, made when the one before runs."""
+    room.put(stateful_set("db", 4, "100m", policy="OrderedReady", affinity=apart_from("db")))
+    room.wait_bound("db", 4, limit_s=60.0)
+    assert len(set(room.nodes_of("db"))) == 4
+    room.put(bare_pod("late", "100m", app="db"), bare_pod("other", "100m"))
+    room.wait_bound("other", 1)
+    assert "Unschedulable" in room.wait_told("db", "those with app=db are kept apart")
+    room.delete("StatefulSet", "db")
+    wait_for(lambda: len(room.pods("db")) == 1, "the pods of the StatefulSet to go")
+    room.wait_bound("db", 1)
+
+
+def test_pods_of_others_keep_ours_off_their_nodes(room: Room) -> None:
+    others = [bare_pod(f"other-{n}", "100m", app="web", scheduler="default-scheduler") for n in range(4)]
+    for one in others:
+        one["spec"]["affinity"] = apart_from("web")
+    room.put(*others)
+    room.wait_bound("web", 4)
+    room.put(bare_pod("ours", "100m", app="web"))
+    room.wait_told("web", "those with app=web are kept apart")
+    node = room.get("Pod", "other-2")["spec"]["nodeName"]
+    room.delete("Pod", "other-2")
+    room.wait(lambda: room.get("Pod", "ours")["spec"].get("nodeName") == node, lambda: room.why("web"))
 
 
 def test_distinct_nodes_can_be_asked_for_by_name(room: Room) -> None:

@@ -7,9 +7,11 @@ and who has it until when; if it would, it is behind somebody whose start it mus
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
-from penstock.engine.allocation import Blocker, Reason, Step
+from penstock.engine.allocation import Blocker, Step
 from penstock.engine.request import Request
 from penstock.model.job import URGENCY_HOLD, JobState
 from penstock.model.jobid import encode_jobid, parse_jobid
@@ -18,6 +20,10 @@ from penstock.sched.job import Job, MemberPhase
 from penstock.sched.order import Entry
 
 __all__ = ["Why", "jobs_ahead", "why", "why_late"]
+
+
+_APART: Final = re.compile(r"apart/[^/]*/(.+?): \d+ of \d+")
+_APART_NOWHERE: Final = re.compile(r"asks for apart/[^/]*/(.+?) in a place that has none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,8 @@ def _asked(core: Core, request: Request, now: float) -> Why:
     if reason is None:
         return Why("behind", "")
     blockers = tuple(_blocker(core, blocker, now) for blocker in reason.blockers)
-    return Why("resources", _sentence(reason, blockers), reason.clause, reason.steps, blockers)
+    clause = _in_words(reason.clause)
+    return Why("resources", _sentence(clause, blockers), clause, reason.steps, blockers)
 
 
 def _blocker(core: Core, blocker: Blocker, now: float) -> tuple[str, int | None, float | None]:
@@ -101,12 +108,18 @@ def _blocker(core: Core, blocker: Blocker, now: float) -> tuple[str, int | None,
     return encode_jobid(number), number, end_at if end_at is not None and end_at > now else None
 
 
-def _sentence(reason: Reason, blockers: tuple[tuple[str, int | None, float | None], ...]) -> str:
+def _in_words(clause: str) -> str:
+    """Kinds that only keep members apart say whom; how many units there are says nothing to people."""
+    clause = _APART_NOWHERE.sub(r"finds no place: those with \1 are kept apart", clause)
+    return _APART.sub(r"those with \1 are kept apart", clause)
+
+
+def _sentence(clause: str, blockers: tuple[tuple[str, int | None, float | None], ...]) -> str:
     if not blockers:
-        return f"it {reason.clause}"
+        return f"it {clause}"
     names = ", ".join(who for who, _, _ in blockers[:3])
     more = f" and {len(blockers) - 3} more" if len(blockers) > 3 else ""
-    return f"it {reason.clause}; in the way: {names}{more}"
+    return f"it {clause}; in the way: {names}{more}"
 
 
 def _behind(core: Core, entry: Entry | None) -> Why:

@@ -34,7 +34,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a node has of one kind: whole units, each a vertex, or one divisible pool."""
+    """What a node has of one kind: whole units, each a vertex, or one divisible pool.
+
+    A kind `apart/<where>/<whom>` is no resource: a world uses it to keep members apart from each other.
+    """
 
     kind: str
     units: int
