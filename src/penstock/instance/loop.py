@@ -20,11 +20,11 @@ from typing import Final, TypeVar, cast
 
 from penstock.errors import Unavailable
 from penstock.instance.feed import Feed
-from penstock.instance.turns import Advance, Passing, Turns, next_of
+from penstock.instance.turns import Advance, Handling, Passing, Turns, in_place, next_of
 from penstock.sched.settings import Settings
 from penstock.sched.state import Scheduler, Step
 from penstock.store.port import Retention, Store
-from penstock.world.facts import Fact
+from penstock.world.facts import Fact, Snapshot
 from penstock.world.port import World
 from penstock.world.wishes import Wish
 
@@ -199,7 +199,10 @@ class Instance:
             else:
                 inputs.append(item)
         try:
-            replies = await self._turns.turn(inputs, self._clock())
+            has_much = any(isinstance(one, Snapshot) for one in inputs)
+            replies = await self._turns.turn(
+                inputs, self._clock(), handle=_in_thread if has_much else in_place
+            )
             for one, reply in zip(asked, replies, strict=True):
                 if one.answer.done():
                     continue
@@ -287,3 +290,8 @@ class Instance:
     def _scheduler(self) -> Scheduler:
         assert self._turns.scheduler is not None
         return self._turns.scheduler
+
+
+async def _in_thread(handling: Handling) -> Step:
+    """A snapshot of a large cluster takes seconds: what keeps us in office gets its turns meanwhile."""
+    return await asyncio.to_thread(handling)

@@ -21,7 +21,7 @@ from penstock.world.facts import Fact
 from penstock.world.port import World
 from penstock.world.wishes import Wish
 
-__all__ = ["Advance", "Passing", "Turns", "Watcher", "next_of"]
+__all__ = ["Advance", "Handling", "Passing", "Turns", "Watcher", "in_place", "next_of"]
 
 _ACT_BEFORE: Final = failpoints.register("instance.act.before", "committed, not yet handed to the world")
 _ACT_AFTER: Final = failpoints.register("instance.act.after", "handed to the world, nothing confirmed")
@@ -29,6 +29,8 @@ _ACT_AFTER: Final = failpoints.register("instance.act.after", "handed to the wor
 
 Passing = Generator[None, None, Step]
 Advance = Callable[[Passing], Awaitable[Step | None]]
+Handling = Callable[[], Step]
+Handle = Callable[[Handling], Awaitable[Step]]
 
 
 def next_of(passing: Passing) -> Step | None:
@@ -39,6 +41,11 @@ def next_of(passing: Passing) -> Step | None:
         step: Step = done.value
         return step
     return None
+
+
+async def in_place(handling: Handling) -> Step:
+    """Takes in what has come, here and now."""
+    return handling()
 
 
 class Watcher(Protocol):
@@ -62,9 +69,12 @@ class Turns:
         self.scheduler = scheduler_from(self._settings, recorded, now)
         return self.epoch
 
-    async def turn(self, inputs: Sequence[Fact | Wish], now: float) -> tuple[Reply, ...]:
+    async def turn(
+        self, inputs: Sequence[Fact | Wish], now: float, *, handle: Handle = in_place
+    ) -> tuple[Reply, ...]:
         """Takes facts and wishes in; returns the answers to the wishes, which are durable by then."""
-        step = self._ready().handle(inputs, now)
+        scheduler = self._ready()
+        step = await handle(lambda: scheduler.handle(inputs, now))
         await self._carry_out(step)
         return step.replies
 

@@ -1,0 +1,60 @@
+"""The loop of an instance, with a real event loop around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.drivers.sim.world import plain_nodes
+from penstock.instance.loop import Instance
+from penstock.sched.settings import Settings
+from penstock.store.memory import MemoryStore
+from penstock.world.facts import Capacity, HoldSet, Snapshot
+from penstock.world.intents import Intent, Tell
+from penstock.world.port import Sink
+
+
+class Large:
+    """A world that tells of a cluster that takes a while to be taken in."""
+
+    def __init__(self) -> None:
+        self.has_told = asyncio.Event()
+
+    async def run(self, epoch: int, sink: Sink) -> None:
+        del epoch
+        nodes = plain_nodes(400, [Capacity("cpu", 64_000, divisible=True)])
+        holds = (HoldSet(f"{node.node}-{n}", node.node, (("cpu", 1),)) for node in nodes for n in range(10))
+        sink(Snapshot(nodes, tuple(holds)))
+        self.has_told.set()
+        await asyncio.Event().wait()
+
+    async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
+        raise AssertionError((epoch, intents))
+
+    async def probe(self, members: Sequence[str]) -> None:
+        raise AssertionError(members)
+
+    def forget(self, members: Sequence[str]) -> None:
+        pass
+
+    def tell(self, tidings: Sequence[Tell]) -> None:
+        pass
+
+
+def test_others_get_their_turns_while_a_large_cluster_is_taken_in() -> None:
+    """What keeps us in office is among them."""
+
+    async def scenario() -> int:
+        world = Large()
+        instance = Instance(Settings(), MemoryStore(), world)
+        running = asyncio.create_task(instance.run())
+        await world.has_told.wait()
+        turns = 0
+        while not instance.is_ready.is_set():
+            await asyncio.sleep(0.001)
+            turns += 1
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return turns
+
+    assert asyncio.run(scenario()) > 10
