@@ -196,3 +196,17 @@ def test_a_late_member_that_is_set_aside_for_a_while_is_placed_when_it_is_back(w
     driver.feed(MemberGone("w-0"))
     driver.settle()
     assert core.job_of_member["w-1"] == job.id
+
+
+def test_a_snapshot_leaves_nothing_of_what_is_not_in_it() -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkSet("idle", "idle", 1), WorkSet("w", "one", 1), member("w", 0))
+    driver.settle()
+    driver.feed(HoldSet("w-0", "node0", (("cpu", 100),)), HoldSet("other", "node0", (("cpu", 100),)))
+    driver.world.works = {"w": WorkSet("w", "one", 1)}
+    driver.feed(driver.world.snapshot())
+    core = driver.scheduler.core
+    assert list(core.works) == ["w"]
+    assert core.cluster.holds() == []
+    assert only_job(driver).members["w-0"].phase is MemberPhase.RUNNING

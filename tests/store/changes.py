@@ -11,6 +11,7 @@ from penstock.sched.records import (
     AllocationNew,
     Change,
     DrainSet,
+    GivenUpSet,
     IdHighest,
     IntentDone,
     IntentNew,
@@ -59,6 +60,7 @@ EVERYTHING: tuple[Change, ...] = (
     NodeNew("n0", 0),
     DrainSet("n1", "fan", "ada", 5.0),
     QueueSet("batch", True, False, "", "night"),
+    GivenUpSet("ns/job/a\\b", ("m\t1", "m2"), "CANCELED: by 'ada'"),
     IdHighest(3, 8, 1),
 )
 

@@ -82,6 +82,7 @@ def test_every_kind_of_change_comes_back_as_it_was_recorded(instance: Instances)
         assert found.nodes == (NodeNew("n0", 0), NodeNew("n1", 1))
         assert found.drains == EVERYTHING[14:15]
         assert found.queues == EVERYTHING[15:16]
+        assert found.given_up == EVERYTHING[16:17]
         assert found.highest == IdHighest(3, 8, 1)
         assert found.keys == {"k1": (1, 2)}
 

@@ -20,6 +20,8 @@ from penstock.sched.records import (
     Change,
     DrainGone,
     DrainSet,
+    GivenUpGone,
+    GivenUpSet,
     IdHighest,
     IntentDone,
     IntentNew,
@@ -66,6 +68,8 @@ _changes = st.one_of(
     st.builds(DrainSet, _words, _words, _words, _times),
     st.builds(DrainGone, _words),
     st.builds(QueueSet, _words, st.booleans(), st.booleans(), _words, _words),
+    st.builds(GivenUpSet, _words, st.lists(_words, max_size=2).map(tuple), _words),
+    st.builds(GivenUpGone, _words),
     st.builds(IdHighest, _few, _few, _few),
 )
 _START: list[Change] = [JobNew(1, "", "", 0.0, {}), JobNew(2, "", "", 0.0, {"depends_on": [1]}, key="k")]
@@ -96,7 +100,8 @@ def url(server: Server) -> str:
 
 _EMPTY = (
     "ALTER TABLE job_events DISABLE TRIGGER USER",
-    "TRUNCATE jobs, job_events, allocations, freed_slots, intents, nodes, drains, queues, submissions",
+    "TRUNCATE jobs, job_events, allocations, freed_slots, intents, nodes, drains, queues, given_up, "
+    "submissions",
     "ALTER TABLE job_events ENABLE TRIGGER USER",
     "UPDATE instance SET began_at = NULL, highest_job = 0, highest_intent = 0, highest_rank = -1",
 )

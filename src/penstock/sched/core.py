@@ -22,7 +22,17 @@ from penstock.sched.dependencies import Progress
 from penstock.sched.forecast import Planned
 from penstock.sched.job import Job, detail_of
 from penstock.sched.order import Entry, Pending, order_key
-from penstock.sched.records import Change, DrainSet, IdHighest, JobLive, JobLogged, Plain, QueueSet
+from penstock.sched.records import (
+    Change,
+    DrainSet,
+    GivenUpGone,
+    GivenUpSet,
+    IdHighest,
+    JobLive,
+    JobLogged,
+    Plain,
+    QueueSet,
+)
 from penstock.sched.settings import Settings
 from penstock.world.facts import MemberSet, WorkSet
 from penstock.world.intents import Intent, Tell
@@ -39,6 +49,14 @@ class Reply:
 
     value: object = None
     error: PenstockError | None = None
+
+
+@dataclass(slots=True)
+class GivenUp:
+    """A work that was given up, and those of its members who have said since that they still wait."""
+
+    record: GivenUpSet
+    waiting: dict[str, MemberSet] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -140,6 +158,7 @@ class Core:
     job_of_member: dict[str, int] = field(default_factory=dict)
     members_on: dict[str, dict[str, None]] = field(default_factory=dict)  # live ones, by node
     works: dict[str, WorkSet] = field(default_factory=dict)
+    counting: dict[int, None] = field(default_factory=dict)  # jobs whose members are to be counted again
     lately: dict[int, None] = field(default_factory=dict)  # jobs that have assembled in this step
     late: dict[tuple[int, str], None] = field(default_factory=dict)  # members to queue when the step ends
     owed_slots: dict[int, list[int]] = field(default_factory=dict)  # slots to give back when it ends
@@ -149,6 +168,8 @@ class Core:
     deferred: dict[str, dict[str, MemberSet]] = field(
         default_factory=dict
     )  # by work: members that came while its job was ending; they make its next job
+    given_up: dict[str, GivenUp] = field(default_factory=dict)  # by work
+    given_up_waiting: dict[str, str] = field(default_factory=dict)  # members that still wait -> their work
     returning: list[MemberSet] = field(default_factory=list)  # to be taken in when the step is settled
     told: dict[str, Tell] = field(default_factory=dict)  # what the people behind a work were told last
     again: set[int] = field(default_factory=set)  # intents to be carried out once more
@@ -268,6 +289,34 @@ class Core:
         if job.work:
             return {}
         return {**job.spec.payload, "id_f58": encode_jobid(job.id), "owner": job.owner}
+
+    def give_up(self, work: str, members: tuple[str, ...], reason: str) -> None:
+        """Members that are still there when their job is over for good wait for somebody to act."""
+        record = GivenUpSet(work, members, reason)
+        self.given_up[work] = GivenUp(record)
+        self.journal.add(record)
+
+    def take_up(self, work: str) -> dict[str, MemberSet]:
+        """It was given up, and is no more. Returns who has said since that they still wait."""
+        known = self.given_up.pop(work, None)
+        if known is None:
+            return {}
+        self.journal.add(GivenUpGone(work))
+        for member in known.waiting:
+            del self.given_up_waiting[member]
+        return known.waiting
+
+    def waits_on(self, fact: MemberSet) -> None:
+        """A member of a work that was given up says that it still waits: its world does not know yet."""
+        known = self.given_up[fact.work]
+        known.waiting[fact.member] = fact
+        self.given_up_waiting[fact.member] = fact.work
+        self.journal.tidings[fact.work] = Tell(fact.work, 0, "given-up", known.record.reason)
+
+    def waits_no_more(self, member: str) -> None:
+        work = self.given_up_waiting.pop(member, None)
+        if work is not None:
+            del self.given_up[work].waiting[member]
 
     def tell(self, job: Job, verdict: str, reason: str, start_at: float | None = None) -> None:
         """Lets the people behind a work know where it stands, if that is news to them."""

@@ -593,7 +593,12 @@ def _pass_on(core: Core, job: Job) -> None:
     Not if a person has cancelled it, or if it never became whole: then they wait for somebody to act.
     """
     deferred = core.deferred.pop(job.work, {})
-    if job.work not in core.works or _is_given_up(job):
+    if job.work not in core.works:
+        return
+    if _is_given_up(job):
+        left = [one.key for one in job.members.values() if one.phase is MemberPhase.WAITING]
+        if left or deferred:
+            core.give_up(job.work, (*left, *deferred), _last_word(job))
         return
     waiting = {
         member.key: MemberSet(

@@ -61,18 +61,20 @@ _SIGNALLED: Final = "signal"
 # Groups
 
 
-def work_set(core: Core, fact: WorkSet, now: float) -> None:
+def work_set(core: Core, fact: WorkSet) -> None:
     before = core.works.get(fact.work)
     core.works[fact.work] = fact
     job = core.jobs.get(core.job_of_work.get(fact.work, 0))
-    if job is not None and job.state.is_pending and before != fact:
-        assemble(core, job, now)
+    if job is not None and before != fact:
+        core.counting[job.id] = None
 
 
 def member_set(core: Core, fact: MemberSet, now: float) -> None:
     work = core.works.get(fact.work)
     if work is None:
         return  # Its work has not been told, or is gone.
+    if _is_given_up(core, fact):
+        return
     job = core.jobs.get(core.job_of_member.get(fact.member, 0))
     if job is not None and job.members[fact.member].phase is MemberPhase.ENDED:
         _part_with(core, job, fact.member)
@@ -96,9 +98,21 @@ def member_set(core: Core, fact: MemberSet, now: float) -> None:
     member.ask, member.is_ready, member.is_recreated = ask, fact.ready, fact.recreated
     member.name = fact.name
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
-        assemble(core, job, now)
+        core.counting[job.id] = None
     elif job.state is JobState.RUN and member.phase is MemberPhase.WAITING:
         enqueue_late(core, job, member)
+
+
+def _is_given_up(core: Core, fact: MemberSet) -> bool:
+    """Whether a member waits for somebody to act. One who comes new does that, for all who wait."""
+    known = core.given_up.get(fact.work)
+    if known is None:
+        return False
+    if fact.member in known.record.members:
+        core.waits_on(fact)
+        return True
+    core.returning.extend(core.take_up(fact.work).values())
+    return False
 
 
 def _part_with(core: Core, job: Job, key: str) -> None:
@@ -187,6 +201,7 @@ def _late_request(core: Core, job: Job, member: Member) -> Request:
 
 def work_gone(core: Core, work: str, now: float) -> None:
     core.works.pop(work, None)
+    core.take_up(work)
     job = core.jobs.get(core.job_of_work.get(work, 0))
     if job is None:
         return
@@ -202,6 +217,7 @@ def member_gone(core: Core, key: str, now: float) -> None:
     hold_gone(core, LEFT_OVER + key)
     for deferred in core.deferred.values():
         deferred.pop(key, None)
+    core.waits_no_more(key)
     job = core.jobs.get(core.job_of_member.get(key, 0))
     member = job.members.get(key) if job is not None else None
     if job is None or member is None:
@@ -213,7 +229,7 @@ def member_gone(core: Core, key: str, now: float) -> None:
         if not job.members:
             raise_exception(core, job, now, "cancel", "its last member is gone")
         elif job.state is JobState.SCHED:
-            assemble(core, job, now)
+            core.counting[job.id] = None
         return
     member_ended(core, job, member, 9, "gone", now)
 

@@ -19,6 +19,8 @@ __all__ = [
     "Change",
     "DrainGone",
     "DrainSet",
+    "GivenUpGone",
+    "GivenUpSet",
     "IdHighest",
     "IntentDone",
     "IntentNew",
@@ -152,6 +154,20 @@ class QueueSet:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenUpSet:
+    """The job of a work is over for good: members that were there then wait until somebody else comes."""
+
+    work: str
+    members: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUpGone:
+    work: str
+
+
+@dataclass(frozen=True, slots=True)
 class IdHighest:
     """The highest job id, intent id and node rank ever given: none is given twice, whatever is forgotten."""
 
@@ -174,6 +190,8 @@ Change = (
     | DrainSet
     | DrainGone
     | QueueSet
+    | GivenUpSet
+    | GivenUpGone
     | IdHighest
 )
 
@@ -203,4 +221,5 @@ class Recorded:
     nodes: tuple[NodeNew, ...] = ()
     drains: tuple[DrainSet, ...] = ()
     queues: tuple[QueueSet, ...] = ()
+    given_up: tuple[GivenUpSet, ...] = ()
     keys: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of recent submissions

@@ -15,7 +15,7 @@ from penstock.model.job import JobState, state_after
 from penstock.model.jobid import JobIds
 from penstock.sched.ask import JobSpec, spec_of_submission, spec_of_work
 from penstock.sched.cluster import Cluster
-from penstock.sched.core import Core
+from penstock.sched.core import Core, GivenUp
 from penstock.sched.dependencies import Scheme, Verdict, judge
 from penstock.sched.job import Job, MemberPhase, take_in
 from penstock.sched.lifecycle import remember_intent
@@ -37,6 +37,7 @@ def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Schedu
     core.drains = {drain.node: drain for drain in recorded.drains}
     core.queues = {queue.queue: queue for queue in recorded.queues}
     core.keys = dict(recorded.keys)
+    core.given_up = {one.work: GivenUp(one) for one in recorded.given_up}
     for row in recorded.jobs:
         job = _job(core, row)
         if job.state is JobState.INACTIVE:

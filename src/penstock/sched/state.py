@@ -95,6 +95,7 @@ class Scheduler:
                     replies.append(Reply(error=error))
             else:
                 self._take(one, now)
+        self._assemble(now)
         self._tick(now)
         self._settle(now)
         return self._step(replies)
@@ -115,7 +116,7 @@ class Scheduler:
             case MemberGone():
                 membership.member_gone(core, fact.member, now)
             case WorkSet():
-                membership.work_set(core, fact, now)
+                membership.work_set(core, fact)
             case WorkGone():
                 membership.work_gone(core, fact.work, now)
             case HoldSet():
@@ -147,14 +148,15 @@ class Scheduler:
         core.cluster.is_complete = True
         held = {hold.hold for hold in fact.holds}
         observed = {one.member for one in fact.observations}
+        held |= {membership.LEFT_OVER + one for one in observed}
         for hold in core.cluster.holds():
-            if hold not in held and hold.removeprefix(membership.LEFT_OVER) not in observed:
+            if hold not in held:
                 nodes.hold_gone(core, hold)
         for hold_fact in fact.holds:
             nodes.hold_set(core, hold_fact)
         works = {work.work for work in fact.works}
         for work_fact in fact.works:
-            membership.work_set(core, work_fact, now)
+            membership.work_set(core, work_fact)
         members = {member.member for member in fact.members}
         for member_fact in fact.members:
             membership.member_set(core, member_fact, now)
@@ -188,6 +190,8 @@ class Scheduler:
     ) -> None:
         core = self.core
         there = members | observed
+        for work in [work for work in {**core.works, **core.given_up} if work not in works]:
+            membership.work_gone(core, work, now)
         for job in list(core.jobs.values()):
             if job.work:
                 for key in [key for key in job.members if key not in there]:
@@ -261,6 +265,26 @@ class Scheduler:
 
     # Settling a step
 
+    def _assemble(self, now: float) -> None:
+        """Counts the members of groups once, however many of them have come or gone."""
+        core = self.core
+        counting, core.counting = core.counting, {}
+        for number in counting:
+            job = core.jobs.get(number)
+            if job is not None:
+                membership.assemble(core, job, now)
+
+    def _queue_lately(self, now: float) -> None:
+        """Takes groups further that have become whole in this step."""
+        core = self.core
+        lately, core.lately = core.lately, {}
+        for number in lately:
+            assembled = core.jobs.get(number)
+            if assembled is not None:
+                self._park_if_never(assembled)
+                try_depend(core, assembled, now)
+                core.enqueue(assembled)  # It may ask for something else than before.
+
     def _settle(self, now: float) -> None:
         core = self.core
         core.cluster.settle()
@@ -270,13 +294,7 @@ class Scheduler:
                 if job.is_parked:
                     self._park_if_never(job)
         settle_step(core, now)
-        for number in list(core.lately):
-            assembled = core.jobs.get(number)
-            if assembled is not None:
-                self._park_if_never(assembled)
-                try_depend(core, assembled, now)
-                core.enqueue(assembled)  # It may ask for something else than before.
-        core.lately.clear()
+        self._queue_lately(now)
         for number, slots in core.owed_slots.items():
             if number in core.jobs:
                 free_some(core, core.jobs[number], slots, now)
@@ -284,6 +302,8 @@ class Scheduler:
         returning, core.returning = core.returning, []
         for member_fact in returning:
             membership.member_set(core, member_fact, now)
+        self._assemble(now)
+        self._queue_lately(now)
         for number, key in core.late:
             begun = core.jobs.get(number)
             late = begun.members.get(key) if begun is not None else None

@@ -23,6 +23,8 @@ from penstock.sched.records import (
     Change,
     DrainGone,
     DrainSet,
+    GivenUpGone,
+    GivenUpSet,
     IdHighest,
     IntentDone,
     IntentNew,
@@ -80,6 +82,8 @@ _KINDS: Final[dict[type, _Kind]] = {
     DrainSet: _Kind(3, 0, "node", "upsert_drains", last_counts=True, is_counted=False),
     DrainGone: _Kind(3, 1, "node", "delete_drains", is_counted=False),
     QueueSet: _Kind(4, 0, "queue", "upsert_queues", last_counts=True, is_counted=False),
+    GivenUpSet: _Kind(5, 0, "work", "upsert_given_up", last_counts=True, is_counted=False),
+    GivenUpGone: _Kind(5, 1, "work", "delete_given_up", is_counted=False),
 }
 
 

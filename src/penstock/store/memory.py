@@ -24,6 +24,8 @@ from penstock.sched.records import (
     Change,
     DrainGone,
     DrainSet,
+    GivenUpGone,
+    GivenUpSet,
     IdHighest,
     IntentDone,
     IntentNew,
@@ -67,6 +69,7 @@ class MemoryTables:
     ranks: dict[int, str] = field(default_factory=dict)  # rank -> node
     drains: dict[str, DrainSet] = field(default_factory=dict)
     queues: dict[str, QueueSet] = field(default_factory=dict)
+    given_up: dict[str, GivenUpSet] = field(default_factory=dict)
     submissions: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # job, seen_at
 
 
@@ -259,6 +262,7 @@ class MemoryStore:
             nodes=tuple(sorted(tables.nodes.values(), key=lambda node: node.rank)),
             drains=tuple(drain for _, drain in sorted(tables.drains.items())),
             queues=tuple(queue for _, queue in sorted(tables.queues.items())),
+            given_up=tuple(one for _, one in sorted(tables.given_up.items())),
             keys={key: ids for key, ids in keys.items() if ids},
         )
 
@@ -288,6 +292,10 @@ class _Applying:
                 self._remove(self._tables.drains, change.node)
             case QueueSet():
                 self._put(self._tables.queues, change.queue, change)
+            case GivenUpSet():
+                self._put(self._tables.given_up, change.work, change)
+            case GivenUpGone():
+                self._remove(self._tables.given_up, change.work)
             case IdHighest():
                 old: IdHighest = self._tables.instance["highest"]
                 highest = IdHighest(

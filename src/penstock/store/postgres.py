@@ -231,6 +231,7 @@ async def _begin(connection: Connection, now: float) -> tuple[int, Recorded]:
         nodes=tuple(rows.node(row) for row in await read("recorded_nodes")),
         drains=tuple(rows.drain(row) for row in await read("recorded_drains")),
         queues=tuple(rows.queue(row) for row in await read("recorded_queues")),
+        given_up=tuple(rows.given_up(row) for row in await read("recorded_given_up")),
         keys={key: tuple(ids) for key, ids in await read("recorded_submissions", after=now - KEYS_KEPT_S)},
     )
     return epoch, recorded

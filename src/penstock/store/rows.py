@@ -10,6 +10,7 @@ from penstock.sched.records import (
     AllocationNew,
     AllocationRow,
     DrainSet,
+    GivenUpSet,
     IntentNew,
     JobLive,
     JobNew,
@@ -24,6 +25,7 @@ __all__ = [
     "drain",
     "event",
     "filter_values",
+    "given_up",
     "intent",
     "job_row",
     "job_rows",
@@ -70,6 +72,11 @@ def drain(row: Row) -> DrainSet:
 
 def queue(row: Row) -> QueueSet:
     return QueueSet(*row)
+
+
+def given_up(row: Row) -> GivenUpSet:
+    work, members, reason = row
+    return GivenUpSet(work, tuple(members), reason)
 
 
 def filter_values(wanted: JobFilter) -> dict[str, object]:

@@ -137,6 +137,17 @@ ON CONFLICT (node) DO UPDATE SET reason = excluded.reason, by = excluded.by, at 
 -- Nodes that take work again.
 DELETE FROM drains USING json_to_recordset(%(rows)s::json) AS told (node text) WHERE drains.node = told.node
 
+-- upsert_given_up
+-- The last word on each work counts.
+INSERT INTO given_up (work, members, reason)
+SELECT work, members, reason
+FROM json_to_recordset(%(rows)s::json) AS told (work text, members text[], reason text)
+ON CONFLICT (work) DO UPDATE SET members = excluded.members, reason = excluded.reason
+
+-- delete_given_up
+-- Works that are gone, or tried again.
+DELETE FROM given_up USING json_to_recordset(%(rows)s::json) AS told (work text) WHERE given_up.work = told.work
+
 -- upsert_queues
 -- The last setting of each queue counts.
 INSERT INTO queues (queue, enabled, started, reason_disabled, reason_stopped)
@@ -186,6 +197,10 @@ SELECT node, reason, by, at FROM drains ORDER BY node COLLATE "C"
 -- recorded_queues
 -- Queues as they were set.
 SELECT queue, enabled, started, reason_disabled, reason_stopped FROM queues ORDER BY queue COLLATE "C"
+
+-- recorded_given_up
+-- Works whose members wait for somebody to act.
+SELECT work, members, reason FROM given_up ORDER BY work COLLATE "C"
 
 -- recorded_submissions
 -- Keys of recent submissions.
