@@ -296,15 +296,15 @@ class TestInCluster:
             async with raw_server(handler) as server:
                 access = Access(server.url, credential=TokenFile(tmp_path / "data" / "token"))
                 async with Client(access, retries=QUICK) as client:
-                    assert (await client.server_version()).git_version == "v1.36.3"
+                    assert (await client.get("/version", dict[str, str]))["gitVersion"] == "v1.36.3"
                     valid = "second"
                     with pytest.raises(Unauthorized):
-                        await client.server_version()
+                        await client.get("/version", dict[str, str])
                     (tmp_path / "new").symlink_to("second")
                     (tmp_path / "new").rename(tmp_path / "data")
-                    await client.server_version()
+                    await client.get("/version", dict[str, str])
                     (tmp_path / "data").unlink()  # the old one serves on
-                    await client.server_version()
+                    await client.get("/version", dict[str, str])
 
         asyncio.run(scenario())
 
@@ -365,14 +365,14 @@ class TestPlugin:
                 user = {"exec": {**plugin.stanza(version), "provideClusterInfo": True}}
                 access = from_kubeconfig(write(tmp_path / "config", config({"server": server.url}, user)))
                 async with Client(access, retries=QUICK) as client:
-                    await asyncio.gather(*(client.server_version() for _ in range(5)))
+                    await asyncio.gather(*(client.get("/version", dict[str, str]) for _ in range(5)))
                     assert plugin.runs == 1
                     valid = "token-2"
                     await asyncio.gather(*(client.create("/x", {}) for _ in range(5)))
                     assert plugin.runs == 2, "a burst of refusals is one reason to run it"
                     valid = "none"
                     with pytest.raises(Unauthorized):
-                        await client.server_version()
+                        await client.get("/version", dict[str, str])
                     assert plugin.runs == 3
                 info = json.loads((tmp_path / "info").read_text())
                 assert info["apiVersion"] == version
@@ -474,7 +474,7 @@ class TestTls:
         async def scenario() -> Any:
             async with raw_server(handler, authority.server_context(directory, hosts=hosts)) as server:
                 async with Client(access_of(server.url), retries=QUICK) as client:
-                    await client.server_version()
+                    await client.get("/version", dict[str, str])
                 peer = server.peers[-1]
                 return common_name(peer) if peer else None
 
@@ -546,16 +546,16 @@ class TestTls:
                 async with Client(Access(server.url, tls), retries=QUICK) as client:
                     seconds = 0.0
                     client._transport._tls._clock = lambda: seconds
-                    await client.server_version()
+                    await client.get("/version", dict[str, str])
                     rotate("new")
-                    await client.server_version()
+                    await client.get("/version", dict[str, str])
                     assert server.connections == 1
                     seconds = 2.0
-                    await client.server_version()
+                    await client.get("/version", dict[str, str])
                     assert [common_name(peer) for peer in server.peers] == ["old", "new"]
                     files["me.key"].write_text("half a")  # a rotation under way
                     seconds = 4.0
-                    await client.server_version()
+                    await client.get("/version", dict[str, str])
                     assert server.connections == 2
 
         asyncio.run(scenario())
@@ -566,7 +566,7 @@ class TestTls:
 
         async def scenario() -> None:
             async with Client(access, retries=QUICK) as client:
-                await client.server_version()
+                await client.get("/version", dict[str, str])
 
         with pytest.raises(Unreachable, match=r"ca\.crt"):
             asyncio.run(scenario())

@@ -1,7 +1,7 @@
 """Where an instance lives: what differs between a world of processes and one of pods.
 
 A habitat brings the driver and all that belongs to it: who may be in office, what is shown of the nodes,
-where output is, what is left to be taken down. `local_habitat` is the one of processes; that of pods is in
+where output is, what is left to be taken down. `LocalHabitat` is the one of processes; that of pods is in
 `kube`.
 """
 

@@ -35,7 +35,6 @@ __all__ = [
     "Listed",
     "PatchKind",
     "Regarding",
-    "Version",
     "described",
     "metadata_of",
     "micro_time",
@@ -77,12 +76,6 @@ class Regarding:
     name: str
     namespace: str = ""
     uid: str = ""
-
-
-class Version(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
-    git_version: str = ""
-    major: str = ""
-    minor: str = ""
 
 
 class _ListMetadata(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
@@ -221,9 +214,6 @@ class Client:
             return frozenset()
         served = self._decode("GET", path, body, _Served)
         return frozenset(resource.name for resource in served.resources or ())
-
-    async def server_version(self) -> Version:
-        return await self.get("/version", Version)
 
     # Writes.
 

@@ -19,7 +19,6 @@ __all__ = [
     "Deployment",
     "Job",
     "LabelSelector",
-    "Lease",
     "Metadata",
     "NativePodGroup",
     "Node",
@@ -79,7 +78,6 @@ class Condition(_Part, frozen=True):
     reason: str = ""
     message: str = ""
     last_transition_time: str | None = None
-    observed_generation: int | None = None
 
 
 class Requirement(_Part, frozen=True):
@@ -144,14 +142,11 @@ class Toleration(_Part, frozen=True):
 
 class Resources(_Part, frozen=True):
     requests: dict[str, str] | None = None
-    limits: dict[str, str] | None = None
 
 
 class ContainerPort(_Part, frozen=True):
-    container_port: int = 0
     host_port: int = 0
     protocol: str = "TCP"
-    host_ip: str = msgspec.field(default="", name="hostIP")
 
 
 class Container(_Part, frozen=True):
@@ -210,9 +205,7 @@ class PodSpec(_Part, frozen=True):
 
 class _Terminated(_Part, frozen=True):
     exit_code: int = 0
-    signal: int = 0
     reason: str = ""
-    started_at: str | None = None
     finished_at: str | None = None
 
 
@@ -225,13 +218,11 @@ class ContainerStatus(_Part, frozen=True):
     resources: Resources | None = None
     allocated_resources: dict[str, str] | None = None
     state: ContainerState = ContainerState()
-    last_state: ContainerState = ContainerState()
 
 
 class PodStatus(_Part, frozen=True):
     phase: str = ""
     reason: str = ""
-    message: str = ""
     start_time: str | None = None
     conditions: tuple[Condition, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
@@ -271,7 +262,6 @@ class _NodeSpec(_Part, frozen=True):
 
 
 class _NodeStatus(_Part, frozen=True):
-    capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
     conditions: tuple[Condition, ...] | None = None
 
@@ -284,19 +274,14 @@ class Node(Object, frozen=True):
 class _JobSpec(_Part, frozen=True):
     parallelism: int | None = None
     completions: int | None = None
-    completion_mode: str = ""
     suspend: bool = False
     active_deadline_seconds: int | None = None
-    backoff_limit: int | None = None
-    managed_by: str = ""
     template: PodTemplate = PodTemplate()
 
 
 class _JobStatus(_Part, frozen=True):
     start_time: str | None = None
     succeeded: int = 0
-    failed: int = 0
-    active: int = 0
     conditions: tuple[Condition, ...] | None = None
 
 
@@ -330,7 +315,6 @@ class Deployment(Object, frozen=True):
 
 class _PodGroupSpec(_Part, frozen=True):
     min_member: int = 0
-    schedule_timeout_seconds: int | None = None
 
 
 class PodGroup(Object, frozen=True):
@@ -351,15 +335,10 @@ class _NativePodGroupSpec(_Part, frozen=True):
     scheduling_policy: _SchedulingPolicy = _SchedulingPolicy()
 
 
-class _ConditionsStatus(_Part, frozen=True):
-    conditions: tuple[Condition, ...] | None = None
-
-
 class NativePodGroup(Object, frozen=True):
     """Of Kubernetes itself: `scheduling.k8s.io/v1alpha2`."""
 
     spec: _NativePodGroupSpec = _NativePodGroupSpec()
-    status: _ConditionsStatus = _ConditionsStatus()
 
 
 class _ClaimSpec(_Part, frozen=True):
@@ -386,15 +365,3 @@ class _VolumeSpec(_Part, frozen=True):
 
 class PersistentVolume(Object, frozen=True):
     spec: _VolumeSpec = _VolumeSpec()
-
-
-class _LeaseSpec(_Part, frozen=True):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    acquire_time: str | None = None
-    renew_time: str | None = None
-    lease_transitions: int | None = None
-
-
-class Lease(Object, frozen=True):
-    spec: _LeaseSpec = _LeaseSpec()
