@@ -168,10 +168,13 @@ class Happenings:
 
 
 class Cluster:
-    """Objects, a mirror and a scheduler; what it wants is done at once."""
+    """Objects, a mirror and a scheduler; what it wants is done at once, or when `is_slow` is over."""
+
+    is_slow = False
 
     def __init__(self, seed: int = 0) -> None:
         self.now = NOW
+        self.held_back: list[Intent] = []
         self.mirror = Mirror(KubeSettings())
         self.happenings = Happenings(seed, lambda one, gone: put(self.mirror, one, gone=gone))
         queue = QueueSettings("default", parse_backfill("easy"))
@@ -189,6 +192,9 @@ class Cluster:
                 self.mirror.give_up(tiding.work, Problem(GIVEN_UP, tiding.reason))
 
     def carry_out(self, intents: tuple[Intent, ...]) -> None:
+        if self.is_slow:
+            self.held_back.extend(intents)
+            return
         for intent in intents:
             if isinstance(intent, Place):
                 for seat in intent.seats:
@@ -200,6 +206,11 @@ class Cluster:
                 if found is not None:
                     self.happenings.drop(found)
                 self.feed(Settled(intent.intent, member, Outcome.APPLIED if found else Outcome.GONE))
+
+    def hurry_up(self) -> None:
+        self.is_slow = False
+        held_back, self.held_back = self.held_back, []
+        self.carry_out(tuple(held_back))
 
     def _bind(self, intent: int, seat: Seat) -> None:
         found = self.happenings.objects.get((Pod, seat.member))

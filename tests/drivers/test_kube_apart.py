@@ -248,6 +248,18 @@ def test_bare_pods_with_the_same_label_are_kept_apart() -> None:
     assert sorted(nodes_of(cluster).values()) == ["n0", "n1"]
 
 
+def test_one_that_is_on_its_way_to_a_node_keeps_the_next_one_off_it() -> None:
+    """While it was alone its rule had no kind, so it was given none of it."""
+    cluster = cluster_of(2)
+    cluster.is_slow = True
+    for name in "ab":
+        cluster.happenings.put(carrier(name))
+        cluster.settle()
+    cluster.hurry_up()
+    cluster.settle()
+    assert sorted(nodes_of(cluster).values()) == ["n0", "n1"]
+
+
 def test_those_who_are_only_selected_share_a_node_that_no_carrier_has() -> None:
     cluster = cluster_of(2)
     cluster.happenings.put(carrier("alone"))

@@ -354,6 +354,7 @@ def back_to_waiting(core: Core, job: Job, member: Member, now: float) -> None:
         settle_member(core, number, member.key)
     shared = any(other.slot == member.slot and other is not member for other in job.live_members())
     core.unseat(member.key, member.node)
+    core.cluster.remove_hold(MORE + member.key)
     member.phase = MemberPhase.WAITING
     if not shared:
         core.owed_slots.setdefault(job.id, []).append(member.slot)

@@ -97,6 +97,8 @@ def member_set(core: Core, fact: MemberSet, now: float) -> None:
     has_changed = (member.ask, member.is_ready) != (ask, fact.ready)
     member.ask, member.is_ready, member.is_recreated = ask, fact.ready, fact.recreated
     member.name = fact.name
+    if member.phase.is_live:  # It is on its way to a node, and may ask for more than it was given.
+        _note_use(core, member, fact.amounts)
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
         core.counting[job.id] = None
     elif job.state is JobState.RUN and member.phase is MemberPhase.WAITING:
@@ -251,11 +253,11 @@ def observed(core: Core, fact: Observed, now: float) -> None:
             _not_there(core, job, member, now)
         case Phase.PLACED:
             _take_place(core, job, member, MemberPhase.PLACED)
-            _note_use(core, member, fact)
+            _note_use(core, member, fact.amounts)
         case Phase.RUNNING:
             member.started_at = member.started_at or fact.at
             _take_place(core, job, member, MemberPhase.RUNNING)
-            _note_use(core, member, fact)
+            _note_use(core, member, fact.amounts)
             core.unsettled[job.id] = None
         case Phase.ENDED:
             _ended(core, job, member, fact, now)
@@ -298,10 +300,10 @@ def _take_place(core: Core, job: Job, member: Member, phase: MemberPhase) -> Non
             core.again.add(number)  # Whoever was silent may not have heard it.
 
 
-def _note_use(core: Core, member: Member, fact: Observed) -> None:
+def _note_use(core: Core, member: Member, amounts: tuple[tuple[str, int], ...]) -> None:
     """What it uses beyond what it was given (it was resized in place) counts as use by others."""
     given = {kind: units for kind, _, units in member.grants}
-    beyond = ((kind, units - given.get(kind, 0)) for kind, units in fact.amounts)
+    beyond = ((kind, units - given.get(kind, 0)) for kind, units in amounts)
     more = tuple((kind, units) for kind, units in beyond if units > 0)
     if more:
         hold_set(core, HoldSet(MORE + member.key, member.node, more, name=MORE + member.shown_as))
