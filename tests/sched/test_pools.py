@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from penstock.drivers.sim.world import Fate, SimWorld, plain_nodes
+from penstock.store.memory import MemoryStore, MemoryTables
 from penstock.world.facts import Capacity, HoldGone, HoldSet, MemberSet, WorkSet
-from tests.sched.driving import Driver
+from tests.instance.lives import Lives
+from tests.sched.driving import Driver, settings_of
 
 CPU = Capacity("cpu", 8, divisible=True)
 
@@ -67,3 +69,26 @@ def test_what_others_use_of_a_pool_is_used_again_when_it_is_back() -> None:
     driver.feed(HoldGone("other"))
     driver.settle()
     assert len(driver.scheduler.core.cluster.engine.jobs) == 1
+
+
+def test_a_pool_that_was_away_at_a_restart_is_still_used_when_it_is_back() -> None:
+    """What the member has of it could not be booked again: it counts as use by others."""
+    tables = MemoryTables()
+    port = Capacity("port/80", 1, divisible=True)
+    world = SimWorld({node.node: node for node in plain_nodes(1, (CPU, port))})
+    world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
+    lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
+    amounts = (("cpu", 1), ("port/80", 1))
+    world.works["w"], world.members["w-0"] = WorkSet("w", "w", 1), MemberSet("w", "w-0", 0, amounts)
+    lives.feed(world.works["w"], world.members["w-0"])
+    lives.run_until(10)
+    with_port = dict(world.nodes)
+    world.nodes = {node.node: node for node in plain_nodes(1, (CPU,))}
+    lives.begin()
+    world.nodes = with_port
+    observed = [one for one in world.snapshot().observations if one.member == "w-0"]
+    lives.feed(*with_port.values(), *observed)
+    lives.feed(WorkSet("v", "v", 1), MemberSet("v", "v-0", 0, amounts))
+    lives.run_until(20)
+    assert lives.turns.scheduler is not None
+    assert len(lives.turns.scheduler.core.cluster.engine.jobs) == 1
