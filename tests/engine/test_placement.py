@@ -20,7 +20,6 @@ from penstock.engine import (
 )
 from penstock.engine.elastic import set_status
 from penstock.engine.request import BadShape
-from penstock.errors import BadRequest
 from penstock.model.jobspec import Resource
 
 CORE = want("slot", 1, want("core"))
@@ -114,11 +113,11 @@ def test_all_lies_within_one_vertex_of_a_level() -> None:
     assert str(never.reason).endswith("inside one rack")
 
 
-def test_a_level_that_does_not_exist_is_a_bad_request() -> None:
-    with pytest.raises(BadRequest) as caught:
-        Engine(cluster_of(nodes=1, cores=1)).match(1, asks(CORE, within="zone"), 0)
-    assert "rack" not in caught.value.expected
-    assert "node" in caught.value.expected
+def test_inside_a_level_that_does_not_exist_is_never_until_it_does() -> None:
+    engine = Engine(cluster_of(nodes=1, cores=1))
+    answer = engine.match(1, asks(CORE, within="zone"), 0)
+    assert isinstance(answer, Never)
+    assert answer.reason.clause == "asks to lie inside one zone, and no node lies in any"
 
 
 def test_an_extension_adds_members() -> None:
