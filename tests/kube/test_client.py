@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from penstock.errors import Conflict, Unavailable
+from penstock.kube import transport
 from penstock.kube.access import Access
 from penstock.kube.client import Client, PatchKind, Regarding
 from penstock.kube.credentials import Identity
@@ -453,6 +455,21 @@ def test_a_write_that_waits_for_a_credential_is_not_sent_once_we_may_not_write(i
             assert len(server.requests) == int(is_refused)
 
     asyncio.run(scenario())
+
+
+def test_a_write_that_waits_for_a_connection_is_not_sent_once_we_may_not_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_in_office, make = True, transport._make_socket
+
+    def late(address: Any) -> socket.socket:
+        nonlocal is_in_office
+        is_in_office = False
+        return make(address)
+
+    monkeypatch.setattr(transport, "_make_socket", late)
+    error, asked = ask(answering(DONE), BIND, may_write=lambda: is_in_office)
+    assert (type(error), asked) == (Withheld, [])
 
 
 def test_writes_of_who_looks_again_by_itself_are_sent_once() -> None:

@@ -4,8 +4,9 @@ Reads are tried again, with growing pauses, on anything that may pass. Writes ar
 server cannot have done them: it was never reached, or said that it has too much to do. Whatever else happens
 to a write is `OutcomeUnknown`, and whoever wrote has to look.
 
-Whoever may lose the right to write says so by `may_write`, which is asked right before each sending: a write
-that had to wait, for a place, for a credential or for its next try, is `Withheld` if that took too long.
+Whoever may lose the right to write says so by `may_write`, which is asked when the body of a request is about
+to be written to its connection, and not earlier: a write that had to wait, for a place, for a credential, for
+a connection or for its next try, is `Withheld` if that took too long.
 
 The number of requests in flight is bounded; the wait for a place is not timed, so that a burst of thousands
 of writes is a queue and no fault. What keeps an office (leases) is `urgent` and does not stand in that queue,
@@ -86,6 +87,23 @@ class _Lost(Exception):
     Being no error of aiohttp's, it is not tried again by that library, which does so for PUT and DELETE on
     connections that it kept.
     """
+
+
+class _LastLook(aiohttp.BytesPayload):
+    """The body of a write, and with it the headers: nothing leaves before, nothing is awaited in between."""
+
+    def __init__(self, data: bytes, may_write: Callable[[], bool]) -> None:
+        super().__init__(data)
+        self.is_withheld = False
+        self._may_write = may_write
+
+    async def write_with_length(
+        self, writer: aiohttp.abc.AbstractStreamWriter, content_length: int | None
+    ) -> None:
+        if not self._may_write():
+            self.is_withheld = True
+            raise RuntimeError("we may not write any more")  # Ends the connection.
+        await super().write_with_length(writer, content_length)
 
 
 async def _no_second_try(
@@ -259,14 +277,13 @@ class Transport:
             headers.append(("Content-Type", request.content_type))
         params = {name: value for name, value in request.query.items() if value}
         url = self.access.server + request.path + (f"?{urlencode(params)}" if params else "")
-        if request.verb not in READS and not self._may_write():
-            raise Withheld(f"{request}: not sent, as we may not write any more")
+        sent = None if request.data is None else _LastLook(request.data, self._may_write)
         try:
             context: ssl.SSLContext | bool = self._tls.context(identity) if self._is_tls else True
             response = await self._live_session().request(
                 request.verb,
                 url,
-                data=request.data,
+                data=sent,
                 headers=headers,
                 timeout=timeout,
                 ssl=context,
@@ -284,6 +301,10 @@ class Transport:
             raise Unreachable(f"{request}: {_said(error)}") from error
         except BadRequest as error:  # TLS material
             raise Unreachable(f"{request}: {error}") from error
+        except aiohttp.ClientConnectionError as error:
+            if sent is None or not sent.is_withheld:
+                raise
+            raise Withheld(f"{request}: not sent, as we may not write any more") from error
         if 200 <= response.status < 300:
             return response
         async with response:
