@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.drivers.kube.constraints import Refusal, Requirements, requirements_of
+from penstock.drivers.kube.constraints import Requirements, requirements_of
 from penstock.kube.types import PersistentVolume, PersistentVolumeClaim, Pod
 from penstock.model.constraint import (
     TAINTS_PROPERTY,
@@ -283,7 +283,7 @@ def test_a_pod_apart_from_its_like_wants_nodes_of_its_own(term: Any) -> None:
 def test_a_pod_apart_from_others_is_refused(term: Any) -> None:
     requirements = required_of(labels={"app": "x"}, affinity=anti_affinity(term))
     place = f"spec.affinity.podAntiAffinity.{REQUIRED}[0] (on {term['topologyKey']})"
-    assert requirements.refusals == (Refusal(f"{place} is not honoured", may_change=False),)
+    assert requirements.refusals == (f"{place} is not honoured",)
     assert not requirements.distinct_nodes
 
 
@@ -299,12 +299,12 @@ def test_each_thing_that_is_not_honoured_is_told() -> None:
         volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}],
     )
     assert requirements.distinct_nodes
-    assert [(refusal.text, refusal.may_change) for refusal in requirements.refusals] == [
-        (f"spec.affinity.podAffinity.{REQUIRED}[0] (on {ZONE}) is not honoured", False),
-        (f"spec.affinity.podAntiAffinity.{REQUIRED}[1] (on {REGION}) is not honoured", False),
-        (f"spec.topologySpreadConstraints[1] (DoNotSchedule, on {ZONE}) is not honoured", False),
-        ("spec.resourceClaims[0] (gpu) is not honoured", False),
-        ("spec.volumes[0] (scratch) is a generic ephemeral volume, which is not honoured", False),
+    assert list(requirements.refusals) == [
+        f"spec.affinity.podAffinity.{REQUIRED}[0] (on {ZONE}) is not honoured",
+        f"spec.affinity.podAntiAffinity.{REQUIRED}[1] (on {REGION}) is not honoured",
+        f"spec.topologySpreadConstraints[1] (DoNotSchedule, on {ZONE}) is not honoured",
+        "spec.resourceClaims[0] (gpu) is not honoured",
+        "spec.volumes[0] (scratch) is a generic ephemeral volume, which is not honoured",
     ]
 
 
@@ -325,35 +325,31 @@ def claiming(claim: Any, volume: Any = None) -> Requirements:
 
 
 @pytest.mark.parametrize(
-    ("claim", "text", "may_change"),
+    ("claim", "text"),
     [
-        (None, "volume claim c does not exist", True),
+        (None, "volume claim c does not exist"),
         (
             bound(metadata={"name": "c", "deletionTimestamp": "2026-01-01T00:00:00Z"}),
             "volume claim c is being deleted",
-            True,
         ),
-        (bound(status={"phase": "Lost"}), "volume claim c has lost its volume", True),
+        (bound(status={"phase": "Lost"}), "volume claim c has lost its volume"),
         (
             {"metadata": {"name": "c"}},
             "volume claim c is not bound to a volume yet, and claims are not bound for pods here",
-            True,
         ),
         (
             {"metadata": {"name": "c"}, "spec": {"volumeName": "v"}},
             "volume claim c is not bound to a volume yet, and claims are not bound for pods here",
-            True,
         ),
-        (bound(), "volume v of volume claim c does not exist", True),
+        (bound(), "volume v of volume claim c does not exist"),
         (
             bound(spec={"volumeName": "v", "accessModes": ["ReadWriteOncePod"]}),
             "volume claim c is for one pod at a time (ReadWriteOncePod), which is not honoured",
-            False,
         ),
     ],
 )
-def test_a_claim_that_cannot_be_used_is_a_refusal(claim: Any, text: str, may_change: bool) -> None:
-    assert claiming(claim).refusals == (Refusal(text, may_change),)
+def test_a_claim_that_cannot_be_used_is_a_refusal(claim: Any, text: str) -> None:
+    assert claiming(claim).refusals == (text,)
 
 
 def test_volumes_without_claims_restrict_nothing() -> None:

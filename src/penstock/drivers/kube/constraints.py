@@ -1,7 +1,7 @@
 """Where a pod may go, as a constraint, and what it asks for that is not honoured.
 
 A pod's node selector, required node affinity and tolerations, and the places of its bound volumes, become one
-constraint. What cannot be said as a constraint on single nodes is a `Refusal`: a pod that has one is left
+constraint. What cannot be said as a constraint on single nodes is a refusal: a pod that has one is left
 alone and told so, since to place it all the same would break what it asks for. Preferences (preferred
 affinity, `ScheduleAnyway`) are passed over by design, and limits on how many volumes a node can attach are
 not counted.
@@ -37,7 +37,7 @@ from penstock.model.constraint import (
     ValueOperator,
 )
 
-__all__ = ["Refusal", "Requirements", "VolumeLookup", "requirements_of"]
+__all__ = ["Requirements", "VolumeLookup", "requirements_of"]
 
 _BOUND: Final = "pv.kubernetes.io/bind-completed"
 _ONE_POD: Final = "ReadWriteOncePod"
@@ -70,18 +70,10 @@ class VolumeLookup(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """One thing that a pod asks for and does not get, as a sentence to be shown."""
-
-    text: str
-    may_change: bool  # False: it stands in the pod, or in what cannot be changed; True: look again later
-
-
-@dataclass(frozen=True, slots=True)
 class Requirements:
     constraint: Constraint
     distinct_nodes: bool = False  # no two of its group on one node
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[str, ...] = ()  # what it asks for and does not get, as sentences to be shown
 
 
 def requirements_of(pod: Pod, volumes: VolumeLookup) -> Requirements:
@@ -229,25 +221,25 @@ def _claims(pod: Pod) -> list[str]:
     )
 
 
-def _claimed(namespace: str, name: str, volumes: VolumeLookup) -> tuple[list[Constraint], list[Refusal]]:
+def _claimed(namespace: str, name: str, volumes: VolumeLookup) -> tuple[list[Constraint], list[str]]:
     """Where a claim lets its pods go, or why it lets them go nowhere."""
     claim = volumes.claim(namespace, name)
     if claim is None:
-        return [], [Refusal(f"volume claim {name} does not exist", may_change=True)]
+        return [], [f"volume claim {name} does not exist"]
     if claim.metadata.deletion_timestamp is not None:
-        return [], [Refusal(f"volume claim {name} is being deleted", may_change=True)]
+        return [], [f"volume claim {name} is being deleted"]
     if claim.status.phase == "Lost":
-        return [], [Refusal(f"volume claim {name} has lost its volume", may_change=True)]
+        return [], [f"volume claim {name} has lost its volume"]
     if _ONE_POD in claim.spec.access_modes:
         text = f"volume claim {name} is for one pod at a time ({_ONE_POD}), which is not honoured"
-        return [], [Refusal(text, may_change=False)]
+        return [], [text]
     if not claim.spec.volume_name or _BOUND not in (claim.metadata.annotations or {}):
         text = f"volume claim {name} is not bound to a volume yet, and claims are not bound for pods here"
-        return [], [Refusal(text, may_change=True)]
+        return [], [text]
     volume = volumes.volume(claim.spec.volume_name)
     if volume is None:
         text = f"volume {claim.spec.volume_name} of volume claim {name} does not exist"
-        return [], [Refusal(text, may_change=True)]
+        return [], [text]
     return _places(volume), []
 
 
@@ -282,38 +274,31 @@ def _zone_test(key: str, joined: str) -> Constraint | None:
 # What is not honoured
 
 
-def _beside_pods(pod: Pod) -> list[Refusal]:
+def _beside_pods(pod: Pod) -> list[str]:
     spec = pod.spec
     refusals = [
-        Refusal(
-            f"spec.topologySpreadConstraints[{index}] (DoNotSchedule, on {spread.topology_key}) "
-            "is not honoured",
-            may_change=False,
-        )
+        f"spec.topologySpreadConstraints[{index}] (DoNotSchedule, on {spread.topology_key}) is not honoured"
         for index, spread in enumerate(spec.topology_spread_constraints or ())
         if spread.when_unsatisfiable != "ScheduleAnyway"
     ]
     refusals += [
-        Refusal(f"spec.resourceClaims[{index}] ({claim.name}) is not honoured", may_change=False)
+        f"spec.resourceClaims[{index}] ({claim.name}) is not honoured"
         for index, claim in enumerate(spec.resource_claims or ())
     ]
     refusals += [
-        Refusal(
-            f"spec.volumes[{index}] ({volume.name}) is a generic ephemeral volume, which is not honoured",
-            may_change=False,
-        )
+        f"spec.volumes[{index}] ({volume.name}) is a generic ephemeral volume, which is not honoured"
         for index, volume in enumerate(spec.volumes or ())
         if volume.ephemeral is not None
     ]
     return refusals
 
 
-def _other_pods(pod: Pod) -> tuple[bool, list[Refusal]]:
+def _other_pods(pod: Pod) -> tuple[bool, list[str]]:
     """Whether a pod wants to be apart from its like, and what else it requires of other pods."""
     affinity = pod.spec.affinity
     if affinity is None:
         return False, []
-    refusals: list[Refusal] = []
+    refusals: list[str] = []
     if affinity.pod_affinity is not None:
         for index, term in enumerate(affinity.pod_affinity.required or ()):
             refusals.append(_unhonoured("podAffinity", index, term))
@@ -327,9 +312,9 @@ def _other_pods(pod: Pod) -> tuple[bool, list[Refusal]]:
     return distinct_nodes, refusals
 
 
-def _unhonoured(part: str, index: int, term: types.PodAffinityTerm) -> Refusal:
+def _unhonoured(part: str, index: int, term: types.PodAffinityTerm) -> str:
     place = f"spec.affinity.{part}.{_REQUIRED}[{index}]"
-    return Refusal(f"{place} (on {term.topology_key}) is not honoured", may_change=False)
+    return f"{place} (on {term.topology_key}) is not honoured"
 
 
 def _is_apart_from_itself(pod: Pod, term: types.PodAffinityTerm) -> bool:

@@ -465,7 +465,7 @@ class Mirror:
             return Problem("Misunderstood", str(error))
         requirements = requirements_of(pod, self._volumes)
         if requirements.refusals:
-            return Problem("NotSupported", "; ".join(refusal.text for refusal in requirements.refusals))
+            return Problem("NotSupported", "; ".join(requirements.refusals))
         problem = self._works.missing_group(belonging) or self._given_up.why(pod, belonging.work)
         return problem or MemberSet(
             work=belonging.work,
