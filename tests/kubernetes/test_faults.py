@@ -40,7 +40,9 @@ WORKING = (
 )
 NTH = tuple(f"{point}:{nth}" for point in BINDING for nth in (2, 3))
 RECORDS = ("store.record.before:3", "store.record.after:5", "store.record.before:7")
-STARTING = (*("store.take_over.before", "store.take_over.after", "store.prune.before", "store.prune.after"),)
+STARTING = tuple(
+    f"store.{name}.{when}" for name in ("claim_cluster", "take_over", "prune") for when in ("before", "after")
+)
 EVICTING = ("kube.evict.before", "kube.evict.after")
 ENDING = ("kube.end.before", "kube.end.after")
 MIGRATING = ("store.migrate.before", "store.migrate.after")
