@@ -391,7 +391,7 @@ def test_what_is_forbidden_is_said_with_verb_and_kind_once(caplog: pytest.LogCap
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client)),
+            running(mirror.reflect(client, pace=Pace(first_s=0.002, pause_s_max=0.01, slow_s=60.0))),
         ):
             await eventually(lambda: len(server.requests) >= 4)
             assert "not allowed to list pods" in mirror.state.problem

@@ -137,7 +137,7 @@ def test_a_gang_is_ended_although_the_api_server_was_away_when_it_should_be(
         assert replica.call("cancel", job["id"]).returncode == 0
         time.sleep(1.0)  # It has tried by now.
         cluster_of(site).start_part("kube-apiserver")
-        wait_phases(site, namespace, Running=0, limit_s=40)
+        wait_phases(site, namespace, Running=0, limit_s=120)  # The Job controller has missed the server too.
         check_next_gang(site, namespace)
         site.wait_sound(replica)
 

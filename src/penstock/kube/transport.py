@@ -63,7 +63,7 @@ class Retries:
     """
 
     tries: int = 5
-    write_tries: int = 5
+    write_tries: int | None = None  # None: as reads
     first_s: float = 0.1
     pause_s_max: float = 5.0
     total_s: float = 30.0
@@ -205,7 +205,8 @@ class Transport:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         started = time.monotonic()
         pause_s = self._retries.first_s
-        tries = self._retries.tries if verb in READS else self._retries.write_tries
+        retries = self._retries
+        tries = retries.tries if verb in READS or retries.write_tries is None else retries.write_tries
         for left in range(tries - 1, -1, -1):
             try:
                 if urgent:

@@ -19,9 +19,9 @@ of it. A pod that runs must not be taken for gone because it says something that
 | HTTP 410, or an ERROR event of code 410 | lost | short, growing |
 | any other ERROR event | lost | growing |
 | 429 | kept | what the server says, at least |
-| no connection, 5xx | kept | growing |
+| no connection, 5xx, 403 | kept | growing |
 | 404: the kind is not served | lost; all are gone | `slow_s` |
-| 400, 401, 403 | kept | `slow_s` |
+| 400, 401 | kept | `slow_s` |
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class _Reflection(Generic[T]):
         if isinstance(error, Forbidden):
             verbs = "watch" if self.position else "list"
             self._complain(f"we are not allowed to {verbs} {self.resource}; grant it", error)
-            return self.pace.slow_s
+            return self._next_pause_s()  # A server that has just begun says so for a moment, to anybody.
         self._complain(f"watching {self.resource} was interrupted", error)
         if isinstance(error, ApiError):
             if error.status in (400, 401):
