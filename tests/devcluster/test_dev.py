@@ -95,6 +95,8 @@ def test_a_cluster_in_the_foreground_and_kubectl_beside_it(user: User, how: sign
     done = user.run("kubectl", "get", "nodes", "-o", "json")
     assert [node["metadata"]["name"] for node in json.loads(done.stdout)["items"]] == ["node-0"]
     assert user.run("kubectl", "get", "nobody").returncode == 1
+    told = user.folder / "state" / "penstock-dev" / "cluster" / "penstock"
+    assert user.run("kubectl", "get", "nodes", PENSTOCK_STATE=str(told)).returncode == 0
     second = user.run("cluster", "--no-penstock")
     assert second.returncode == 1
     assert "already; stop it, or name another --directory" in second.stderr

@@ -23,7 +23,7 @@ from penstock.cli import exits
 from penstock.cli.client import Client
 from penstock.cli.group import SETTINGS
 from penstock.cli.screen import command_name
-from penstock.devcluster.pointers import Pointer, claim, home_of, release, running, write
+from penstock.devcluster.pointers import CLUSTER, PENSTOCK, Pointer, claim, home_of, release, running, write
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import BadRequest, Conflict, Unavailable
 from penstock.places import Places, places_of
@@ -82,7 +82,7 @@ def cluster(
         raise BadRequest("not a quantity", where="--memory", found=memory, expected="such as 32Gi")
     parts = find_parts()
     home = home_of(os.environ)
-    place = Path(os.path.abspath(directory)) if directory is not None else home / "cluster"
+    place = Path(os.path.abspath(directory)) if directory is not None else home / CLUSTER
     settings = DevSettings(
         nodes=nodes,
         cpu=cpu,
@@ -92,7 +92,7 @@ def cluster(
         native_gang=native_gang,
         apply=_manifests(),
     )
-    inside = places_of(str(place / "penstock"), os.environ)
+    inside = places_of(str(place / PENSTOCK), os.environ)
     began = time.monotonic()
     pointer, held = claim(home, place)
     made = DevCluster(

@@ -20,8 +20,11 @@ from typing import Final
 from penstock.errors import Conflict, Unavailable
 from penstock.places import make_private, places_of, private_mode
 
-__all__ = ["Pointer", "claim", "home_of", "release", "running", "write"]
+__all__ = ["CLUSTER", "PENSTOCK", "Pointer", "claim", "home_of", "release", "running", "write"]
 
+CLUSTER: Final = "cluster"  # in the home: the cluster that has no directory of its own
+PENSTOCK: Final = "penstock"  # in a cluster's directory: the state of the Penstock in it
+_HOME_SUFFIX: Final = "-dev"
 _SUFFIX: Final = ".cluster.json"
 _TRIES: Final = 20
 _SIZE_MAX: Final = 64 << 10
@@ -38,9 +41,15 @@ class Pointer:
 
 
 def home_of(environ: Mapping[str, str]) -> Path:
-    """Where the files are, and the cluster that has no directory of its own. Makes nothing."""
+    """Where the files are, and the cluster that has no directory of its own. Makes nothing.
+
+    Whoever has taken over the state directory of the Penstock in that cluster, as they are told to, means it.
+    """
     state = places_of(None, environ).state
-    return state.with_name(f"{state.name}-dev")
+    home = state.parent.parent
+    if home.name.endswith(_HOME_SUFFIX) and state == home / CLUSTER / PENSTOCK:
+        return home
+    return state.with_name(state.name + _HOME_SUFFIX)
 
 
 def claim(home: Path, directory: Path) -> tuple[Path, int]:
