@@ -23,19 +23,19 @@ from typing import Any
 
 import psycopg
 
+from penstock.api.service import Answers, Surroundings
+from penstock.backends.sim.mock import MockWorld
 from penstock.cli.client import Client
-from penstock.drivers.sim.mock import MockWorld
 from penstock.instance.loop import Instance
-from penstock.places import Places, make_places, places_of
+from penstock.paths import Places, make_places, places_of
+from penstock.protocol.commands import Submission, Submit
+from penstock.protocol.facts import Capacity, NodeSet, Snapshot
 from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
 from penstock.sched.settings import DEFAULT_QUEUE, QueueSettings, Settings, parse_backfill
-from penstock.store.opening import open_store
-from penstock.web.answers import Answers, Surroundings
+from penstock.store.factory import open_store
 from penstock.web.app import create_app
 from penstock.web.server import make_socket, serve
-from penstock.world.facts import Capacity, NodeSet, Snapshot
-from penstock.world.wishes import Submission, Submit
 
 __all__ = [
     "Figure",

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from penstock.devcluster.binaries import Parts, PartsMissing, find_parts
 from penstock.devcluster.cluster import DevCluster
-from penstock.devcluster.parts import Parts, PartsMissing, find_parts
 from penstock.devcluster.settings import DevSettings
 
 __all__ = ["REQUIRE_VARIABLE", "cluster_fixture", "needs_controlplane", "pod", "running_cluster", "wait_for"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -21,9 +22,13 @@ def instructions(call: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    is_collecting = gc.isenabled()
+    gc.disable()  # a collection runs callbacks of the test tools, which would be counted
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(before)
+        if is_collecting:
+            gc.enable()
     return count

@@ -19,7 +19,7 @@ import psycopg
 
 from bench.kube.plane import NAMESPACE, Plane
 from penstock.errors import PenstockError
-from penstock.places import places_of
+from penstock.paths import places_of
 from penstock.store.embedded import EmbeddedPostgres
 
 __all__ = ["Binder", "Contender", "KubeScheduler", "Penstock", "said_since"]

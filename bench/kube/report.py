@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bench.kube.cases import Load, Run
 from bench.kube.contenders import Penstock
-from penstock.devcluster.parts import ETCD_VERSION, KUBERNETES_VERSION
+from penstock.devcluster.binaries import ETCD_VERSION, KUBERNETES_VERSION
 
 __all__ = ["KubeReport"]
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from penstock.devcluster.parts import (
+from penstock.devcluster.binaries import (
     KUBERNETES_VERSION,
     PARTS,
     Part,

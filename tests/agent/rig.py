@@ -17,10 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from penstock.agent import salvage, wire
-from penstock.agent.home import Home
+from penstock.agent import orphans, wire
 from penstock.agent.processes import bearers
 from penstock.agent.records import Stage, TaskSpec
+from penstock.agent.task_dirs import Home
 
 __all__ = ["DEADLINE_S", "Client", "Rig", "processes_with", "until"]
 
@@ -172,7 +172,7 @@ class Rig:
             agent.kill()
             agent.wait()
         tokens = self.tokens()
-        until(lambda: salvage.end_all(self.home, "test", DEADLINE_S) is not None, "no agent is left")
+        until(lambda: orphans.end_all(self.home, "test", DEADLINE_S) is not None, "no agent is left")
         left = [pid for token in tokens for pid in bearers(token)]
         text = self.log()
         shutil.rmtree(self.base, ignore_errors=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.agent.home import Home
 from penstock.agent.processes import bearers
 from penstock.agent.records import Stage, Warn
+from penstock.agent.task_dirs import Home
 from penstock.agent.wire import Answered, Shutdown
 from tests.agent.rig import Rig, processes_with, small_disk, until
 

@@ -8,16 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from penstock.app.kube import Repairs
-from penstock.drivers.kube import world as world_module
-from penstock.drivers.kube.settings import KubeSettings
-from penstock.drivers.kube.world import KubeWorld
+from penstock.backends.kube import backend as world_module
+from penstock.backends.kube.backend import KubeWorld
 from penstock.instance.loop import Instance
 from penstock.kube.watch import Upserted
+from penstock.podspec.settings import KubeSettings
 from penstock.sched.settings import Settings
 from penstock.store.memory import MemoryStore
-from tests.drivers.kube_client import FakeClient
-from tests.drivers.kube_objects import node, pod
-from tests.drivers.kube_server import Server
+from tests.backends.kube_client import FakeClient
+from tests.backends.kube_objects import node, pod
+from tests.backends.kube_server import Server
 
 
 async def until(holds: Callable[[], object]) -> None:

@@ -8,15 +8,7 @@ import pytest
 
 from penstock.audit.amounts import amounts_of, exact, pod_amounts
 from penstock.errors import BadRequest
-from penstock.kube.types import (
-    Condition,
-    Container,
-    ContainerStatus,
-    Pod,
-    PodSpec,
-    PodStatus,
-    Resources,
-)
+from penstock.kube.types import Condition, Container, ContainerStatus, Pod, PodSpec, PodStatus, Resources
 
 GI, MI = 1 << 30, 1 << 20
 

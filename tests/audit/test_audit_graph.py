@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from penstock.app.graph_reading import graph_reading
+from penstock.app.audit_snapshot import graph_reading
 from penstock.audit.compare import compare
 from penstock.audit.differences import Kind
 from penstock.audit.readings import (
@@ -19,9 +19,9 @@ from penstock.audit.readings import (
     StoreReading,
 )
 from penstock.audit.store import read_store
-from penstock.drivers.sim.world import Fate, SimWorld, plain_nodes
+from penstock.backends.sim.backend import Fate, SimWorld, plain_nodes
+from penstock.protocol.facts import Capacity, HoldSet, MemberSet, Observed, Phase, WorkSet
 from penstock.store.memory import MemoryStore
-from penstock.world.facts import Capacity, HoldSet, MemberSet, Observed, Phase, WorkSet
 from tests.sched.driving import Driver, settings_of
 
 CAPACITY = {"cpu": 1000, "memory": 1 << 30, "pods": 10}

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from penstock.audit.amounts import pod_amounts
 from penstock.audit.readings import GRAPH_ALONE
-from penstock.drivers.kube.asks import use_of
 from penstock.kube.types import Condition, Container, ContainerStatus, Pod, PodSpec, PodStatus, Resources
+from penstock.podspec.pod_resources import use_of
 
 KINDS = ("cpu", "memory", "ephemeral-storage", "hugepages-2Mi", "example.com/gpu", "unheard-of")
 QUANTITIES = ("0", "1", "2", "100m", "1500m", "500u", "1n", "1Gi", "1.5Gi", "3e2", "0.1")

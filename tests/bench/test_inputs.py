@@ -14,7 +14,7 @@ import pytest
 
 from bench.inputs import CASES, Draws, Inputs, Phase, durations_s, graph, vertices
 from penstock.engine.graph import Graph
-from penstock.engine.readers.grug import read_grug
+from penstock.fluxion.readers.grug import read_grug
 from penstock.model.jobspec import Jobspec, parse_jobspec
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.model.jobid import encode_jobid
-from penstock.places import places_of
+from penstock.paths import places_of
 from penstock.web import CancelSelection
 from tests.cli.terminal import Terminal, environment, on_terminal, piped, runtime
 from tests.web.canned import DONE, Canned, job, served

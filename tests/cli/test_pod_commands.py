@@ -14,7 +14,7 @@ import pytest
 
 from penstock.cli.fields import job_field
 from penstock.errors import Conflict
-from penstock.places import places_of
+from penstock.paths import places_of
 from penstock.web import Doc
 from tests.cli.terminal import environment, on_terminal, piped, runtime
 from tests.web.canned import NOW, Canned, job, node, served

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.devcluster.parts import PARTS, cache_directory, find_parts
+from penstock.devcluster.binaries import PARTS, cache_directory, find_parts
 
 SCRIPT = Path(__file__).resolve().parents[2] / "hack" / "controlplane" / "build.py"
 TIMEOUT_S = 60

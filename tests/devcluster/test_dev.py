@@ -15,7 +15,7 @@ import pytest
 
 from penstock.cli.client import Client
 from penstock.errors import PenstockError
-from penstock.places import places_of
+from penstock.paths import places_of
 from tests.clusters import needs_controlplane, wait_for
 
 PENSTOCK = Path(sys.executable).parent / "penstock"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.client import Client
-from penstock.places import Places, places_of
+from penstock.paths import Places, places_of
 from tests.cli.terminal import Screen, Terminal, environment, on_terminal, runtime
 from tests.store.servers import wait_until
 

@@ -6,7 +6,7 @@ import pytest
 
 from builders import asks, asks_groups, at, held, on, placed, pools_of, short, sockets_of, want
 from penstock.engine import Engine, Graph, Never, NotNow, VertexSpec, cluster_of, slot_request
-from penstock.engine.elastic import set_status
+from penstock.engine.graph_updates import set_status
 
 
 def shared(engine: Engine, job: int) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from builders import asks, asks_groups, at, on, pools_of, sockets_of, want
 from penstock.engine import Answer, Engine, Never, NotNow, Reason, Request, cluster_of, slot_request
 from penstock.engine.allocation import Blocker, Step
-from penstock.engine.elastic import set_status
+from penstock.engine.graph_updates import set_status
 from penstock.model.constraint import Properties
 
 

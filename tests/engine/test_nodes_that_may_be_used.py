@@ -17,7 +17,7 @@ from penstock.engine import (
     cluster_of,
     slot_request,
 )
-from penstock.engine.elastic import set_property, set_status
+from penstock.engine.graph_updates import set_property, set_status
 from penstock.model.constraint import (
     And,
     Constraint,

@@ -18,7 +18,7 @@ from penstock.engine import (
     cluster_of,
     slot_request,
 )
-from penstock.engine.elastic import set_status
+from penstock.engine.graph_updates import set_status
 from penstock.engine.request import BadShape
 from penstock.model.jobspec import Resource
 

@@ -17,8 +17,8 @@ from penstock.engine import (
     cluster_of,
     slot_request,
 )
-from penstock.engine.elastic import set_status
 from penstock.engine.engine import BadTime
+from penstock.engine.graph_updates import set_status
 from penstock.errors import Conflict
 
 RESERVE = MatchOp.ALLOCATE_ORELSE_RESERVE

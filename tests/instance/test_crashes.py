@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.drivers.sim.world import Fate, SimWorld, plain_nodes
-from penstock.sched.requests import CanNeverRun
+from penstock.backends.sim.backend import Fate, SimWorld, plain_nodes
+from penstock.protocol.commands import Cancel
+from penstock.protocol.facts import Capacity, HoldGone, HoldSet, Outcome, Requeue
+from penstock.protocol.intents import Place, Seat
+from penstock.sched.commands import CanNeverRun
 from penstock.store.memory import MemoryStore, MemoryTables
 from penstock.store.postgres import PostgresStore
-from penstock.world.facts import Capacity, HoldGone, HoldSet, Outcome, Requeue
-from penstock.world.intents import Place, Seat
-from penstock.world.wishes import Cancel
-from tests.instance.lives import Lives, with_loop
+from tests.instance.terms import Lives, with_loop
 from tests.sched.driving import settings_of, submission
 from tests.store.servers import fresh_database, started_server
 

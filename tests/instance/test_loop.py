@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from penstock.drivers.sim.world import plain_nodes
+from penstock.backends.sim.backend import plain_nodes
 from penstock.instance.loop import Instance
+from penstock.protocol.backend import Sink
+from penstock.protocol.facts import Capacity, HoldSet, Snapshot
+from penstock.protocol.intents import Intent, Tell
 from penstock.sched.settings import Settings
 from penstock.store.memory import MemoryStore
-from penstock.world.facts import Capacity, HoldSet, Snapshot
-from penstock.world.intents import Intent, Tell
-from penstock.world.port import Sink
 
 
 class Large:

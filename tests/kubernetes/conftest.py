@@ -9,7 +9,7 @@ import pytest
 
 from penstock.devcluster.settings import DevSettings, NodeShape
 from tests.kubernetes.faults import Points, revive
-from tests.kubernetes.rooms import Lab, Room
+from tests.kubernetes.namespaces import Lab, Room
 from tests.kubernetes.site import Replica, Site, simulated_site
 
 _LAB = Lab()

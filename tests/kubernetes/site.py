@@ -32,7 +32,7 @@ from penstock.devcluster.cluster import DevCluster
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import PenstockError
 from penstock.model.quantity import parse_quantity
-from penstock.places import places_of
+from penstock.paths import places_of
 from tests.clusters import needs_controlplane
 
 __all__ = [

@@ -16,7 +16,7 @@ import pytest
 from penstock.devcluster.settings import NodeShape
 from penstock.model.quantity import parse_quantity
 from tests.kubernetes.manifests import job
-from tests.kubernetes.rooms import Lab
+from tests.kubernetes.namespaces import Lab
 from tests.kubernetes.site import ROOT, Replica, Site, amounts_of, external_kubeconfig, site_of, wait_for
 
 LIMIT_S = 120.0  # real containers take their time

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-import penstock.drivers.kube.acting
-import penstock.instance.turns
+import penstock.backends.kube.executor
+import penstock.instance.steps
 import penstock.store.transactions
 from penstock.failpoints import REGISTRY
 from tests.kubernetes.faults import (
@@ -55,7 +55,7 @@ def restart(replica: Replica, armed: str) -> None:
 
 
 def test_every_point_has_a_test() -> None:
-    modules = (penstock.drivers.kube.acting, penstock.instance.turns, penstock.store.transactions)
+    modules = (penstock.backends.kube.executor, penstock.instance.steps, penstock.store.transactions)
     assert all(modules)
     here = {name for name in REGISTRY if name.startswith(("store.", "instance.", "kube."))}
     assert sorted((*WORKING, *STARTING, *EVICTING, *ENDING, *MIGRATING)) == sorted(here)

@@ -19,15 +19,15 @@ import pytest
 
 from penstock.app.kube import KubeHabitat
 from penstock.app.kube_options import KubeOptions
+from penstock.backends.kube.backend import KubeWorld
 from penstock.devcluster.settings import DevSettings
-from penstock.drivers.kube.settings import KubeSettings
-from penstock.drivers.kube.world import KubeWorld
 from penstock.instance.loop import Instance
 from penstock.kube.access import find_access
 from penstock.kube.client import Client
-from penstock.places import places_of
+from penstock.paths import places_of
+from penstock.podspec.settings import KubeSettings
+from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
-from penstock.sched.state import Scheduler
 from penstock.store.embedded import EmbeddedPostgres
 from penstock.store.memory import MemoryStore
 from tests.kubernetes.faults import (

@@ -17,7 +17,7 @@ import yaml
 
 from penstock.devcluster.cluster import DevCluster
 from penstock.devcluster.settings import DevSettings
-from penstock.places import places_of
+from penstock.paths import places_of
 from penstock.store.embedded import EmbeddedPostgres
 from tests.kubernetes.faults import (
     ENDLESS,

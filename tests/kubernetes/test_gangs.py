@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.kubernetes.manifests import bare_pod, deployment, job, stateful_set
-from tests.kubernetes.rooms import Room, job_id
+from tests.kubernetes.namespaces import Room, job_id
 from tests.kubernetes.site import wait_for
 
 GROUP = {"penstock.dev/group": "mixed", "penstock.dev/group-size": "3"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from tests.kubernetes.manifests import bare_pod, deployment, job
-from tests.kubernetes.rooms import Room
+from tests.kubernetes.namespaces import Room
 from tests.kubernetes.site import wait_for
 
 LIMIT = "penstock.dev/limit"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kubernetes.conftest import FOUR_CORES
 from tests.kubernetes.manifests import bare_pod, job, stateful_set
-from tests.kubernetes.rooms import Lab, Room, workers
+from tests.kubernetes.namespaces import Lab, Room, workers
 from tests.kubernetes.site import wait_for
 
 ZONE = "topology.kubernetes.io/zone"

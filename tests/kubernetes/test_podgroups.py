@@ -8,7 +8,7 @@ import pytest
 
 from tests.kubernetes.conftest import FOUR_CORES
 from tests.kubernetes.manifests import bare_pod, deployment, job, native_group, pod_group
-from tests.kubernetes.rooms import Lab, Room, job_id
+from tests.kubernetes.namespaces import Lab, Room, job_id
 from tests.kubernetes.site import wait_for
 
 COSCHEDULING = "scheduling.x-k8s.io/pod-group"

@@ -14,7 +14,7 @@ import yaml
 
 from tests.kubernetes.conftest import FOUR_CORES
 from tests.kubernetes.manifests import bare_pod, job, native_group
-from tests.kubernetes.rooms import Lab, Room
+from tests.kubernetes.namespaces import Lab, Room
 from tests.kubernetes.site import ROOT, wait_for
 
 USER = "system:serviceaccount:penstock-system:penstock"

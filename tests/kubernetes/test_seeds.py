@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from penstock.devcluster.settings import NodeShape
-from tests.kubernetes.rooms import Lab, Room, job_id
+from tests.kubernetes.namespaces import Lab, Room, job_id
 from tests.kubernetes.site import Site, wait_for
 
 SEEDS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "seed-manifests"

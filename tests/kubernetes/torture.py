@@ -23,7 +23,7 @@ from pathlib import Path
 from penstock.devcluster.api import ApiRefused
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import PenstockError
-from penstock.places import places_of
+from penstock.paths import places_of
 from penstock.store.embedded import EmbeddedPostgres
 from tests.kubernetes.faults import (
     Points,

@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.document import BadDocument
-from penstock.model.rset import (
-    BadResourceSet,
-    RankGroup,
-    ResourceSet,
-    encode_rset,
-    parse_rset,
-    rank_hosts,
-)
+from penstock.model.rset import BadResourceSet, RankGroup, ResourceSet, encode_rset, parse_rset, rank_hosts
 
 LINE = (
     '{"version": 1, "execution": {"R_lite": [{"rank": "0-3", "children": {"core": "0-7", "gpu": "0-1"}}], '

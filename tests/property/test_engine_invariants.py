@@ -31,9 +31,10 @@ from penstock.engine import (
     Vertex,
 )
 from penstock.engine.booking import Mark
-from penstock.engine.elastic import attach, remove, resize, set_status
+from penstock.engine.graph_updates import remove, resize, set_status
 from penstock.engine.request import BadShape
 from penstock.errors import Conflict
+from penstock.fluxion.attach import attach
 from penstock.model.constraint import matches
 
 POLICIES = ["first", "low", "high", "lonode", "hinodex", "lonodex", "firstnodex", "pack", "spread"]

@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.drivers.sim.world import Fate, SimWorld, plain_nodes
+from penstock.backends.sim.backend import Fate, SimWorld, plain_nodes
 from penstock.model.job import JobEvent
+from penstock.protocol.commands import Submission, Submit, Wish
+from penstock.protocol.facts import Capacity, Fact, Requeue
+from penstock.protocol.intents import Place, Seat
 from penstock.sched.records import AllocationNew, Change, JobLogged, Recorded
 from penstock.sched.recovery import scheduler_from
+from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import QueueSettings, Settings, parse_backfill
-from penstock.sched.state import Scheduler, Step
-from penstock.world.facts import Capacity, Fact, Requeue
-from penstock.world.intents import Place, Seat
-from penstock.world.wishes import Submission, Submit, Wish
 
 __all__ = ["Driver", "jobspec", "nodes_of", "pool_of", "submission"]
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.drivers.sim.world import Fate
+from penstock.backends.sim.backend import Fate
 from penstock.errors import BadRequest, Conflict, PenstockError
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
+from penstock.protocol.commands import Cancel, Drain, QueueChange, SetUrgency, Submit, Undrain
+from penstock.protocol.facts import NodeGone, Observed, Phase, Requeue
+from penstock.sched.commands import CanNeverRun
 from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
-from penstock.sched.requests import CanNeverRun
 from penstock.sched.settings import QueueSettings, Settings, parse_backfill
-from penstock.world.facts import NodeGone, Observed, Phase, Requeue
-from penstock.world.wishes import Cancel, Drain, QueueChange, SetUrgency, Submit, Undrain
 from tests.sched.driving import Driver, nodes_of, pool_of, settings_of, submission
 
 

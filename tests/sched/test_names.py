@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.drivers.sim.world import Fate
+from penstock.backends.sim.backend import Fate
+from penstock.protocol.facts import HoldSet, MemberSet, Observed, Phase, Requeue, WorkSet
 from penstock.sched.job import Job, Member, detail_of, take_in
-from penstock.world.facts import HoldSet, MemberSet, Observed, Phase, Requeue, WorkSet
 from tests.sched.driving import Driver, settings_of
-from tests.sched.test_groups import endless, only_job, pods
+from tests.sched.test_gangs import endless, only_job, pods
 
 
 def named(number: int, cpu: int = 400) -> MemberSet:

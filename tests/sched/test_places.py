@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.drivers.sim.world import Fate, SimWorld
+from penstock.backends.sim.backend import Fate, SimWorld
 from penstock.model.job import JobState
+from penstock.protocol.facts import Capacity, HoldSet, MemberGone, NodeGone, WorkSet
 from penstock.sched.job import MemberPhase
-from penstock.sched.state import Scheduler
+from penstock.sched.scheduler import Scheduler
 from penstock.store.memory import MemoryStore, MemoryTables
-from penstock.world.facts import Capacity, HoldSet, MemberGone, NodeGone, WorkSet
-from tests.instance.lives import Lives
+from tests.instance.terms import Lives
 from tests.sched.driving import Driver, settings_of
-from tests.sched.works import endless, member, only_job, pods
+from tests.sched.workloads import endless, member, only_job, pods
 
 GPU = Capacity("example.com/gpu", 1, divisible=True)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.drivers.sim.world import Fate
+from penstock.backends.sim.backend import Fate
 from penstock.model.job import JobState
 from tests.sched.driving import Driver, nodes_of, pool_of, settings_of, submission
 from tests.sched.oracle import OracleJob, oracle_starts

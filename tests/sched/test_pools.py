@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.drivers.sim.world import Fate, SimWorld, plain_nodes
+from penstock.backends.sim.backend import Fate, SimWorld, plain_nodes
+from penstock.protocol.facts import Capacity, HoldGone, HoldSet, MemberSet, WorkSet
 from penstock.store.memory import MemoryStore, MemoryTables
-from penstock.world.facts import Capacity, HoldGone, HoldSet, MemberSet, WorkSet
-from tests.instance.lives import Lives
+from tests.instance.terms import Lives
 from tests.sched.driving import Driver, settings_of
 
 CPU = Capacity("cpu", 8, divisible=True)

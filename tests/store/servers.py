@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from penstock.places import Places
+from penstock.paths import Places
 from penstock.store.embedded import EmbeddedPostgres
 
 __all__ = ["Server", "fresh_database", "kill_server", "own_places", "started_server", "wait_until"]

@@ -16,11 +16,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from servers import Server, kill_server, own_places, wait_until
 
 from penstock.errors import Conflict, Unavailable
-from penstock.places import Places
+from penstock.paths import Places
 from penstock.store import embedded as module
-from penstock.store.account import Account, require_passage
 from penstock.store.binaries import programs_in_place
 from penstock.store.embedded import EmbeddedPostgres
+from penstock.store.os_account import Account, require_passage
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root lends an account")
 
@@ -54,7 +54,7 @@ def test_it_is_made_once_found_again_and_ended_in_order() -> None:
 
 def test_it_outlives_its_owner_and_a_signal_from_the_terminal(mortal: Server) -> None:
     code = (
-        "import sys; from pathlib import Path; from penstock.places import Places;"
+        "import sys; from pathlib import Path; from penstock.paths import Places;"
         "from penstock.store.embedded import EmbeddedPostgres;"
         "EmbeddedPostgres(Places(Path(sys.argv[1]), Path(sys.argv[2]))).start(); print('up', flush=True);"
         "sys.stdin.read()"
@@ -223,7 +223,7 @@ def test_passage_is_judged_by_owner_then_group_then_others(
 def test_an_ordinary_user_runs_the_programs_where_they_are() -> None:
     # Python itself may lie below a closed directory, so the process changes its user once it has loaded all.
     code = (
-        "import os, sys; from pathlib import Path; from penstock.places import Places;"
+        "import os, sys; from pathlib import Path; from penstock.paths import Places;"
         "from penstock.store.embedded import EmbeddedPostgres;"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534); above = Path(sys.argv[1]);"
         "server = EmbeddedPostgres(Places(above / 'state', above / 'run'));"

@@ -15,9 +15,9 @@ from penstock.failpoints import Crash, armed
 from penstock.model.job import JobState
 from penstock.sched.records import AllocationGone, AllocationNew, SlotsFreed
 from penstock.store.batch import arrange
-from penstock.store.faults import Away, explained
+from penstock.store.factory import open_store
 from penstock.store.migrate import migrate, schema_version
-from penstock.store.opening import open_store
+from penstock.store.pg_errors import Away, explained
 from penstock.store.port import JobFilter, Retention
 from penstock.store.postgres import PostgresStore
 from penstock.store.queries import MIGRATIONS, QUERIES, Migration, parse_queries

@@ -29,7 +29,7 @@ from penstock.sched.records import (
     Recorded,
     SlotsFreed,
 )
-from penstock.store.placed import PlacedJob, PlacedMember
+from penstock.store.audit_rows import PlacedJob, PlacedMember
 from penstock.store.port import Fenced, JobFilter, Retention, Store
 from penstock.store.transactions import KEYS_KEPT_S, TRANSACTIONS
 

@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from penstock.agent.home import Home, TaskDir
 from penstock.agent.processes import TOKEN_VARIABLE, hold
+from penstock.agent.task_dirs import Home, TaskDir
 from penstock.cli.client import Client, NoInstance, Refused, StreamBroken
-from penstock.places import places_of
+from penstock.paths import places_of
 from penstock.store.embedded import EmbeddedPostgres
 
 __all__ = ["DEADLINE_S", "Broken", "Cluster", "cluster", "until"]

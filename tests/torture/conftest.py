@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.torture.halls import Hall
+from tests.torture.sites import Hall
 
 
 @pytest.fixture(scope="session")

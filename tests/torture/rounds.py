@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import penstock.agent.server  # so that all points are registered
-import penstock.drivers.local
-import penstock.instance.turns
+import penstock.backends.local
+import penstock.instance.steps
 import penstock.store.postgres  # noqa: F401
 from penstock.failpoints import REGISTRY
 from tests.torture.cluster import Broken, Cluster

@@ -8,13 +8,13 @@ import typing
 
 import pytest
 
-from penstock.agent.home import Home
+from penstock.agent.task_dirs import Home
 from penstock.cli.client import NoInstance, Refused, StreamBroken
 from tests.store.servers import fresh_database, started_server
 from tests.torture.cluster import Cluster, cluster, until
-from tests.torture.halls import Hall
 from tests.torture.judge import judge, wait_over
 from tests.torture.rounds import play
+from tests.torture.sites import Hall
 from tests.torture.workload import Given, Workload, asked, base_of, submit
 
 pytestmark = pytest.mark.slow

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 import penstock.agent
-from penstock.drivers.local import INTENTS
+from penstock.backends.local import INTENTS
 from penstock.failpoints import REGISTRY
+from penstock.protocol.intents import Intent
 from penstock.store.transactions import TRANSACTIONS
-from penstock.world.intents import Intent
 from tests.store.servers import Server, fresh_database
 from tests.torture.cluster import Cluster, cluster, until
-from tests.torture.halls import Hall
 from tests.torture.judge import judge, wait_over
 from tests.torture.rounds import POINTS, UNKNOWN_ENDS
+from tests.torture.sites import Hall
 from tests.torture.workload import Given, Workload, asked, base_of, cancel, submit, submit_dependents
 
 WORKING = (
@@ -42,7 +42,7 @@ BURYING = ("agent.exit.before", "agent.exit.after")
 FORBIDDING = ("agent.gone.before", "agent.gone.after")
 MIGRATING = ("store.migrate.before", "store.migrate.after")
 # Nothing is retracted from jobs that were submitted, only from groups that a world has brought:
-# tests/drivers/test_local_world.py has an instance die there.
+# tests/backends/test_local_backend.py has an instance die there.
 # A cluster is claimed by instances in one: tests/store/test_store_conformance.py has these die there.
 ELSEWHERE = (
     *("local.retract.before", "local.retract.after"),

@@ -8,11 +8,11 @@ from urllib.parse import quote
 
 import pytest
 
+from penstock.api.interface import ACTIVE
 from penstock.errors import Corrupt, Unavailable
 from penstock.model.job import JobState, Result
 from penstock.web import CancelSelection, Submission
 from penstock.web.bodies import BODY_BYTES_MAX, JOBS_MAX
-from penstock.web.service import ACTIVE
 from tests.web.canned import Canned, UnixConnection, ask, served
 
 SPEC = {

@@ -19,9 +19,9 @@ from typing import Final
 
 from penstock.agent import wire
 from penstock.agent.connection import Channel, serve_socket
-from penstock.agent.home import Home
 from penstock.agent.launch import Limits
 from penstock.agent.records import EndRequest, Stage
+from penstock.agent.task_dirs import Home
 from penstock.agent.tasks import Task, Tasks, log
 from penstock.agent.wire import Answered
 from penstock.errors import BadRequest, Conflict, PenstockError

@@ -21,10 +21,10 @@ import traceback
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from penstock.agent.home import TaskDir
 from penstock.agent.launch import Failure, Limits, enter_cwd, label, open_outputs, spawn
 from penstock.agent.processes import descendants_of, set_subreaper, start_ticks
 from penstock.agent.records import CAUSE_TIMEOUT, Accepted, EndRequest, Exited, Started
+from penstock.agent.task_dirs import TaskDir
 from penstock.failpoints import reach, register
 
 __all__ = ["BLOCKED", "supervise"]

@@ -20,19 +20,11 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Final
 
-from penstock.agent.home import Home, TaskDir, stage_of
 from penstock.agent.launch import NOT_EXECUTABLE, Limits
 from penstock.agent.processes import children_of, hold, kill_bearers, set_subreaper
-from penstock.agent.records import (
-    CAUSE_UNKNOWN,
-    Accepted,
-    EndRequest,
-    Exited,
-    Stage,
-    Started,
-    TaskSpec,
-)
+from penstock.agent.records import CAUSE_UNKNOWN, Accepted, EndRequest, Exited, Stage, Started, TaskSpec
 from penstock.agent.supervisor import BLOCKED, supervise
+from penstock.agent.task_dirs import Home, TaskDir, stage_of
 from penstock.errors import Conflict, Corrupt
 from penstock.failpoints import reach, register
 

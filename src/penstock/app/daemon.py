@@ -20,21 +20,21 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
 
+from penstock.api.service import Answers, Surroundings
 from penstock.app.configuration import Configuration
-from penstock.app.habitat import Habitat, LocalHabitat, cores_here
 from penstock.app.identity import Identity, claim, lock, look, write_identity
 from penstock.app.kube import KubeHabitat
 from penstock.app.kube_options import KubeOptions
+from penstock.app.runtime import Habitat, LocalHabitat, cores_here
 from penstock.errors import BadRequest, Conflict, PenstockError
 from penstock.instance.loop import Instance
-from penstock.places import Places, make_places
+from penstock.paths import Places, make_places
+from penstock.protocol.commands import Cancel
 from penstock.store.binaries import MAJOR
-from penstock.store.opening import Opened, choose_store
+from penstock.store.factory import Opened, choose_store
 from penstock.store.port import Fenced
-from penstock.web.answers import Answers, Surroundings
 from penstock.web.app import create_app
 from penstock.web.server import BearerOnly, listen_tcp, make_socket, read_token, serve
-from penstock.world.wishes import Cancel
 
 __all__ = ["Options", "Report", "run"]
 

@@ -22,11 +22,11 @@ import penstock
 from penstock.cli import exits
 from penstock.cli.client import Client
 from penstock.cli.group import SETTINGS
-from penstock.cli.screen import command_name
-from penstock.devcluster.pointers import CLUSTER, PENSTOCK, Pointer, claim, home_of, release, running, write
+from penstock.cli.terminal import command_name
+from penstock.devcluster.registry import CLUSTER, PENSTOCK, Pointer, claim, home_of, release, running, write
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import BadRequest, Conflict, Unavailable
-from penstock.places import Places, places_of
+from penstock.paths import Places, places_of
 
 if TYPE_CHECKING:
     from penstock.devcluster.cluster import DevCluster
@@ -74,9 +74,9 @@ def cluster(
     How long a pod runs is said by its annotation penstock.dev/sim-run (5s, inf), else by its command
     (sleep 30).
     """
+    from penstock.devcluster.binaries import find_parts
     from penstock.devcluster.cluster import DevCluster
-    from penstock.devcluster.guardian import Leaves
-    from penstock.devcluster.parts import find_parts
+    from penstock.devcluster.reaper import Leaves
 
     if not _QUANTITY.fullmatch(memory):
         raise BadRequest("not a quantity", where="--memory", found=memory, expected="such as 32Gi")

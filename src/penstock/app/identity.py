@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import Conflict, Unavailable
-from penstock.places import Places
+from penstock.paths import Places
 
 __all__ = ["FORMAT", "Identity", "claim", "lock", "look", "write_identity"]
 

@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock.app.graph_reading import graph_reading
+from penstock.app.audit_snapshot import graph_reading
 from penstock.app.kube_options import KubeOptions
 from penstock.audit.api import read_api
 from penstock.audit.auditor import Auditor
 from penstock.audit.readings import GraphReading
 from penstock.audit.store import read_store
-from penstock.drivers.kube.world import KubeWorld
+from penstock.backends.kube.backend import KubeWorld
 from penstock.errors import Conflict, Unavailable
 from penstock.instance.loop import Instance
 from penstock.kube.access import Access, find_access
@@ -35,10 +35,10 @@ from penstock.kube.lease import Election, LeaseLost
 from penstock.kube.resources import NAMESPACES
 from penstock.kube.transport import Retries
 from penstock.kube.types import Object
+from penstock.protocol.backend import World
+from penstock.protocol.facts import MemberGone
 from penstock.sched.settings import Settings
 from penstock.store.port import Fenced
-from penstock.world.facts import MemberGone
-from penstock.world.port import World
 
 __all__ = ["KubeHabitat", "Repairs", "WrongCluster"]
 

@@ -18,9 +18,9 @@ import click
 from penstock.cli import exits
 from penstock.cli.client import Client
 from penstock.cli.group import SETTINGS, json_option, state_option
-from penstock.cli.screen import Progress, complain, say, say_json
+from penstock.cli.terminal import Progress, complain, say, say_json
 from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
-from penstock.places import Places, make_places, places_of
+from penstock.paths import Places, make_places, places_of
 
 __all__ = ["start"]
 
@@ -87,7 +87,7 @@ def start(
     """
     from penstock.app.configuration import read_configuration
     from penstock.app.identity import look
-    from penstock.store.opening import check_database
+    from penstock.store.factory import check_database
 
     places = places_of(state, os.environ)
     _check_world(kube, {"--nodes": nodes, "--cores": cores, "--gpus": gpus}, kubeconfig, context)

@@ -15,9 +15,9 @@ import click
 from penstock.cli import exits
 from penstock.cli.client import KUBERNETES, Client, NoInstance, Refused, StreamBroken
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.screen import Progress, say, say_json
+from penstock.cli.terminal import Progress, say, say_json
 from penstock.errors import Unavailable
-from penstock.places import Places
+from penstock.paths import Places
 
 __all__ = ["stop"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from penstock.audit.readings import PLACING, JobPlaces, StoreMember, StoreReading
-from penstock.store.placed import PlacedJob
+from penstock.store.audit_rows import PlacedJob
 
 __all__ = ["PlacesStore", "places_of", "read_store"]
 

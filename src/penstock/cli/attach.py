@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from penstock.cli import exits
 from penstock.cli.client import Client, Doc, NoInstance, Refused, StreamBroken, job_path
-from penstock.cli.screen import SLOW_S, complain, is_terminal, paint, shown, width
+from penstock.cli.terminal import SLOW_S, complain, is_terminal, paint, shown, width
 from penstock.cli.times import clock, span
 from penstock.errors import Unavailable
 

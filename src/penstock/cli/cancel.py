@@ -10,7 +10,7 @@ import click
 from penstock.cli import exits
 from penstock.cli.client import Client
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.screen import Progress, complain, say_json
+from penstock.cli.terminal import Progress, complain, say_json
 from penstock.model.jobid import parse_jobid
 
 __all__ = ["cancel"]

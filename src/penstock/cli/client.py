@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 
 from penstock.errors import Conflict, Unavailable
 from penstock.model.jobid import encode_jobid, parse_jobid
-from penstock.places import Places, places_of
+from penstock.paths import Places, places_of
 
 __all__ = [
     "KUBERNETES",

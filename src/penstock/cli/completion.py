@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from penstock.cli.group import SETTINGS
-from penstock.cli.screen import say
+from penstock.cli.terminal import say
 
 __all__ = ["completion"]
 

@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.cli.screen import paint, shown
+from penstock.cli.terminal import paint, shown
 
 __all__ = ["EventLines"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from penstock.cli.screen import shown
+from penstock.cli.terminal import shown
 from penstock.errors import BadRequest
 from penstock.model.duration import format_duration
 

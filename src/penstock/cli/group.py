@@ -16,7 +16,7 @@ import click
 from penstock.cli import exits
 from penstock.cli.client import Client, Refused, client_of
 from penstock.cli.main import COMMANDS
-from penstock.cli.screen import complain
+from penstock.cli.terminal import complain
 from penstock.errors import BadRequest, PenstockError, Unavailable
 
 __all__ = ["SETTINGS", "complete", "json_option", "run_click", "state_option", "with_client"]

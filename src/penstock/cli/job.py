@@ -13,7 +13,7 @@ from penstock.cli import exits
 from penstock.cli.client import Client, Doc, job_path
 from penstock.cli.eventlogs import EventLines
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.screen import complain, has_colours, is_terminal, say, say_facts, say_json, shown, width
+from penstock.cli.terminal import complain, has_colours, is_terminal, say, say_facts, say_json, shown, width
 from penstock.cli.times import clock, day_and_time, span
 from penstock.model.duration import parse_duration
 from penstock.model.jobid import ENCODINGS, encode_jobid, parse_jobid

@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from penstock.cli.jobspecs import Shape, Wish, build_jobspec, parse_urgency, select_environment, substitute
-from penstock.cli.screen import complain
+from penstock.cli.terminal import complain
 from penstock.errors import BadRequest
 from penstock.model.idset import parse_idset
 

@@ -15,7 +15,7 @@ from penstock.cli.client import Client, Doc
 from penstock.cli.fields import HEADINGS, PRESETS, job_field
 from penstock.cli.formats import Cell, Table, parse_format
 from penstock.cli.group import SETTINGS, with_client
-from penstock.cli.screen import complain, is_terminal, paint, say, say_json, width
+from penstock.cli.terminal import complain, is_terminal, paint, say, say_json, width
 from penstock.cli.times import parse_when
 from penstock.errors import BadRequest
 from penstock.model.jobid import parse_jobid

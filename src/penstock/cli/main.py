@@ -53,7 +53,10 @@ COMMANDS: Final[dict[str, Entry]] = {
     "dev": Entry("penstock.app.dev:dev", "a real control plane with simulated nodes", _TOOLS),
     "completion": Entry("penstock.cli.completion:completion", "the completion script of a shell", _TOOLS),
     "demo": Entry(
-        "penstock.cli.demo:main", "run a mixed workload on a real instance of its own", _TOOLS, is_argv=True
+        "penstock.cli.plan_demo:main",
+        "run a mixed workload on a real instance of its own",
+        _TOOLS,
+        is_argv=True,
     ),
     "resource-query": Entry(
         "penstock.cli.resource_query:main",

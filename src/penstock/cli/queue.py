@@ -10,7 +10,7 @@ from penstock.cli import exits
 from penstock.cli.client import Client, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.screen import paint, say, say_json, shown
+from penstock.cli.terminal import paint, say, say_json, shown
 from penstock.model.duration import format_duration
 
 __all__ = ["queue"]

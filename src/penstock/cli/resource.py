@@ -11,7 +11,7 @@ import click
 from penstock.cli.client import Client, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.screen import paint, say, say_json
+from penstock.cli.terminal import paint, say, say_json
 from penstock.errors import BadRequest
 from penstock.model.hostlist import BadHostlist, encode_hostlist, parse_hostlist
 

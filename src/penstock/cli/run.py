@@ -10,8 +10,8 @@ import click
 from penstock.cli.client import Client
 from penstock.cli.group import SETTINGS, with_client
 from penstock.cli.job_options import JobOptions, job_options, submissions_of
-from penstock.cli.screen import say
 from penstock.cli.submit import send
+from penstock.cli.terminal import say
 
 __all__ = ["run"]
 

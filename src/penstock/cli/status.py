@@ -10,7 +10,7 @@ from penstock.cli import exits
 from penstock.cli.client import KUBERNETES, Client, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.screen import paint, say, say_facts, say_json
+from penstock.cli.terminal import paint, say, say_facts, say_json
 from penstock.cli.times import span
 
 __all__ = ["status"]

@@ -14,7 +14,7 @@ import click
 from penstock.cli.client import Client, Doc, StreamBroken
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.job_options import JobOptions, job_options, submissions_of
-from penstock.cli.screen import Progress, say, say_json, shown
+from penstock.cli.terminal import Progress, say, say_json, shown
 
 __all__ = ["send", "submit"]
 

@@ -10,7 +10,7 @@ from penstock.cli.client import Client
 from penstock.cli.exits import FAILED, Ended
 from penstock.cli.gantt import BLOCKS, SIGNS, Picture, draw
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.screen import has_colours, is_terminal, paint, say, say_json, shown, shows_unicode, width
+from penstock.cli.terminal import has_colours, is_terminal, paint, say, say_json, shown, shows_unicode, width
 from penstock.model.duration import parse_duration
 
 __all__ = ["painted", "timeline"]

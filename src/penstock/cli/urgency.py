@@ -7,7 +7,7 @@ import click
 from penstock.cli.client import Client, Doc, job_path
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.jobspecs import parse_urgency
-from penstock.cli.screen import say, say_json
+from penstock.cli.terminal import say, say_json
 from penstock.model.job import URGENCY_DEFAULT, URGENCY_EXPEDITE, URGENCY_HOLD
 from penstock.model.jobid import parse_jobid
 

@@ -11,7 +11,7 @@ from penstock.cli.exits import USAGE, Ended
 from penstock.cli.fields import HEADINGS
 from penstock.cli.formats import parse_format
 from penstock.cli.jobs import job_table
-from penstock.cli.screen import is_terminal
+from penstock.cli.terminal import is_terminal
 from penstock.cli.times import day_and_time
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from penstock.devcluster.api import Api, ApiRefused
+from penstock.devcluster.binaries import Parts, find_parts
 from penstock.devcluster.certificates import make_credentials
 from penstock.devcluster.commands import (
     AUDIT_POLICY,
@@ -30,12 +31,11 @@ from penstock.devcluster.commands import (
     choose_ports,
     write_stages,
 )
-from penstock.devcluster.guardian import Guardian, Leaves, PartState
 from penstock.devcluster.nodes import is_usable, node_document
-from penstock.devcluster.parts import Parts, find_parts
+from penstock.devcluster.reaper import Guardian, Leaves, PartState
 from penstock.devcluster.settings import DevSettings, NodeShape
 from penstock.errors import BadRequest, Conflict, Unavailable
-from penstock.places import make_private, private_mode
+from penstock.paths import make_private, private_mode
 
 __all__ = ["DevCluster", "KubectlFailed"]
 

@@ -16,8 +16,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from penstock.devcluster.binaries import KUBERNETES_VERSION, Parts
 from penstock.devcluster.certificates import FRONT_PROXY, Credentials
-from penstock.devcluster.parts import KUBERNETES_VERSION, Parts
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import Unavailable
 

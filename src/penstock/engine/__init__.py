@@ -26,12 +26,12 @@ from penstock.engine.allocation import (
     Satisfiable,
     Slot,
 )
+from penstock.engine.builders import cluster_of
 from penstock.engine.engine import Engine, MatchOp
 from penstock.engine.filters import DEFAULT_FILTERS
 from penstock.engine.graph import CONTAINMENT, BadGraph, Graph, Vertex, VertexSpec
 from penstock.engine.policies import NAMED_POLICIES, Policy, parse_policy
 from penstock.engine.request import Group, Placement, Request, request_of, slot_request
-from penstock.engine.shapes import cluster_of
 
 __all__ = [
     "CONTAINMENT",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from penstock.engine.allocation import Grant, Pick, Slot
 from penstock.engine.graph import Vertex
-from penstock.engine.state import (
+from penstock.engine.vertex_state import (
     Booking,
     BookingKey,
     Sight,

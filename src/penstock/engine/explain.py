@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.engine.allocation import Blocker, Reason, Step
+from penstock.engine.bounds import IDEAL, Bounds, amount, counted
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
-from penstock.engine.relaxation import IDEAL, Bounds, amount, counted
 from penstock.engine.request import SLOT, Request, Want
-from penstock.engine.state import Window
+from penstock.engine.vertex_state import Window
 from penstock.engine.walker import NODE
 from penstock.model.constraint import matches
 

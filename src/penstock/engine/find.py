@@ -15,7 +15,7 @@ from typing import Final
 
 from penstock.engine.allocation import Pick
 from penstock.engine.graph import Vertex
-from penstock.engine.state import Booking, Sight, Window, free_below
+from penstock.engine.vertex_state import Booking, Sight, Window, free_below
 from penstock.errors import BadRequest
 from penstock.model.hostlist import parse_hostlist
 

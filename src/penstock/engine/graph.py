@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import BadRequest
 
 if TYPE_CHECKING:
-    from penstock.engine.state import VertexState
+    from penstock.engine.vertex_state import VertexState
 
 __all__ = ["CONTAINMENT", "LEVELS_MAX", "BadGraph", "Graph", "Vertex", "VertexSpec"]
 

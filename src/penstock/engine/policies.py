@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from penstock.engine.graph import Vertex
-from penstock.engine.state import Sight, Window, room_below
+from penstock.engine.vertex_state import Sight, Window, room_below
 from penstock.errors import BadRequest
 
 __all__ = [

@@ -20,7 +20,7 @@ from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import Policy, SearchOrder, Usage
 from penstock.engine.request import SLOT, Request, Want
-from penstock.engine.state import Sight, Window, free_below, room_below
+from penstock.engine.vertex_state import Sight, Window, free_below, room_below
 from penstock.engine.walker import Selection, Walk
 
 __all__ = ["Events", "Plan", "Search"]

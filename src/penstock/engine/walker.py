@@ -28,7 +28,7 @@ from typing import Final
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.policies import NODE_FACTOR, Policy, SearchOrder, Usage
 from penstock.engine.request import SLOT, SLOTS_MAX, Placement, Want
-from penstock.engine.state import Sight, Window, free_below, free_units, is_untouched, room_below
+from penstock.engine.vertex_state import Sight, Window, free_below, free_units, is_untouched, room_below
 from penstock.model.constraint import Constraint, matches
 from penstock.model.jobspec import UINT_MAX
 

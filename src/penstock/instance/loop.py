@@ -20,13 +20,13 @@ from typing import Final, TypeVar, cast
 
 from penstock.errors import Unavailable
 from penstock.instance.feed import Feed
-from penstock.instance.turns import Advance, Handling, Passing, Turns, in_place, next_of
+from penstock.instance.steps import Advance, Handling, Passing, Turns, in_place, next_of
+from penstock.protocol.backend import World
+from penstock.protocol.commands import Wish
+from penstock.protocol.facts import Fact, Snapshot
+from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import Settings
-from penstock.sched.state import Scheduler, Step
 from penstock.store.port import Retention, Store
-from penstock.world.facts import Fact, Snapshot
-from penstock.world.port import World
-from penstock.world.wishes import Wish
 
 __all__ = ["Instance"]
 

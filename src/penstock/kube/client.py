@@ -22,11 +22,7 @@ import msgspec
 
 from penstock.kube.access import Access
 from penstock.kube.errors import BadAnswer, Gone, NotFound, OutcomeUnknown, Status
-from penstock.kube.resources import (
-    EVENTS,
-    group_path,
-    pods,
-)
+from penstock.kube.resources import EVENTS, group_path, pods
 from penstock.kube.transport import READS, Retries, Transport
 from penstock.kube.types import Metadata, Object
 

@@ -14,14 +14,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.engine import CONTAINMENT, Engine, Graph, Kind, Placement, Slot, Vertex, VertexSpec, elastic
+from penstock.engine import (
+    CONTAINMENT,
+    Engine,
+    Graph,
+    Kind,
+    Placement,
+    Slot,
+    Vertex,
+    VertexSpec,
+    graph_updates,
+)
 from penstock.engine.allocation import Grant
 from penstock.engine.booking import Mark, Span
 from penstock.engine.engine import Job, Part
 from penstock.engine.planner import FOREVER
 from penstock.model.idset import encode_idset
+from penstock.protocol.facts import Capacity, HoldSet, NodeSet
 from penstock.sched.records import Plain
-from penstock.world.facts import Capacity, HoldSet, NodeSet
 
 __all__ = ["Cluster", "KnownNode", "booking_of", "grants_of"]
 
@@ -89,7 +99,7 @@ class Cluster:
         """Counts what is below every vertex, if the graph has changed. To be called before any match."""
         for name in list(self._to_move):
             known = self.nodes.get(name)
-            if known is not None and elastic.is_booked(self.engine, known.vertex):
+            if known is not None and graph_updates.is_booked(self.engine, known.vertex):
                 continue  # It moves when those jobs have gone.
             del self._to_move[name]
             if known is not None:
@@ -262,16 +272,16 @@ class Cluster:
                 continue
             units = [vertex for vertex in known.vertex.below(CONTAINMENT) if vertex.type == kind]
             if new.divisible and units:
-                elastic.resize(self.engine, units[0], new.units, recount=False)
+                graph_updates.resize(self.engine, units[0], new.units, recount=False)
             else:
                 for vertex in units[new.units :] if not new.divisible else ():
-                    elastic.remove(self.engine, vertex, recount=False)
+                    graph_updates.remove(self.engine, vertex, recount=False)
                 self._add_units(known.vertex, new, len(units), known.rank)
         for vertex in list(known.vertex.below(CONTAINMENT)):
             # What somebody still has there is booked until it ends; the pool goes with a later change.
             is_booked = vertex.state is not None and vertex.state.bookings
             if vertex.divisible and vertex.type not in told and not is_booked:
-                elastic.remove(self.engine, vertex, recount=False)
+                graph_updates.remove(self.engine, vertex, recount=False)
         self._is_dirty = True
 
     def _take_out(self, known: KnownNode) -> tuple[int, ...]:
@@ -279,7 +289,7 @@ class Cluster:
         for hold in self._holds_on.get(known.fact.node, ()):
             self.engine.holds.remove(hold)
         self._is_dirty = True
-        return elastic.remove(self.engine, known.vertex, recount=False).emptied
+        return graph_updates.remove(self.engine, known.vertex, recount=False).emptied
 
     def _show(self, known: KnownNode) -> None:
         known.vertex.up = known.fact.up and not known.is_drained

@@ -16,8 +16,8 @@ from typing import Final
 from penstock.engine import Allocation, Kind
 from penstock.engine.engine import Engine, Job
 from penstock.engine.planner import FOREVER
-from penstock.sched.order import Entry
-from penstock.sched.passes import Walk, walk
+from penstock.sched.cycle import Walk, walk
+from penstock.sched.queue import Entry
 
 __all__ = ["Planned", "forecast", "planned_of"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from penstock.model.job import JobEvent, JobState
-from penstock.sched.ask import JobSpec, MemberAsk
 from penstock.sched.dependencies import Progress
+from penstock.sched.jobspec import JobSpec, MemberAsk
 
 __all__ = ["Forecast", "Job", "Member", "MemberPhase", "Promise", "detail_of", "take_in"]
 

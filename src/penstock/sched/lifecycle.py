@@ -14,15 +14,15 @@ from penstock.engine.allocation import Allocation, Slot
 from penstock.engine.graph import Vertex
 from penstock.model.idset import encode_idset
 from penstock.model.job import JobState, result_of
-from penstock.sched.ask import tasks_on_slots
+from penstock.protocol.facts import MemberSet, Requeue
+from penstock.protocol.intents import End, How, Intent, Place, Retract, Seat
 from penstock.sched.cluster import booking_of, grants_of
-from penstock.sched.core import Core, OpenIntent
 from penstock.sched.dependencies import Progress, Scheme, Verdict, judge
 from penstock.sched.job import Job, Member, MemberPhase
-from penstock.sched.order import priority_of
+from penstock.sched.jobspec import tasks_on_slots
+from penstock.sched.queue import priority_of
 from penstock.sched.records import AllocationGone, AllocationNew, IntentDone, IntentNew, SlotsFreed
-from penstock.world.facts import MemberSet, Requeue
-from penstock.world.intents import End, How, Intent, Place, Retract, Seat
+from penstock.sched.state import Core, OpenIntent
 
 __all__ = [
     "MORE",

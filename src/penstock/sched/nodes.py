@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from penstock.sched.core import Core
+from penstock.protocol.facts import HoldSet, NodeSet
 from penstock.sched.job import MemberPhase
 from penstock.sched.lifecycle import back_to_waiting, holds_nothing, node_failed
 from penstock.sched.records import NodeForgotten, NodeNew
-from penstock.world.facts import HoldSet, NodeSet
+from penstock.sched.state import Core
 
 __all__ = ["hold_gone", "hold_set", "node_gone", "node_set"]
 

@@ -15,9 +15,9 @@ from penstock.engine.allocation import Blocker, Step
 from penstock.engine.request import Request
 from penstock.model.job import URGENCY_HOLD, JobState
 from penstock.model.jobid import encode_jobid, parse_jobid
-from penstock.sched.core import Core
 from penstock.sched.job import Job, MemberPhase
-from penstock.sched.order import Entry
+from penstock.sched.queue import Entry
+from penstock.sched.state import Core
 
 __all__ = ["Why", "jobs_ahead", "why", "why_late"]
 

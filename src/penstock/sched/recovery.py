@@ -13,18 +13,18 @@ from typing import cast
 from penstock.errors import Corrupt
 from penstock.model.job import JobState, state_after
 from penstock.model.jobid import JobIds
-from penstock.sched.ask import JobSpec, spec_of_submission, spec_of_work
+from penstock.protocol.commands import Submission
+from penstock.protocol.facts import Requeue, WorkSet
+from penstock.protocol.intents import End, How, Intent, Place, Retract, Seat
 from penstock.sched.cluster import Cluster
-from penstock.sched.core import Core, GivenUp
 from penstock.sched.dependencies import Scheme, Verdict, judge
 from penstock.sched.job import Job, MemberPhase, take_in
+from penstock.sched.jobspec import JobSpec, spec_of_submission, spec_of_work
 from penstock.sched.lifecycle import remember_intent
 from penstock.sched.records import AllocationRow, IntentDone, IntentNew, JobRow, Recorded
+from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
-from penstock.sched.state import Scheduler
-from penstock.world.facts import Requeue, WorkSet
-from penstock.world.intents import End, How, Intent, Place, Retract, Seat
-from penstock.world.wishes import Submission
+from penstock.sched.state import Core, GivenUp
 
 __all__ = ["scheduler_from"]
 

@@ -1,509 +1,334 @@
-"""The scheduler: `handle` takes facts and wishes in, `plan` decides, and both return what became true.
+"""Everything the scheduler knows, in one place, and the journal of what became true in this step.
 
-    handle(inputs, now) -> Step           quick; facts are recorded, wishes are answered
-    plan(now) -> generator -> Step        yields between matches; starts, reservations, forecasts
-
-No I/O, no clock, no chance: the same calls give the same steps, to the bit. A step's changes must be made
-durable before anything of it is told or done; if that fails, this object is dropped and made anew from
-what was recorded (`recovery`). Between the yields of `plan` nothing else may be called.
+The functions of this package work on a `Core`; nothing outside the package does. A step (one batch of
+facts, or one pass) collects its changes in the journal and takes them out at the end: the caller makes them
+durable, and only then are they told or acted upon.
 """
 
 from __future__ import annotations
 
 import heapq
-import signal
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from typing import Final
 
-from penstock.errors import PenstockError
-from penstock.model.job import JobState
-from penstock.model.jobid import encode_jobid
-from penstock.sched import membership, nodes
-from penstock.sched.core import Core, OpenIntent, Reply
-from penstock.sched.forecast import Planned, forecast, planned_of
-from penstock.sched.job import Forecast, Job, MemberPhase, Promise
-from penstock.sched.lifecycle import (
-    TIMEOUT,
-    back_to_waiting,
-    end_members,
-    free_some,
-    holds_nothing,
-    member_ended,
-    node_failed,
-    place_late,
-    raise_exception,
-    settle_step,
-    start_job,
-    try_depend,
+from penstock.engine import Never
+from penstock.engine.engine import MatchOp
+from penstock.engine.request import Request
+from penstock.errors import BadRequest, PenstockError
+from penstock.model.job import URGENCY_HOLD, JobEvent, JobState, next_state
+from penstock.model.jobid import JobIds, encode_jobid
+from penstock.protocol.facts import MemberSet, WorkSet
+from penstock.protocol.intents import Intent, Tell
+from penstock.sched.cluster import Cluster
+from penstock.sched.dependencies import Progress
+from penstock.sched.forecast import Planned
+from penstock.sched.job import Job, detail_of
+from penstock.sched.queue import Entry, Pending, order_key
+from penstock.sched.records import (
+    Change,
+    DrainSet,
+    GivenUpGone,
+    GivenUpSet,
+    IdHighest,
+    JobLive,
+    JobLogged,
+    Plain,
+    QueueSet,
 )
-from penstock.sched.order import Bucket, Entry
-from penstock.sched.passes import Walk, WalkResult, walk
-from penstock.sched.reasons import Why, jobs_ahead, why, why_late
-from penstock.sched.records import Change
-from penstock.sched.requests import fulfil
-from penstock.world.facts import (
-    Fact,
-    HoldGone,
-    HoldSet,
-    MemberGone,
-    MemberSet,
-    NodeGone,
-    NodeSet,
-    Observed,
-    Settled,
-    Snapshot,
-    WorkGone,
-    WorkSet,
-)
-from penstock.world.intents import Intent, Place, Tell
-from penstock.world.wishes import Wish
+from penstock.sched.settings import Settings
 
-__all__ = ["Scheduler", "Step"]
+__all__ = ["Core", "Journal", "OpenIntent", "Reply", "Shapes", "live_of"]
 
-_SLIP_S = 60.0
-_SLIP_SHARE = 0.1
-_BACKSTOP_S = 10.0  # how long after its limit and grace a job may still be ending by itself
+_SHAPES_SWEEP: Final = 10_000
+_TIMERS_SWEEP: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one call made true, and what follows from it once it is durable."""
+class Reply:
+    """The answer to one wish of a batch: a value, or why not."""
 
-    changes: tuple[Change, ...] = ()
-    intents: tuple[Intent, ...] = ()
-    probes: tuple[str, ...] = ()
-    tidings: tuple[Tell, ...] = ()
-    forgotten: tuple[str, ...] = ()  # members whose end is recorded with this step
-    replies: tuple[Reply, ...] = ()  # one per wish, in order
+    value: object = None
+    error: PenstockError | None = None
 
 
-class Scheduler:
-    def __init__(self, core: Core) -> None:
-        self.core = core
+@dataclass(slots=True)
+class GivenUp:
+    """A work that was given up, and those of its members who have said since that they still wait."""
 
-    # Facts and wishes
+    record: GivenUpSet
+    waiting: dict[str, MemberSet] = field(default_factory=dict)
 
-    def handle(self, inputs: Sequence[Fact | Wish], now: float) -> Step:
-        core = self.core
-        replies: list[Reply] = []
-        for one in inputs:
-            if isinstance(one, Wish):
-                core.cluster.settle()
-                try:
-                    replies.append(Reply(fulfil(core, one, now)))
-                except PenstockError as error:
-                    replies.append(Reply(error=error))
-            else:
-                self._take(one, now)
-        self._assemble(now)
-        self._tick(now)
-        self._settle(now)
-        return self._step(replies)
+
+@dataclass(slots=True)
+class OpenIntent:
+    """An intent that is not settled for all of its members."""
+
+    intent: Intent
+    waits_for: set[str]
+
+
+class Shapes:
+    """Numbers for requests: equal requests have equal numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Request, int] = {}
+        self._requests: dict[int, Request] = {}
+        self._made = 0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def number(self, request: Request) -> int:
+        found = self._numbers.get(request)
+        if found is None:
+            found = self._numbers[request] = self._made
+            self._requests[found] = request
+            self._made += 1
+        return found
+
+    def request(self, number: int) -> Request:
+        return self._requests[number]
+
+    def keep(self, numbers: set[int]) -> None:
+        """Forgets all others. A number is never used for another request."""
+        self._requests = {number: request for number, request in self._requests.items() if number in numbers}
+        self._numbers = {request: number for number, request in self._requests.items()}
+
+
+class Journal:
+    """What became true in this step, in order."""
+
+    def __init__(self) -> None:
+        self._changes: list[Change] = []
+        self._touched: dict[int, Job] = {}
+        self.intents: list[Intent] = []
+        self.probes: list[str] = []
+        self.tidings: dict[str, Tell] = {}
+        self.forgotten: list[str] = []  # members whose end is recorded: a driver need not remember them
+
+    def add(self, change: Change) -> None:
+        self._changes.append(change)
+
+    def touch(self, job: Job) -> None:
+        self._touched[job.id] = job
+
+    def log(self, job: Job, name: str, at: float, **context: object) -> None:
+        event = JobEvent(at, name, context)
+        before, job.state = job.state, next_state(job.state, event)
+        job.log.append(event)
+        if job.state is not before:
+            job.times[job.state.value] = at
+        if event.is_fatal and not job.exception:
+            job.exception = dict(context)
+        self._changes.append(JobLogged(job.id, len(job.log) - 1, event))
+        self._touched[job.id] = job
+
+    def take(self) -> tuple[Change, ...]:
+        """All changes of the step; the journal is empty afterwards, but for what goes to drivers."""
+        live: list[Change] = [live_of(job) for job in self._touched.values()]
+        changes = (*self._changes, *live)
+        self._changes = []
+        self._touched = {}
+        return changes
+
+
+def live_of(job: Job) -> JobLive:
+    return JobLive(
+        id=job.id,
+        state=job.state,
+        queue=job.queue,
+        urgency=job.urgency,
+        priority=job.priority,
+        result=job.result,
+        status=job.status,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        detail=detail_of(job),
+    )
+
+
+@dataclass(slots=True)
+class Core:
+    settings: Settings
+    cluster: Cluster
+    ids: JobIds
+    journal: Journal = field(default_factory=Journal)
+    jobs: dict[int, Job] = field(default_factory=dict)  # the active ones
+    job_of_work: dict[str, int] = field(default_factory=dict)
+    job_of_member: dict[str, int] = field(default_factory=dict)
+    members_on: dict[str, dict[str, None]] = field(default_factory=dict)  # live ones, by node
+    works: dict[str, WorkSet] = field(default_factory=dict)
+    counting: dict[int, None] = field(default_factory=dict)  # jobs whose members are to be counted again
+    lately: dict[int, None] = field(default_factory=dict)  # jobs that have assembled in this step
+    late: dict[tuple[int, str], None] = field(default_factory=dict)  # members to queue when the step ends
+    owed_slots: dict[int, list[int]] = field(default_factory=dict)  # slots to give back when it ends
+    refusals: dict[str, dict[tuple[int, str], None]] = field(
+        default_factory=dict
+    )  # by node: who may try again
+    deferred: dict[str, dict[str, MemberSet]] = field(
+        default_factory=dict
+    )  # by work: members that came while its job was ending; they make its next job
+    given_up: dict[str, GivenUp] = field(default_factory=dict)  # by work
+    given_up_waiting: dict[str, str] = field(default_factory=dict)  # members that still wait -> their work
+    returning: list[MemberSet] = field(default_factory=list)  # to be taken in when the step is settled
+    told: dict[str, Tell] = field(default_factory=dict)  # what the people behind a work were told last
+    again: set[int] = field(default_factory=set)  # intents to be carried out once more
+    pending: Pending = field(default_factory=Pending)
+    shapes: Shapes = field(default_factory=Shapes)
+    queues: dict[str, QueueSet] = field(default_factory=dict)
+    drains: dict[str, DrainSet] = field(default_factory=dict)
+    intents: dict[int, OpenIntent] = field(default_factory=dict)
+    intents_of_member: dict[str, set[int]] = field(default_factory=dict)
+    unsettled: dict[int, None] = field(default_factory=dict)  # jobs to be looked at before the step ends
+    dependents: dict[int, set[int]] = field(default_factory=dict)  # by the job that they wait for
+    namesakes: dict[tuple[str, str], dict[int, None]] = field(default_factory=dict)
+    singletons: set[tuple[str, str]] = field(default_factory=set)  # names that somebody waits for
+    past: dict[int, Progress] = field(default_factory=dict)  # inactive jobs that somebody waits for
+    keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    timers: list[tuple[float, int]] = field(default_factory=list)
+    reservations: dict[int, float] = field(default_factory=dict)  # of the last pass: job -> start
+    planned: dict[int, Planned] = field(default_factory=dict)  # where and when, as far as is foreseen
+    notable: list[str] = field(default_factory=list)  # what happened since the last pass, for slips
+    to_lay: list[tuple[int, list[tuple[int, Plain, int, int | None]], tuple[int, ...]]] = field(
+        default_factory=list
+    )
+    ranks: dict[str, int] = field(default_factory=dict)  # of nodes that are there, or were at the last stop
+    reconsider: bool = False  # nodes have changed: what could never run may be able to now
+    impossible: dict[Request, str] = field(default_factory=dict)  # why a request can never be met; "": it can
+    intent_highest: int = 0
+    rank_highest: int = -1
+    recorded_highest: IdHighest = field(default_factory=lambda: IdHighest(0, 0, -1))
+    is_dirty: bool = True  # something may start that could not before
+
+    def next_intent(self) -> int:
+        self.intent_highest += 1
+        return self.intent_highest
+
+    def wake(self, at: float, job: int) -> None:
+        if len(self.timers) > _TIMERS_SWEEP and len(self.timers) > 8 * len(self.jobs):
+            # Most jobs end long before their limits: what waits for those is forgotten now and then.
+            self.timers = [timer for timer in self.timers if timer[1] in self.jobs]
+            heapq.heapify(self.timers)
+        heapq.heappush(self.timers, (at, job))
 
     def wake_at(self) -> float | None:
-        """When `handle` should be called even if nothing has happened."""
-        return self.core.wake_at()
+        return self.timers[0][0] if self.timers else None
 
-    def _take(self, fact: Fact, now: float) -> None:
-        core = self.core
-        match fact:
-            case Observed():
-                membership.observed(core, fact, now)
-            case Settled():
-                membership.settled(core, fact, now)
-            case MemberSet():
-                membership.member_set(core, fact, now)
-            case MemberGone():
-                membership.member_gone(core, fact.member, now)
-            case WorkSet():
-                membership.work_set(core, fact)
-            case WorkGone():
-                membership.work_gone(core, fact.work, now)
-            case HoldSet():
-                nodes.hold_set(core, fact)
-            case HoldGone():
-                nodes.hold_gone(core, fact.hold)
-            case NodeSet():
-                nodes.node_set(core, fact)
-            case NodeGone():
-                nodes.node_gone(core, fact.node, now)
-            case Snapshot():
-                self._take_snapshot(fact, now)
+    def nodes_changed(self) -> None:
+        """What could never run may be able to now, and the other way round."""
+        self.reconsider = True
+        self.impossible.clear()
 
-    def _take_snapshot(self, fact: Snapshot, now: float) -> None:
-        """Everything at once: what is absent is gone."""
-        core = self.core
-        present = {node.node for node in fact.nodes}
-        for node in sorted(
-            fact.nodes, key=lambda node: (core.ranks.get(node.node, 1 << 62), _natural(node.node))
-        ):
-            nodes.node_set(core, node)
-        for name in [name for name in core.cluster.nodes if name not in present]:
-            nodes.node_gone(core, name, now)
-        core.cluster.settle()
-        for job in core.lay_bookings():
-            holds_nothing(core, job, now)
-        if not core.cluster.is_complete:
-            self._miss_places(present, now)
-        core.cluster.is_complete = True
-        held = {hold.hold for hold in fact.holds}
-        observed = {one.member for one in fact.observations}
-        held |= {membership.LEFT_OVER + one for one in observed}
-        for hold in core.cluster.holds():
-            if hold not in held:
-                nodes.hold_gone(core, hold)
-        for hold_fact in fact.holds:
-            nodes.hold_set(core, hold_fact)
-        works = {work.work for work in fact.works}
-        for work_fact in fact.works:
-            membership.work_set(core, work_fact)
-        members = {member.member for member in fact.members}
-        for member_fact in fact.members:
-            membership.member_set(core, member_fact, now)
-        for observation in fact.observations:
-            membership.observed(core, observation, now)
-        self._miss(present, works, members, observed, now)
-        core.again.update(core.intents)
+    def why_never(self, request: Request) -> str:
+        """Why a request can never be met on these nodes; "" if it can. Equal ones are asked once."""
+        found = self.impossible.get(request)
+        if found is None:
+            try:
+                answer = self.cluster.engine.match(0, request, 0, MatchOp.SATISFIABILITY)
+                found = str(answer.reason) if isinstance(answer, Never) else ""
+            except BadRequest as error:  # Nobody can be told at once who has only said it to the world.
+                found = f"asks for what cannot be: {error}"
+            if len(self.impossible) >= _SHAPES_SWEEP:
+                self.impossible.clear()
+            self.impossible[request] = found
+        return found
 
-    def _miss_places(self, present: set[str], now: float) -> None:
-        """Members of works whose place could not be booked again: the node went meanwhile, or the record.
+    def disturb(self) -> None:
+        """Something may start now that could not before."""
+        self.is_dirty = True
 
-        What is still to be seen of them counts as use by others. A place without a member is given back.
+    def take_changes(self) -> tuple[Change, ...]:
+        changes = self.journal.take()
+        highest = IdHighest(self.ids.highest, self.intent_highest, self.rank_highest)
+        if highest != self.recorded_highest:
+            self.recorded_highest = highest
+            changes = (*changes, highest)
+        return changes
+
+    def enqueue(self, job: Job) -> None:
+        """Puts a job where a pass finds it, if it may start at all."""
+        is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.is_parked
+        if job.state is not JobState.SCHED or not is_ready:
+            self.leave(job.id)
+            return
+        job.shape = self.shapes.number(job.spec.request)
+        key = order_key(job.urgency, job.class_value, job.seen_at, job.id)
+        self.pending.add(Entry(key, job.id), job.queue, job.shape)
+        self.disturb()
+
+    def seat(self, job: Job, member: str, node: str) -> None:
+        self.job_of_member[member] = job.id
+        self.members_on.setdefault(node, {})[member] = None
+
+    def unseat(self, member: str, node: str) -> None:
+        there = self.members_on.get(node)
+        if there is not None:
+            there.pop(member, None)
+            if not there:
+                del self.members_on[node]
+
+    def lay_bookings(self) -> list[Job]:
+        """Books what was recorded of active jobs, once the nodes are known that it lies on.
+
+        Returns the jobs of which nothing is left to book.
         """
-        core = self.core
-        for job in [job for job in core.jobs.values() if job.work]:
-            seats = core.cluster.seats(job.id)
-            empty = seats.keys() - {member.slot for member in job.live_members()}
-            if empty:
-                core.owed_slots.setdefault(job.id, []).extend(sorted(empty))
-            for member in [one for one in job.live_members() if seats.get(one.slot) != one.node]:
-                if member.phase is MemberPhase.PLACING:
-                    back_to_waiting(core, job, member, now)
-                    core.unsettled[job.id] = None
-                elif member.node not in present:
-                    node_failed(core, job, member, now)
-                else:
-                    member_ended(core, job, member, 9, "its place was not recorded", now)
+        for number, rows, freed in self.to_lay:
+            if number in self.jobs:
+                self.cluster.restore(number, rows, freed)
+        laid = [self.jobs[number] for number, _, _ in self.to_lay if number in self.jobs]
+        self.to_lay = []
+        return [job for job in laid if job.id not in self.cluster.engine.jobs]
 
-    def _miss(
-        self, present: set[str], works: set[str], members: set[str], observed: set[str], now: float
-    ) -> None:
-        core = self.core
-        there = members | observed
-        for work in [work for work in {**core.works, **core.given_up} if work not in works]:
-            membership.work_gone(core, work, now)
-        for job in list(core.jobs.values()):
-            if job.work:
-                for key in [key for key in job.members if key not in there]:
-                    membership.member_gone(core, key, now)
-                if job.work not in works:
-                    membership.work_gone(core, job.work, now)
-                continue
-            for member in list(job.members.values()):
-                known = core.cluster.nodes.get(member.node)
-                if not member.phase.is_live or member.key in observed:
-                    continue
-                if known is None and member.node and member.node not in present:
-                    node_failed(core, job, member, now)
-                elif known is not None and known.fact.up and not core.intents_of_member.get(member.key):
-                    membership.vanished(core, job, member, now)
+    def shapes_sweep(self) -> None:
+        """Forgets the shapes that nobody asks for, once there are many."""
+        if len(self.shapes) > _SHAPES_SWEEP and len(self.shapes) > 2 * len(self.pending):
+            self.shapes.keep({bucket.shape for bucket in self.pending.buckets()})
 
-    # Time
+    def driver_spec(self, job: Job) -> dict[str, object]:
+        """What a driver needs to start members of a submitted job; those of a work start by themselves."""
+        if job.work:
+            return {}
+        return {**job.spec.payload, "id_f58": encode_jobid(job.id), "owner": job.owner}
 
-    def _tick(self, now: float) -> None:
-        core = self.core
-        due: dict[int, None] = {}
-        while core.timers and core.timers[0][0] <= now:
-            due[heapq.heappop(core.timers)[1]] = None
-        for number in due:
-            job = core.jobs.get(number)
-            if job is not None:
-                self._look_at_times(job, now)
+    def give_up(self, work: str, members: tuple[str, ...], reason: str) -> None:
+        """Members that are still there when their job is over for good wait for somebody to act."""
+        record = GivenUpSet(work, members, reason)
+        self.given_up[work] = GivenUp(record)
+        self.journal.add(record)
 
-    def _look_at_times(self, job: Job, now: float) -> None:
-        core, settings = self.core, self.core.settings
-        begin_at = job.spec.begin_at
-        if job.is_begin_waiting and begin_at is not None and begin_at <= now:
-            job.is_begin_waiting = False
-            core.journal.log(job, "dependency-remove", now, description=f"begin-time={begin_at:.3f}")
-            try_depend(core, job, now)
-        work = core.works.get(job.work)
-        until = membership.assemble_by(job, work) if work is not None and not job.is_assembled else None
-        if work is not None and until is not None and until <= now:
-            there = sum(1 for member in job.members.values() if member.is_ready)
-            note = f"only {there} of {work.size} members came in time"
-            raise_exception(core, job, now, "assembly", note)
-        for member in list(job.members.values()):
-            if member.phase is MemberPhase.LOST and (member.lost_at or 0) + settings.lost_s <= now:
-                node_failed(core, job, member, now)
-        self._look_at_limit(job, now)
-        since = job.incomplete_since
-        if (
-            since is not None
-            and since + settings.whole_s <= now
-            and job.state is JobState.RUN
-            and not job.broken
-        ):
-            membership.unwind(core, job, now)
+    def take_up(self, work: str) -> dict[str, MemberSet]:
+        """It was given up, and is no more. Returns who has said since that they still wait."""
+        known = self.given_up.pop(work, None)
+        if known is None:
+            return {}
+        self.journal.add(GivenUpGone(work))
+        for member in known.waiting:
+            del self.given_up_waiting[member]
+        return known.waiting
 
-    def _look_at_limit(self, job: Job, now: float) -> None:
-        """The world ends what it can by itself; we end the rest, and what did not end."""
-        core, settings = self.core, self.core.settings
-        if job.end_at is None or job.end_at > now or not job.live_members():
-            return
-        work = core.works.get(job.work)
-        backstop_at = job.end_at + settings.grace_s + _BACKSTOP_S
-        by_world = work.enforced_by_world if work is not None else True
-        if by_world and now < backstop_at:
-            core.wake(backstop_at, job.id)
-            return
-        if not job.is_ending and not (job.work and by_world):
-            raise_exception(core, job, now, TIMEOUT, "resource allocation expired", sent=signal.SIGALRM)
-        elif job.is_ending:
-            end_members(core, job, signal.SIGKILL, 0.0, TIMEOUT)
-        core.wake(now + 60.0, job.id)
+    def waits_on(self, fact: MemberSet) -> None:
+        """A member of a work that was given up says that it still waits: its world does not know yet."""
+        known = self.given_up[fact.work]
+        known.waiting[fact.member] = fact
+        self.given_up_waiting[fact.member] = fact.work
+        self.journal.tidings[fact.work] = Tell(fact.work, 0, "given-up", known.record.reason)
 
-    # Settling a step
+    def waits_no_more(self, member: str) -> None:
+        work = self.given_up_waiting.pop(member, None)
+        if work is not None:
+            del self.given_up[work].waiting[member]
 
-    def _assemble(self, now: float) -> None:
-        """Counts the members of groups once, however many of them have come or gone."""
-        core = self.core
-        counting, core.counting = core.counting, {}
-        for number in counting:
-            job = core.jobs.get(number)
-            if job is not None:
-                membership.assemble(core, job, now)
+    def tell(self, job: Job, verdict: str, reason: str, start_at: float | None = None) -> None:
+        """Lets the people behind a work know where it stands, if that is news to them."""
+        told = Tell(job.work, job.id, verdict, reason, start_at)
+        if job.work and self.told.get(job.work) != told:
+            self.told[job.work] = self.journal.tidings[job.work] = told
 
-    def _queue_lately(self, now: float) -> None:
-        """Takes groups further that have become whole in this step."""
-        core = self.core
-        lately, core.lately = core.lately, {}
-        for number in lately:
-            assembled = core.jobs.get(number)
-            if assembled is not None:
-                self._park_if_never(assembled)
-                try_depend(core, assembled, now)
-                core.enqueue(assembled)  # It may ask for something else than before.
+    def leave(self, job: int, member: str = "") -> None:
+        """Takes somebody out of the queue who does not start: others need not wait for it any more."""
+        if self.pending.entry(job, member) is not None:
+            self.pending.remove(job, member)
+            self.disturb()
 
-    def _settle(self, now: float) -> None:
-        core = self.core
-        core.cluster.settle()
-        if core.reconsider:
-            core.reconsider = False
-            for job in list(core.jobs.values()):
-                if job.is_parked:
-                    self._park_if_never(job)
-        settle_step(core, now)
-        self._queue_lately(now)
-        for number, slots in core.owed_slots.items():
-            if number in core.jobs:
-                free_some(core, core.jobs[number], slots, now)
-        core.owed_slots.clear()
-        returning, core.returning = core.returning, []
-        for member_fact in returning:
-            membership.member_set(core, member_fact, now)
-        self._assemble(now)
-        self._queue_lately(now)
-        for number, key in core.late:
-            begun = core.jobs.get(number)
-            late = begun.members.get(key) if begun is not None else None
-            if begun is None or late is None or begun.state is not JobState.RUN:
-                continue
-            if late.phase is MemberPhase.WAITING:
-                membership.enqueue_late(core, begun, late)
-        core.late.clear()
-        settle_step(core, now)
-        core.journal.intents.extend(
-            _what_is_left(core.intents[number]) for number in sorted(core.again) if number in core.intents
-        )
-        core.again.clear()
-
-    def _park_if_never(self, job: Job) -> None:
-        """A work that can never run cannot be refused: it is told so, and waits aside."""
-        core = self.core
-        if not core.cluster.is_complete or not job.spec.request.groups:
-            return
-        parked = core.why_never(job.spec.request)
-        if parked != job.is_parked:
-            job.is_parked = parked
-            core.journal.touch(job)
-            core.enqueue(job)
-            core.tell(job, "never" if parked else "waiting", parked)
-
-    def _step(self, replies: Sequence[Reply] = ()) -> Step:
-        journal = self.core.journal
-        changes = self.core.take_changes()
-        step = Step(
-            changes,
-            tuple(journal.intents),
-            tuple(journal.probes),
-            tuple(journal.tidings.values()),
-            tuple(journal.forgotten),
-            tuple(replies),
-        )
-        journal.intents, journal.probes, journal.forgotten = [], [], []
-        journal.tidings = {}
-        return step
-
-    # Deciding
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether a pass could start something that the last one could not."""
-        return self.core.is_dirty
-
-    def plan(
-        self, now: float, *, deep: bool = True, hurry: Callable[[], bool] = lambda: False
-    ) -> Generator[None, None, Step]:
-        """One pass. `deep`: also forecasts for as many jobs as the settings say.
-
-        Decisions never depend on `hurry`; only forecasts are cut short by it.
-        """
-        core = self.core
-        core.is_dirty = False
-        core.cluster.settle()
-        core.shapes_sweep()
-        plan = self._walk_plan(now)
-        found = yield from walk(replace(plan, starts_max=core.settings.starts_max))
-        if found.is_cut:
-            core.disturb()
-        for entry, _ in found.reserved:
-            core.cluster.engine.release(entry.job)
-        for entry, allocation in found.started:
-            job = core.jobs[entry.job]
-            if entry.member:
-                place_late(core, job, job.members[entry.member], allocation)
-            else:
-                start_job(core, job, allocation, now)
-        starts: dict[int, Planned] = {}
-        if deep and core.settings.forecast_depth and len(core.pending):
-            plan = self._walk_plan(now)
-            entries = self._forecast_entries(plan)
-            starts = yield from forecast(plan, entries, core.settings.forecast_matches_max, hurry)
-        self._note_starts(found, starts, now, deep)
-        if deep:
-            self._tell_waiting(now)
-        core.notable.clear()
-        settle_step(core, now)
-        return self._step()
-
-    def _tell_waiting(self, now: float) -> None:
-        """Lets the people behind works know why those wait and until when, as far as is foreseen."""
-        core = self.core
-        memo: dict[int, Why] = {}
-        told = 0
-        for entry in core.pending.in_order():
-            job = core.jobs[entry.job]
-            if not job.work:
-                continue
-            if told >= core.settings.forecast_depth and core.pending.shape(entry) not in memo:
-                continue  # What nobody has looked at for its own sake is told with others of its kind.
-            told += 1
-            if entry.member:
-                core.tell(job, "waiting", why_late(core, entry, now, memo).sentence)
-                continue
-            found = self.why(job.id, now, memo)
-            start_at = job.forecast.start_at if job.forecast is not None else None
-            core.tell(job, "waiting", found.sentence, start_at)
-
-    def _walk_plan(self, now: float) -> Walk:
-        core = self.core
-        now_s = int(now)
-        started: list[Bucket] = [
-            bucket for bucket in core.pending.buckets() if core.queue_state(bucket.queue).started
-        ]
-        return Walk(
-            engine=core.cluster.engine,
-            now=now_s,
-            extra_s=1 if now > now_s else 0,
-            buckets=started,
-            backfill=lambda queue: core.settings.queue(queue).backfill,
-            request=core.shapes.request,
-            end_at=lambda job: core.jobs[job].end_at,
-            queue_depth=core.settings.queue_depth,
-        )
-
-    def _forecast_entries(self, plan: Walk) -> list[Entry]:
-        merged = heapq.merge(*(bucket.entries() for bucket in plan.buckets))
-        entries: list[Entry] = []
-        for entry in merged:
-            if not entry.member:
-                entries.append(entry)
-                if len(entries) >= self.core.settings.forecast_depth:
-                    break
-        return entries
-
-    def _note_starts(self, found: WalkResult, starts: dict[int, Planned], now: float, deep: bool) -> None:
-        """Sets what every job may expect, and records promises that were made or have slipped."""
-        core = self.core
-        reserved = {entry.job: planned_of(allocation, True) for entry, allocation in found.reserved}
-        core.reservations = {number: float(planned.start_s) for number, planned in reserved.items()}
-        fresh = {**starts, **reserved}
-        for number, planned in fresh.items():
-            exact = starts.get(
-                number, planned
-            )  # The forecast knows more than the reservation it begins with.
-            self._expect(core.jobs[number], float(exact.start_s), number in reserved, now)
-        if deep:
-            for number in core.planned.keys() - fresh.keys():
-                job = core.jobs.get(number)
-                if job is not None:
-                    job.forecast = None
-            core.planned = fresh
-        else:
-            core.planned.update(reserved)
-
-    def _expect(self, job: Job, start: float, is_reservation: bool, now: float) -> None:
-        core = self.core
-        if job.state is not JobState.SCHED:
-            return
-        job.forecast = Forecast(start, now, is_reservation)
-        before = job.promise
-        if before is None:
-            job.promise = Promise(start, start, now, is_reservation)
-            if is_reservation:
-                core.journal.log(job, "promise", now, start=start)
-            else:
-                core.journal.touch(job)
-            return
-        room = max(_SLIP_S, _SLIP_SHARE * (before.last_at - before.made_at))
-        if start > before.last_at + room:
-            cause = self._cause(now)
-            core.journal.log(job, "promise", now, start=start, previous=before.last_at, cause=cause)
-        elif start >= before.last_at - room and before.is_reservation == is_reservation:
-            return
-        job.promise = Promise(before.first_at, start, now, is_reservation)
-        core.journal.touch(job)
-
-    def _cause(self, now: float) -> str:
-        """Why a promise has slipped: somebody overran, or what happened since the last pass."""
-        core = self.core
-        for number in core.cluster.engine.jobs:
-            job = core.jobs.get(number)
-            if job is not None and job.end_at is not None and job.end_at <= now:
-                return f"{encode_jobid(number)} runs past its limit; its end is unknown"
-        return core.notable[-1] if core.notable else "jobs before it take longer than was planned"
-
-    # Questions
-
-    def why(self, number: int, now: float, memo: dict[int, Why] | None = None) -> Why:
-        return why(self.core, self.core.jobs[number], now, memo)
-
-    def jobs_ahead(self) -> dict[int, int]:
-        return jobs_ahead(self.core)
-
-
-def _what_is_left(found: OpenIntent) -> Intent:
-    """An intent as it is carried out again: for those members only whose outcome is not known."""
-    intent = found.intent
-    if isinstance(intent, Place):
-        seats = (replace(seat, is_settled=seat.member not in found.waits_for) for seat in intent.seats)
-        return replace(intent, seats=tuple(seats))
-    return replace(intent, members=tuple(member for member in intent.members if member in found.waits_for))
-
-
-def _natural(name: str) -> tuple[str, int, str]:
-    """node2 before node10."""
-    head = name.rstrip("0123456789")
-    digits = name[len(head) :]
-    return head, int(digits) if digits else -1, name
+    def queue_state(self, name: str) -> QueueSet:
+        return self.queues.get(name) or QueueSet(name, enabled=True, started=True)

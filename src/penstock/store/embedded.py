@@ -29,9 +29,9 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from penstock.errors import Conflict, Corrupt, Unavailable
-from penstock.places import Places, make_private
-from penstock.store.account import Account, account_for_postgres, give, require_passage
+from penstock.paths import Places, make_private
 from penstock.store.binaries import MAJOR, copied_programs, programs_in_place
+from penstock.store.os_account import Account, account_for_postgres, give, require_passage
 
 __all__ = ["EmbeddedPostgres"]
 

@@ -39,8 +39,8 @@ from penstock.sched.records import (
     Recorded,
     SlotsFreed,
 )
+from penstock.store.audit_rows import PlacedJob, placed_job
 from penstock.store.batch import first_live
-from penstock.store.placed import PlacedJob, placed_job
 from penstock.store.port import Fenced, JobFilter, Retention
 from penstock.store.transactions import FORGOTTEN_AT_ONCE_MAX, KEYS_KEPT_S, reach_after, reach_before
 

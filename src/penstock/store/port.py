@@ -13,7 +13,7 @@ from typing import Protocol
 from penstock.errors import Conflict
 from penstock.model.job import JobEvent
 from penstock.sched.records import Change, JobRow, Recorded
-from penstock.store.placed import PlacedJob
+from penstock.store.audit_rows import PlacedJob
 
 __all__ = ["Fenced", "JobFilter", "Retention", "Store"]
 

@@ -20,11 +20,11 @@ from penstock.errors import Corrupt, Unavailable
 from penstock.model.job import JobEvent
 from penstock.sched.records import Change, IdHighest, JobRow, Recorded
 from penstock.store import rows
+from penstock.store.audit_rows import PlacedJob, placed_job
 from penstock.store.batch import Batch, arrange
-from penstock.store.faults import Away, explained
-from penstock.store.link import Link
+from penstock.store.connection import Link
 from penstock.store.migrate import migrate
-from penstock.store.placed import PlacedJob, placed_job
+from penstock.store.pg_errors import Away, explained
 from penstock.store.port import Fenced, JobFilter, Retention
 from penstock.store.queries import query
 from penstock.store.transactions import FORGOTTEN_AT_ONCE_MAX, KEYS_KEPT_S, reach_after, reach_before

@@ -6,9 +6,9 @@ back is written as JSON. What the service means by its answers is the instance's
 
 from __future__ import annotations
 
+from penstock.api.interface import CancelSelection, Doc, JobsQuery, Service, Stream, Submission
 from penstock.web.app import create_app
 from penstock.web.server import listen_tcp, make_socket, read_token, serve
-from penstock.web.service import CancelSelection, Doc, JobsQuery, Service, Stream, Submission
 
 __all__ = [
     "CancelSelection",

@@ -17,12 +17,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.api.interface import Service
 from penstock.errors import BadRequest
 from penstock.web.bodies import NoBody, decode, read_body
+from penstock.web.errors import UnknownPath, WrongMethod, refusal
 from penstock.web.queries import read_query
-from penstock.web.refusals import UnknownPath, WrongMethod, refusal
 from penstock.web.routes import ENDPOINTS, Answer, Call, Endpoint
-from penstock.web.service import Service
 
 __all__ = ["create_app"]
 

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from penstock.api.interface import Submission
 from penstock.errors import BadRequest
 from penstock.model.job import URGENCY_DEFAULT
-from penstock.web.refusals import TooLarge
-from penstock.web.service import Submission
+from penstock.web.errors import TooLarge
 
 __all__ = [
     "BODY_BYTES_MAX",

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from starlette.datastructures import QueryParams
 
+from penstock.api.interface import ACTIVE, LIMIT_DEFAULT, JobsQuery
 from penstock.errors import BadRequest
 from penstock.model.job import JobState, Result
 from penstock.model.jobid import parse_jobid
-from penstock.web.service import ACTIVE, LIMIT_DEFAULT, JobsQuery
 
 __all__ = ["JOBS_QUERY", "LIMIT_MAX", "Parameter", "jobs_query", "number", "parse_states", "read_query"]
 

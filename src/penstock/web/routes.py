@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
+from penstock.api.interface import ACTIVE, CancelSelection, Doc, Service
 from penstock.errors import BadRequest
 from penstock.model.jobid import parse_jobid
 from penstock.web.bodies import (
@@ -32,9 +33,8 @@ from penstock.web.bodies import (
     UrgencyBody,
     submissions,
 )
+from penstock.web.errors import json_response
 from penstock.web.queries import JOBS_QUERY, Parameter, flag, jobs_query, number, parse_states
-from penstock.web.refusals import json_response
-from penstock.web.service import ACTIVE, CancelSelection, Doc, Service
 from penstock.web.streams import EventStream, Frame
 
 __all__ = ["ENDPOINTS", "Answer", "Call", "Endpoint"]

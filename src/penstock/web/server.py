@@ -27,8 +27,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.errors import BadRequest, Conflict
-from penstock.places import SOCKET_PATH_MAX
-from penstock.web.refusals import Unauthorized, refusal
+from penstock.paths import SOCKET_PATH_MAX
+from penstock.web.errors import Unauthorized, refusal
 
 __all__ = ["BearerOnly", "listen_tcp", "make_socket", "read_token", "serve"]
 

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from penstock.web.refusals import error_document
+from penstock.web.errors import error_document
 
 __all__ = ["KEEP_ALIVE_S", "EventStream", "Frame", "encode_frame"]
 

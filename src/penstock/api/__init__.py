@@ -1,0 +1,1 @@
+"""What an instance can be asked: the service interface and its implementation."""

@@ -1,0 +1,129 @@
+"""Where an instance lives: what differs between a world of processes and one of pods.
+
+A habitat brings the driver and all that belongs to it: who may be in office, what is shown of the nodes,
+where output is, what is left to be taken down. `LocalHabitat` is the one of processes; that of pods is in
+`kube`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from penstock.app.identity import Identity
+from penstock.backends.local.backend import LocalWorld
+from penstock.backends.local.settings import LocalSettings
+from penstock.instance.loop import Instance
+from penstock.paths import Places
+from penstock.protocol.backend import World
+from penstock.sched.settings import Settings
+
+__all__ = ["Habitat", "LocalHabitat", "cores_here"]
+
+_SALVAGE_S: Final = 30.0
+
+
+class Habitat(Protocol):
+    kind: str  # "local", "kubernetes"
+    ends_tasks: bool  # whether what runs ends with the instance, unless told otherwise
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def world(self) -> World: ...
+
+    def agents(self) -> list[dict[str, object]]:
+        """The processes that stand for nodes, to be shown."""
+
+    def facts(self) -> dict[str, object]:
+        """What else is to be shown of it."""
+
+    def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
+        """Where a task's output is, if that is a file of ours."""
+
+    def metrics(self) -> bytes:
+        """In the text format of Prometheus."""
+
+    def is_standing_by(self) -> bool:
+        """Whether another instance is in office, so that there is nothing to wait for."""
+
+    def problem(self) -> str:
+        """What keeps us from coming into office, if anything."""
+
+    async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:
+        """Runs `live` whenever we may be in office, until it is cancelled."""
+
+    async def stop(self, *, keep_tasks: bool) -> None:
+        """Takes down what was started."""
+
+
+def cores_here() -> int:
+    return os.cpu_count() or 1
+
+
+class LocalHabitat:
+    kind = "local"
+    ends_tasks = True
+
+    def __init__(self, places: Places, identity: Identity, settings: Settings) -> None:
+        self._identity = identity
+        self._world = LocalWorld(
+            places,
+            LocalSettings(
+                nodes=identity.nodes,
+                cores_per_node=identity.cores,
+                gpus_per_node=identity.gpus,
+                return_within_s=settings.lost_s,
+            ),
+        )
+        # The driver ends what a silent agent has left behind, and tells: the scheduler waits for that first.
+        self._settings = replace(settings, lost_s=settings.lost_s + _SALVAGE_S)
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    @property
+    def world(self) -> World:
+        return self._world
+
+    def agents(self) -> list[dict[str, object]]:
+        return [
+            {
+                "node": one.node,
+                "rank": one.rank,
+                "pid": one.pid or None,
+                "state": "up" if one.state == "up" else "away",
+                "why": "" if one.state == "up" else one.state,
+                "tasks": one.tasks,
+            }
+            for one in self._world.status()
+        ]
+
+    def facts(self) -> dict[str, object]:
+        nodes, cores = self._identity.nodes, self._identity.cores
+        return {"oversubscribed": nodes * cores > cores_here(), "nodes": nodes, "cores": cores}
+
+    def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
+        return self._world.output_paths
+
+    def metrics(self) -> bytes:
+        return b""
+
+    def is_standing_by(self) -> bool:
+        return False
+
+    def problem(self) -> str:
+        return ""
+
+    async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:  # noqa: ARG002
+        await live()
+
+    async def stop(self, *, keep_tasks: bool) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            await self._world.stop(keep_tasks=keep_tasks)

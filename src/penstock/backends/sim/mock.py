@@ -1,0 +1,56 @@
+"""A world of imagined nodes on the real clock: members begin and end as soon as they are placed.
+
+It is for measuring what an instance costs by itself. Nothing runs; everything else (queue, store, API) is
+real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from penstock.protocol.backend import Sink
+from penstock.protocol.facts import Capacity, NodeSet, Observed, Outcome, Phase, Settled, Snapshot
+from penstock.protocol.intents import End, Intent, Place, Retract, Tell
+
+__all__ = ["MockWorld"]
+
+
+class MockWorld:
+    def __init__(self, nodes: int, cores: int) -> None:
+        capacity = (Capacity("core", cores),)
+        self._nodes = tuple(NodeSet(f"node{number}", capacity) for number in range(nodes))
+        self._sink: Sink | None = None
+
+    async def run(self, epoch: int, sink: Sink) -> None:
+        del epoch
+        self._sink = sink
+        sink(Snapshot(nodes=self._nodes))
+        await asyncio.Event().wait()
+
+    async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
+        del epoch
+        sink, now = self._sink, time.time()
+        assert sink is not None, "run comes first"
+        for intent in intents:
+            match intent:
+                case Place():
+                    for seat in (seat for seat in intent.seats if not seat.is_settled):
+                        sink(Settled(intent.intent, seat.member, Outcome.APPLIED))
+                        sink(Observed(seat.member, Phase.RUNNING, now, seat.node))
+                        sink(Observed(seat.member, Phase.ENDED, now, seat.node))
+                case End() | Retract():
+                    for member in intent.members:
+                        sink(Settled(intent.intent, member, Outcome.GONE))
+
+    async def probe(self, members: Sequence[str]) -> None:
+        assert self._sink is not None, "run comes first"
+        for member in members:
+            self._sink(Observed(member, Phase.WAITING, time.time()))
+
+    def forget(self, members: Sequence[str]) -> None:
+        """There is nothing to forget."""
+
+    def tell(self, tidings: Sequence[Tell]) -> None:
+        """There is nobody to tell."""

@@ -1,1 +1,0 @@
-"""The worlds in which jobs run. Each driver implements `World` of `penstock.world.port`."""

@@ -1,0 +1,1 @@
+"""Pure translation of Kubernetes objects into groups, requests and constraints."""

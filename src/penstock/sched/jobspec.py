@@ -1,0 +1,325 @@
+"""What a job asks for, from the text it was submitted with or from the works and members of a world.
+
+A `JobSpec` is all that the scheduler needs to know of a job: a request to the engine, how many members it
+has, what it waits for, and what a driver gets to start it. It can be told as plain values and made again
+from them, so that a restart knows each job exactly as before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import ceil
+from typing import Final
+
+from penstock.engine.request import SLOT, Group, Placement, Request
+from penstock.errors import BadRequest
+from penstock.model.constraint import And, Constraint
+from penstock.model.duration import format_duration
+from penstock.model.jobspec import Count, Jobspec, Resource, parse_jobspec
+from penstock.protocol.commands import Submission
+from penstock.protocol.facts import Requeue, WorkSet
+from penstock.sched.dependencies import Dependency, parse_dependencies
+from penstock.sched.settings import QueueSettings, Settings
+
+__all__ = [
+    "JobSpec",
+    "MemberAsk",
+    "counts_of",
+    "group_of",
+    "in_queue",
+    "member_request",
+    "payload_of",
+    "placement_of",
+    "spec_of_submission",
+    "spec_of_work",
+    "tasks_on_slots",
+]
+
+_NAME_MAX: Final = 256
+_MEMBERS_MAX: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAsk:
+    """What one member needs, by itself."""
+
+    amounts: tuple[tuple[str, int], ...]
+    constraint: Constraint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    name: str
+    queue: str
+    request: Request
+    size: int  # members; 0: as many as there are slots
+    per_slot: int = 1  # members on each slot; 0: `size` is dealt over the slots
+    limit_s: int | None = None
+    depends: tuple[Dependency, ...] = ()
+    begin_at: float | None = None
+    requeue: Requeue = Requeue.NEVER
+    nodes_asked: int | None = None  # as a person said it, to be shown
+    payload: Mapping[str, object] = field(default_factory=dict)
+
+
+def spec_of_submission(submission: Submission, settings: Settings) -> JobSpec:
+    """Reads a submission; what is wrong in it is a `BadRequest` with the place."""
+    jobspec = parse_jobspec(submission.jobspec)
+    if len(jobspec.tasks) != 1:
+        raise BadRequest("not one task", where="tasks", found=str(len(jobspec.tasks)), expected="exactly one")
+    if not jobspec.resources:
+        raise BadRequest(
+            "nothing is asked for", where="resources", found="[]", expected="at least one resource"
+        )
+    task = jobspec.tasks[0]
+    labels = _labels(jobspec.resources)
+    if task.slot not in labels:
+        raise BadRequest(
+            "no such slot",
+            where="tasks[0].slot",
+            found=repr(task.slot),
+            expected=" or ".join(map(repr, labels)),
+        )
+    if not task.command:
+        raise BadRequest(
+            "job command and arguments are missing", where="tasks[0].command", expected="a command"
+        )
+    system = _system_of(submission.jobspec)
+    queue = settings.queue(jobspec.queue)
+    limit_s = _limit(jobspec.duration_s, queue)
+    name = _text(_under(system, "job"), "name", "attributes.system.job") or task.command[0].rpartition("/")[2]
+    if len(name) > _NAME_MAX:
+        raise BadRequest(
+            "the name is too long", where="attributes.system.job.name", expected=f"{_NAME_MAX} characters"
+        )
+    depends, begin_at = parse_dependencies(system.get("dependencies"))
+    constraint = _both(jobspec.constraint, queue.constraint)
+    request = Request((Group(jobspec.resources, constraint),), limit_s, Placement())
+    per_slot, size = _per_node(jobspec, system) or _task_count(jobspec)
+    return JobSpec(
+        name=name,
+        queue=queue.name,
+        request=request,
+        size=size,
+        per_slot=per_slot,
+        limit_s=limit_s,
+        depends=depends,
+        begin_at=begin_at,
+        requeue=submission.requeue,
+        nodes_asked=_nodes_asked(jobspec),
+        payload=_payload(name, jobspec, system),
+    )
+
+
+def _labels(resources: tuple[Resource, ...]) -> list[str]:
+    """The labels of the slots, which tasks can name."""
+    found: list[str] = []
+    for resource in resources:
+        found += [resource.label] if resource.label else []
+        found += _labels(resource.with_)
+    return found
+
+
+def counts_of(spec: JobSpec) -> dict[str, object]:
+    """How much is asked for, as people count it."""
+    resources = spec.request.groups[0].resources
+    slots, cores = _slots_and_cores(resources, 1)
+    tasks = spec.size if not spec.per_slot else slots * spec.per_slot
+    return {"ntasks": tasks, "ncores": cores, "nnodes": spec.nodes_asked, "duration_s": spec.limit_s or 0}
+
+
+def _slots_and_cores(resources: tuple[Resource, ...], times: int) -> tuple[int, int]:
+    slots = cores = 0
+    for resource in resources:
+        count = times * resource.count.min
+        inner_slots, inner_cores = _slots_and_cores(resource.with_, count)
+        slots += count if resource.type == SLOT else inner_slots
+        cores += count if resource.type == "core" else inner_cores
+    return slots, cores
+
+
+def _limit(duration_s: float, queue: QueueSettings) -> int | None:
+    limit_s = ceil(duration_s) or queue.duration_default_s
+    most = queue.duration_max_s
+    if most is not None and (limit_s is None or limit_s > most):
+        raise BadRequest(
+            "the time limit is longer than the queue allows",
+            where="attributes.system.duration",
+            found="no limit" if limit_s is None else format_duration(limit_s),
+            expected=f"at most {format_duration(most)} in queue {queue.name}",
+        )
+    return limit_s
+
+
+def _both(own: Constraint | None, of_queue: Constraint | None) -> Constraint | None:
+    if own is None or of_queue is None:
+        return own or of_queue
+    return And((own, of_queue))
+
+
+def _task_count(jobspec: Jobspec) -> tuple[int, int]:
+    count = dict(jobspec.tasks[0].count)
+    try:
+        if "total" in count:
+            total = int(count["total"])
+            if not 1 <= total <= _MEMBERS_MAX:
+                raise ValueError
+            return 0, total
+        per_slot = int(count.get("per_slot", "1"))
+        if not 1 <= per_slot <= _MEMBERS_MAX:
+            raise ValueError
+    except ValueError:
+        raise BadRequest(
+            "not a number of tasks", where="tasks[0].count", found=str(count), expected=f"1 to {_MEMBERS_MAX}"
+        ) from None
+    return per_slot, 0
+
+
+def _per_node(jobspec: Jobspec, system: Mapping[str, object]) -> tuple[int, int] | None:
+    """`--tasks-per-node`: the shell option `per-resource` counts more than the task's own number."""
+    options = _under(_under(system, "shell"), "options")
+    if "per-resource" not in options:
+        return None
+    told = _under(options, "per-resource")
+    count, outer = told.get("count", 1), jobspec.resources[0]
+    is_slot_a_node = outer.type == "node" and [(one.type, one.count.max) for one in outer.with_] == [
+        (SLOT, 1)
+    ]
+    is_count = type(count) is int and 1 <= count <= _MEMBERS_MAX
+    if told.get("type", "node") != "node" or not is_slot_a_node or not is_count:
+        raise BadRequest(
+            "not a number of tasks",
+            where="attributes.system.shell.options.per-resource",
+            found=repr(options["per-resource"])[:80],
+            expected=f"type node, a count from 1 to {_MEMBERS_MAX}, and one slot on each node",
+        )
+    assert isinstance(count, int)
+    return count, 0
+
+
+def _nodes_asked(jobspec: Jobspec) -> int | None:
+    return jobspec.resources[0].count.min if jobspec.resources[0].type == "node" else None
+
+
+@lru_cache(maxsize=512)
+def _attributes(text: str) -> Mapping[str, object]:
+    found = json.loads(text).get("attributes")
+    return found if isinstance(found, dict) else {}
+
+
+def _system_of(text: str) -> Mapping[str, object]:
+    return _under(_attributes(text), "system")
+
+
+def _under(values: Mapping[str, object], key: str) -> Mapping[str, object]:
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _text(values: Mapping[str, object], key: str, where: str) -> str:
+    found = values.get(key, "")
+    if not isinstance(found, str):
+        raise BadRequest("not a text", where=f"{where}.{key}", found=repr(found)[:80], expected="a text")
+    return found
+
+
+def payload_of(text: str) -> dict[str, object]:
+    """What a driver gets of a jobspec that was accepted before."""
+    jobspec = parse_jobspec(text)
+    system = _system_of(text)
+    name = _text(_under(system, "job"), "name", "attributes.system.job")
+    return _payload(name or jobspec.tasks[0].command[0].rpartition("/")[2], jobspec, system)
+
+
+def _payload(name: str, jobspec: Jobspec, system: Mapping[str, object]) -> dict[str, object]:
+    """What a driver needs to start a task; it is not read here."""
+    options = _under(_under(system, "shell"), "options")
+    output = _under(options, "output")
+    stdout, stderr = _under(output, "stdout"), _under(output, "stderr")
+    label = bool(stdout.get("label") or stderr.get("label"))
+    return {
+        "name": name,
+        "command": list(jobspec.tasks[0].command),
+        "cwd": jobspec.cwd,
+        "environment": dict(jobspec.environment),
+        "output": _text(stdout, "path", "shell.options.output.stdout"),
+        "error": _text(stderr, "path", "shell.options.output.stderr"),
+        "label_io": label,
+        "signal": options.get("signal"),
+    }
+
+
+def spec_of_work(
+    work: WorkSet, asks: Sequence[MemberAsk], settings: Settings, limit_s: int | None
+) -> tuple[JobSpec, list[int]]:
+    """A group as the world has it, and for each member its group of the request (the same for equal asks)."""
+    queue = settings.queue(work.queue)
+    numbers: dict[MemberAsk, int] = {}
+    group_of_each = [numbers.setdefault(in_queue(ask, queue), len(numbers)) for ask in asks]
+    counts = Counter(group_of_each)
+    groups = tuple(group_of(ask, counts[number]) for ask, number in numbers.items())
+    request = Request(groups, limit_s, placement_of(work))
+    spec = JobSpec(
+        name=work.name,
+        queue=queue.name,
+        request=request,
+        size=work.size,
+        limit_s=limit_s,
+        begin_at=work.begin_at,
+        requeue=work.requeue,
+    )
+    return spec, group_of_each
+
+
+def in_queue(ask: MemberAsk, queue: QueueSettings) -> MemberAsk:
+    """What a member asks for, on the nodes that its queue may use."""
+    return replace(ask, constraint=_both(ask.constraint, queue.constraint))
+
+
+def group_of(ask: MemberAsk, count: int) -> Group:
+    inner = tuple(Resource(kind, Count(units, units)) for kind, units in ask.amounts if units > 0)
+    slot = Resource(SLOT, Count(count, count), with_=inner, label="member")
+    return Group((slot,), ask.constraint)
+
+
+def member_request(group: Group, placement: Placement, extra: Constraint | None = None) -> Request:
+    """A request for one more member like those of a group."""
+    resources = tuple(_once(resource) for resource in group.resources)
+    return Request((Group(resources, _both(group.constraint, extra)),), None, placement)
+
+
+def placement_of(work: WorkSet) -> Placement:
+    return Placement(work.distinct_nodes, work.within)
+
+
+def _once(resource: Resource) -> Resource:
+    """One of it, down to and including the slot; what is in the slot stays."""
+    one = Count(1, 1)
+    if resource.type == SLOT:
+        return replace(resource, count=one)
+    return replace(resource, count=one, with_=tuple(_once(inner) for inner in resource.with_))
+
+
+def tasks_on_slots(spec: JobSpec, nodes_of_slots: list[str]) -> list[int]:
+    """For every member, in order of its index, the place of its slot in a list that is sorted by node.
+
+    Members are numbered in blocks by node. Fewer members than slots are dealt over the nodes one by one.
+    """
+    if spec.per_slot:
+        return [place for place in range(len(nodes_of_slots)) for _ in range(spec.per_slot)]
+    places: dict[str, list[int]] = {}
+    for place, node in enumerate(nodes_of_slots):
+        places.setdefault(node, []).append(place)
+    share = dict.fromkeys(places, 0)
+    left = spec.size
+    while left:
+        # More members than slots go round again: a slot can have several.
+        for node in places:
+            if left and (share[node] < len(places[node]) or spec.size > len(nodes_of_slots)):
+                share[node] += 1
+                left -= 1
+    return [places[node][turn % len(places[node])] for node in places for turn in range(share[node])]

@@ -1,0 +1,183 @@
+"""Objects of Kubernetes for tests, as short as they can be said."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from penstock.kube.types import (
+    Deployment,
+    Job,
+    NativePodGroup,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    PodGroup,
+    ReplicaSet,
+    StatefulSet,
+)
+from penstock.podspec.grouping import JOB_ANNOTATION
+
+GROUPS = {"Job": "batch/v1", "ReplicaSet": "apps/v1", "StatefulSet": "apps/v1", "Deployment": "apps/v1"}
+Said = dict[str, str] | None
+
+
+def apart_from(*selectors: Said | dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The affinity of a pod that wants no pods with these labels (or selected so) on its node."""
+    terms = [
+        {
+            "topologyKey": "kubernetes.io/hostname",
+            "labelSelector": selector if "matchExpressions" in selector else {"matchLabels": selector},
+            **more,
+        }
+        for selector in selectors
+        if selector is not None
+    ]
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
+def time_text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def owned_by(kind: str, name: str, uid: str = "", api_version: str = "") -> list[dict[str, Any]]:
+    version = api_version or GROUPS.get(kind, "example.com/v1")
+    return [
+        {"apiVersion": version, "kind": kind, "name": name, "uid": uid or f"uid-{name}", "controller": True}
+    ]
+
+
+def metadata(name: str, *, labels: Said = None, notes: Said = None, **more: Any) -> dict[str, Any]:
+    found = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": "1", **more}
+    if labels:
+        found["labels"] = labels
+    if notes:
+        found["annotations"] = notes
+    return found
+
+
+def pod(
+    name: str = "a",
+    *,
+    cpu: str = "1",
+    node: str = "",
+    ours: bool = True,
+    placed: bool = False,
+    phase: str = "Pending",
+    owner: list[dict[str, Any]] | None = None,
+    created: float = 1000.0,
+    labels: Said = None,
+    notes: Said = None,
+    gated: bool = False,
+    claim: str = "",
+    status: dict[str, Any] | None = None,
+    spec: dict[str, Any] | None = None,
+    **more: Any,
+) -> Pod:
+    """`placed`: on its node by us."""
+    notes = {**(notes or {}), JOB_ANNOTATION: "f1"} if placed else notes
+    raw: dict[str, Any] = {
+        "metadata": metadata(name, labels=labels, notes=notes, creationTimestamp=time_text(created), **more),
+        "spec": {
+            "schedulerName": "penstock" if ours else "default-scheduler",
+            "containers": [{"name": "main", "resources": {"requests": {"cpu": cpu}}}],
+            **(spec or {}),
+        },
+        "status": {"phase": phase, **(status or {})},
+    }
+    if node:
+        raw["spec"]["nodeName"] = node
+    if owner:
+        raw["metadata"]["ownerReferences"] = owner
+    if gated:
+        raw["spec"]["schedulingGates"] = [{"name": "wait"}]
+    if claim:
+        raw["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
+    return msgspec.convert(raw, Pod)
+
+
+def template(labels: Said = None, notes: Said = None, scheduler: str = "penstock") -> dict[str, Any]:
+    return {"metadata": {"labels": labels, "annotations": notes}, "spec": {"schedulerName": scheduler}}
+
+
+def job(
+    name: str = "train",
+    *,
+    wants: int = 2,
+    of: dict[str, Any] | None = None,
+    over: str = "",
+    started: float | None = None,
+    succeeded: int = 0,
+    labels: Said = None,
+    notes: Said = None,
+    **spec: Any,
+) -> Job:
+    status: dict[str, Any] = {"succeeded": succeeded}
+    if over:
+        status["conditions"] = [{"type": over, "status": "True"}]
+    if started is not None:
+        status["startTime"] = time_text(started)
+    whole = {"parallelism": wants, "completions": wants, "template": of or template(), **spec}
+    raw = {"metadata": metadata(name, labels=labels, notes=notes), "spec": whole, "status": status}
+    return msgspec.convert(raw, Job)
+
+
+def replica_set(
+    name: str = "web-1",
+    *,
+    wants: int = 2,
+    deployment: str = "",
+    of: dict[str, Any] | None = None,
+    labels: Said = None,
+    notes: Said = None,
+) -> ReplicaSet:
+    more = {"ownerReferences": owned_by("Deployment", deployment)} if deployment else {}
+    raw = {
+        "metadata": metadata(name, labels=labels, notes=notes, **more),
+        "spec": {"replicas": wants, "template": of or template()},
+    }
+    return msgspec.convert(raw, ReplicaSet)
+
+
+def stateful_set(
+    name: str = "db", *, wants: int = 3, parallel: bool = False, labels: Said = None
+) -> StatefulSet:
+    policy = "Parallel" if parallel else "OrderedReady"
+    spec = {"replicas": wants, "podManagementPolicy": policy, "template": template()}
+    return msgspec.convert({"metadata": metadata(name, labels=labels), "spec": spec}, StatefulSet)
+
+
+def deployment(name: str = "web", *, labels: Said = None, notes: Said = None) -> Deployment:
+    return msgspec.convert({"metadata": metadata(name, labels=labels, notes=notes)}, Deployment)
+
+
+def node(name: str = "n1", *, cpu: str = "4", ready: bool = True, **more: Any) -> Node:
+    status = {
+        "allocatable": {"cpu": cpu, "pods": "110"},
+        "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+    }
+    raw = {"metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": "1", **more}, "status": status}
+    return msgspec.convert(raw, Node)
+
+
+def pod_group(name: str = "g", size: int = 2) -> PodGroup:
+    return msgspec.convert({"metadata": metadata(name), "spec": {"minMember": size}}, PodGroup)
+
+
+def native_group(name: str = "g", size: int = 2) -> NativePodGroup:
+    policy = {"gang": {"minCount": size}} if size else {"basic": {}}
+    return msgspec.convert({"metadata": metadata(name), "spec": {"schedulingPolicy": policy}}, NativePodGroup)
+
+
+def claim(name: str = "c", *, volume: str = "") -> PersistentVolumeClaim:
+    notes = {"pv.kubernetes.io/bind-completed": "yes"} if volume else None
+    raw = {"metadata": metadata(name, notes=notes), "spec": {"volumeName": volume}}
+    return msgspec.convert(raw, PersistentVolumeClaim)
+
+
+def volume(name: str = "v", *, zone: str = "") -> PersistentVolume:
+    labels = {"topology.kubernetes.io/zone": zone} if zone else None
+    return msgspec.convert({"metadata": {"name": name, "labels": labels}}, PersistentVolume)

@@ -1,0 +1,169 @@
+"""A local world with real agents, driven as an instance would; nothing outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.agent.processes import bearers
+from penstock.agent.task_dirs import Home
+from penstock.backends.local import LocalSettings, LocalWorld
+from penstock.errors import PenstockError
+from penstock.paths import Places
+from penstock.protocol.facts import Fact, NodeSet, Observed, Outcome, Phase, Settled, Snapshot
+from penstock.protocol.intents import Intent, Place, Seat
+
+__all__ = ["DEADLINE_S", "Instance", "Site", "eventually", "instance", "place", "run", "seat"]
+
+DEADLINE_S = 15.0
+
+FactT = TypeVar("FactT")
+
+
+def seat(member: str, node: str = "node0", index: int = 0, cores: str = "0") -> Seat:
+    return Seat(member, index, node, (("core", cores, 1),))
+
+
+def place(site: Site, script: str, *seats: Seat, intent: int = 1, **more: object) -> Place:
+    spec: dict[str, object] = {
+        "id_f58": "ƒ2",
+        "name": "test",
+        "command": ["/bin/sh", "-c", script],
+        "cwd": str(site.work),
+        "environment": {"PATH": "/usr/bin:/bin"},
+        "output": "",
+        "error": "",
+        "label_io": False,
+        "signal": None,
+        "owner": "me",
+        **more,
+    }
+    return Place(intent, 1, "", seats or (seat("1/1/0"),), size=len(seats) or 1, spec=spec)
+
+
+class Site:
+    """Where it all lies."""
+
+    def __init__(self) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix="pd-", dir="/tmp"))
+        self.places = Places(self.base / "state", self.base / "run")
+        self.work = self.base / "work"
+        self.work.mkdir()
+
+    def lines(self, name: str) -> list[str]:
+        path = self.work / name
+        return path.read_text().split() if path.exists() else []
+
+    def tokens(self) -> list[str]:
+        found = []
+        for home in (self.places.state / "agents").glob("*"):
+            for task in Home(home).tasks():
+                accepted = task.accepted()
+                if accepted is not None:
+                    found.append(accepted.token)
+        return found
+
+
+class Instance:
+    """What an instance would see. `facts` has everything that was told, in order."""
+
+    def __init__(self, site: Site, settings: LocalSettings, epoch: int = 1) -> None:
+        self.site = site
+        self.world = LocalWorld(site.places, settings)
+        self.epoch = epoch
+        self.facts: list[Fact] = []
+        self._news = asyncio.Event()
+        self._run: asyncio.Task[None] | None = None
+
+    def _sink(self, fact: Fact) -> None:
+        self.facts.append(fact)
+        self._news.set()
+
+    async def begin(self) -> Snapshot:
+        self._run = asyncio.create_task(self.world.run(self.epoch, self._sink))
+        return await self.fact(Snapshot, lambda _: True)
+
+    async def leave(self) -> None:
+        """As if it were killed: the agents are not told."""
+        if self._run is not None:
+            self._run.cancel()
+            with suppress(asyncio.CancelledError, PenstockError):
+                await self._run
+            self._run = None
+
+    async def fact(self, kind: type[FactT], wanted: Callable[[FactT], bool], since: int = 0) -> FactT:
+        """The first fact of a kind that is wanted, from the `since`th on."""
+        async with asyncio.timeout(DEADLINE_S):
+            at = since
+            while True:
+                while at < len(self.facts):
+                    fact = self.facts[at]
+                    at += 1
+                    if isinstance(fact, kind) and wanted(fact):
+                        return fact
+                self._news.clear()
+                running = self._run
+                assert running is not None
+                news = asyncio.create_task(self._news.wait())
+                await asyncio.wait((news, running), return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+                if running.done():
+                    await running
+
+    async def observed(self, member: str, phase: Phase, since: int = 0) -> Observed:
+        return await self.fact(Observed, lambda fact: fact.member == member and fact.phase is phase, since)
+
+    async def settled(self, intent: int, member: str = "1/1/0") -> tuple[Outcome, str]:
+        fact = await self.fact(Settled, lambda fact: fact.intent == intent and fact.member == member)
+        return fact.outcome, fact.detail
+
+    async def node(self, node: str, *, up: bool, since: int = 0) -> NodeSet:
+        return await self.fact(NodeSet, lambda fact: fact.node == node and fact.up is up, since)
+
+    async def apply(self, *intents: Intent) -> None:
+        await self.world.apply(self.epoch, intents)
+
+
+@asynccontextmanager
+async def instance(site: Site, epoch: int = 1, **settings: object) -> AsyncIterator[Instance]:
+    """One life of an instance; it leaves its agents as they are."""
+    one = Instance(site, LocalSettings(**settings), epoch)  # type: ignore[arg-type]
+    try:
+        yield one
+    finally:
+        await one.leave()
+
+
+async def eventually(ask: Callable[[], object], what: str) -> None:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not ask():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(what) from None
+
+
+def run(test: Callable[[Site], Coroutine[object, object, None]]) -> None:
+    """Runs a test at a site of its own, then ends every agent and checks that no process is left."""
+    site = Site()
+
+    async def whole() -> None:
+        try:
+            await test(site)
+        finally:
+            nodes = len(list((site.places.state / "agents").glob("*"))) or 1
+            last = LocalWorld(site.places, LocalSettings(nodes=nodes))
+            last._epoch = 1 << 30  # newer than any
+            tokens = site.tokens()
+            await last.stop(keep_tasks=False)
+            assert [pid for token in tokens for pid in bearers(token)] == []
+
+    try:
+        asyncio.run(whole())
+    finally:
+        shutil.rmtree(site.base, ignore_errors=True)

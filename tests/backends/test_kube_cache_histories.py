@@ -1,0 +1,149 @@
+"""The mirror: whatever comes in, in whatever order, what was told adds up to what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock.backends.kube.cache import Mirror
+from penstock.kube.types import (
+    Deployment,
+    Job,
+    Node,
+    Object,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    PodGroup,
+    ReplicaSet,
+    StatefulSet,
+)
+from penstock.podspec.grouping import maker_of
+from penstock.podspec.settings import KubeSettings
+from tests.backends.kube_caches import NOW, Folded, mirror_of, put, told
+from tests.backends.kube_histories import Cluster, Happenings, changed
+from tests.backends.kube_objects import job, node, owned_by, pod
+from tests.costs import instructions
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_was_told_bit_by_bit_is_what_is_there(seed: int) -> None:
+    mirror = Mirror(KubeSettings())
+    happenings = Happenings(seed, lambda one, gone: put(mirror, one, gone=gone))
+    folded = Folded()
+    for _ in range(120):
+        happenings.happen()
+        if happenings.random.random() < 0.4:
+            for fact in mirror.facts(NOW):
+                folded.take(fact)
+            assert mirror.facts(NOW) == [], "nothing is told twice"
+    for fact in mirror.facts(NOW):
+        folded.take(fact)
+    objects = list(happenings.objects.values())
+    happenings.random.shuffle(objects)
+    folded.assert_equals(mirror_of(*objects).snapshot(NOW))
+    folded.assert_equals(mirror.snapshot(NOW))
+    for one in happenings.of(Pod):
+        put(mirror, one, gone=True)
+    mirror.facts(NOW)
+    assert not mirror.problems
+    assert not mirror.missing_makers()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_list_says_the_same_as_the_changes_before_it(seed: int) -> None:
+    """A relist of each kind, in any order, brings a stale mirror to what is there."""
+    stale, mirror = Mirror(KubeSettings()), Mirror(KubeSettings())
+    is_heard = True
+
+    def tell(one: Object, gone: bool) -> None:
+        if is_heard:
+            put(stale, one, gone=gone)
+        put(mirror, one, gone=gone)
+
+    happenings = Happenings(seed, tell)
+    folded = Folded()
+    for turn in range(120):
+        is_heard = turn < 60
+        happenings.happen()
+        for fact in stale.facts(NOW):
+            folded.take(fact)
+    lists: list[Callable[[], None]] = [
+        lambda: stale.nodes_listed(happenings.of(Node)),  # type: ignore[arg-type]
+        lambda: stale.pods_listed(happenings.of(Pod)),  # type: ignore[arg-type]
+        lambda: stale.pod_groups_listed(happenings.of(PodGroup)),  # type: ignore[arg-type]
+        lambda: stale.claims_listed(happenings.of(PersistentVolumeClaim)),  # type: ignore[arg-type]
+        lambda: stale.volumes_listed(happenings.of(PersistentVolume)),  # type: ignore[arg-type]
+    ]
+    for kind in (Job, ReplicaSet, StatefulSet, Deployment):
+        lists.append(
+            lambda kind=kind: stale.makers_listed(  # type: ignore[misc]
+                kind.__name__,
+                map(maker_of, happenings.of(kind)),  # type: ignore[arg-type]
+            )
+        )
+    happenings.random.shuffle(lists)
+    for listed in lists:
+        listed()
+        for fact in stale.facts(NOW):
+            folded.take(fact)
+    folded.assert_equals(mirror.snapshot(NOW))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_nothing_is_left_when_all_objects_are_gone(seed: int) -> None:
+    cluster = Cluster(seed)
+    for number in range(3):
+        cluster.happenings.put(node(f"n{number}"))
+    for _ in range(120):
+        cluster.now += 1.0
+        cluster.happenings.happen()
+        if cluster.happenings.random.random() < 0.5:
+            cluster.settle()
+    cluster.settle()
+    for one in list(cluster.happenings.objects.values()):
+        if not isinstance(one, Node):
+            cluster.happenings.drop(one)
+    cluster.settle()
+    cluster.now += 10_000.0
+    cluster.settle()
+    core = cluster.scheduler.core
+    assert not core.jobs
+    assert not core.works
+    assert not core.intents
+    assert not list(core.cluster.engine.jobs)
+    assert not core.cluster.holds()
+    assert not core.members_on or not any(core.members_on.values())
+    assert not core.deferred or not any(core.deferred.values())
+
+
+def test_a_change_costs_the_same_in_a_cluster_of_ten_times_the_size() -> None:
+    small, large = _costs_of_changes(200), _costs_of_changes(2_000)
+    assert all(large[change] <= 1.5 * small[change] for change in small), (small, large)
+
+
+def _costs_of_changes(pods: int) -> dict[str, int]:
+    """Instructions for single changes in a cluster with so many waiting pods in gangs of 100."""
+    mirror = Mirror(KubeSettings())
+    mirror.nodes_listed([node(f"n{number}", cpu="64") for number in range(pods // 10)])
+    mirror.makers_listed("Job", (maker_of(job(f"j{number}", wants=100)) for number in range(pods // 100)))
+    waiting = [
+        pod(f"p{number}", owner=owned_by("Job", f"j{number // 100}"), created=1000.0 + number // 100)
+        for number in range(pods)
+    ]
+    mirror.pods_listed(waiting)
+    assert len(mirror.snapshot(NOW).members) == pods
+    told(mirror)
+    first, second = waiting[0], waiting[1]
+    changes = {
+        "says nothing new": changed(first, status=changed(first.status, reason="x")),
+        "is bound by others": changed(second, spec=changed(second.spec, node_name="n1")),
+        "comes late": pod("late", owner=owned_by("Job", "j0"), created=1000.0),
+    }
+
+    def take(one: Pod) -> None:
+        put(mirror, one)
+        told(mirror)
+
+    return {name: instructions(lambda one=one: take(one)) for name, one in changes.items()}  # type: ignore[misc]

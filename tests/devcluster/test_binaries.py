@@ -1,0 +1,157 @@
+"""Versions, the cache, certificates, stages: all that needs no control plane."""
+
+from __future__ import annotations
+
+import base64
+import re
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from penstock.devcluster import binaries
+from penstock.devcluster.binaries import PARTS, Part, Parts, PartsMissing, cache_directory, find_parts
+from penstock.devcluster.certificates import make_credentials
+from penstock.devcluster.cluster import DevCluster
+from penstock.devcluster.commands import choose_ports, write_stages
+from penstock.errors import Conflict, Unavailable
+from tests.clusters import REQUIRE_VARIABLE, needs_controlplane
+
+MODULES = Path(__file__).resolve().parents[2] / "hack" / "controlplane"
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_versions_are_those_that_go_is_told() -> None:
+    told = "".join((MODULES / name / "go.mod").read_text() for name in (".", "kwok"))
+    required = dict(re.findall(r"^(?:require|\t)\s*(\S+) v(\S+)$", told, re.MULTILINE))
+    assert required["k8s.io/kubernetes"] == binaries.KUBERNETES_VERSION
+    assert required["go.etcd.io/etcd/server/v3"] == binaries.ETCD_VERSION
+    assert required["sigs.k8s.io/kwok"] == binaries.KWOK_VERSION
+
+
+def test_every_program_is_kept_by_the_modules() -> None:
+    told = "".join((MODULES / name / "tools.go").read_text() for name in (".", "kwok"))
+    assert [part.name for part in PARTS if f'"{part.package}"' not in told] == []
+
+
+def test_other_versions_have_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache_directory({"HOME": "/h"})
+    assert before.parent == Path("/h/.cache/penstock/controlplane")
+    for name in ("KUBERNETES_VERSION", "ETCD_VERSION", "KWOK_VERSION"):
+        with monkeypatch.context() as patch:
+            patch.setattr(binaries, name, "9.9.9")
+            assert cache_directory({"HOME": "/h"}) != before
+
+
+def test_the_cache_is_where_the_user_wants_it() -> None:
+    assert cache_directory({"HOME": "/h", "XDG_CACHE_HOME": "/c"}).is_relative_to("/c/penstock")
+    assert cache_directory({"HOME": "/h", "XDG_CACHE_HOME": "not/absolute"}).is_relative_to("/h/.cache")
+
+
+def test_missing_parts_are_named_with_what_helps(tmp_path: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    directory = cache_directory(environ)
+    for part in PARTS[1:]:
+        program(directory / part.name, "true")
+    with pytest.raises(PartsMissing, match="make controlplane") as raised:
+        find_parts(environ)
+    assert raised.value.missing == ("etcd",)
+    assert isinstance(raised.value, Unavailable)
+    program(directory / "etcd", "true")
+    assert find_parts(environ) == Parts(directory)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_right"),
+    [
+        ("etcd Version: 3.6.8", True),
+        ("kwok version v3.6.8 go1.26.8 (linux/amd64)", True),
+        ("etcd Version: 3.6.80", False),
+        ("etcd Version: 3.6.8-rc.1", False),
+        ("etcd Version: 3.5.1", False),
+        ("no version", False),
+    ],
+)
+def test_only_exactly_the_pinned_version_is_taken(tmp_path: Path, said: str, is_right: bool) -> None:
+    path = program(tmp_path / "etcd", f"echo '{said}'")
+    assert binaries.reports_pinned_version(Part("etcd", "-", "3.6.8"), path) is is_right
+
+
+def test_what_cannot_be_run_is_not_taken(tmp_path: Path) -> None:
+    assert not binaries.reports_pinned_version(PARTS[0], tmp_path / "nothing")
+    assert not binaries.reports_pinned_version(PARTS[0], program(tmp_path / "fails", "echo 3.6.8; exit 1"))
+
+
+def test_penstock_is_known_by_the_name_and_the_groups_of_its_service_account(tmp_path: Path) -> None:
+    made = make_credentials(tmp_path / "credentials", "https://127.0.0.1:1")
+    config = yaml.safe_load(made.kubeconfig("penstock").read_text())
+    data = base64.b64decode(config["users"][0]["user"]["client-certificate-data"])
+    subject = x509.load_pem_x509_certificate(data).subject
+    (name,) = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    groups = subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    assert name.value == "system:serviceaccount:penstock-system:penstock"
+    assert [group.value for group in groups] == [
+        "system:serviceaccounts",
+        "system:serviceaccounts:penstock-system",
+    ]
+
+
+def test_nobody_else_can_read_what_is_secret(tmp_path: Path) -> None:
+    made = make_credentials(tmp_path / "credentials", "https://127.0.0.1:1")
+    assert stat.S_IMODE(made.directory.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made.directory.iterdir()} == {0o600}
+
+
+def test_the_stages_are_documents_without_marks(tmp_path: Path) -> None:
+    path = tmp_path / "stages.yaml"
+    write_stages(path)
+    documents = list(yaml.safe_load_all(path.read_text()))
+    assert [one["kind"] for one in documents] == ["KwokConfiguration", *["Stage"] * (len(documents) - 1)]
+    assert len(documents) == 9
+    assert not re.search(r"@\w+@", path.read_text())
+
+
+def test_ports_are_three_and_outside_those_of_outgoing_connections() -> None:
+    ports = choose_ports()
+    assert len({ports.api, ports.etcd, ports.etcd_peer}) == 3
+    assert max(ports.api, ports.etcd, ports.etcd_peer) < 32_768
+
+
+def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    with pytest.raises(Conflict, match="not empty"):
+        DevCluster(tmp_path, parts=Parts(tmp_path)).start()
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_what_cannot_be_started_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    for name in ("etcd", "kube-apiserver"):
+        program(tmp_path / "bin" / name, f"echo {name} says no; exit 7")
+    cluster = DevCluster(tmp_path / "cluster", parts=Parts(tmp_path / "bin"))
+    with pytest.raises(Unavailable, match="etcd ended with 7: etcd says no"):
+        cluster.start()
+    assert not cluster.directory.exists()
+    with pytest.raises(Conflict, match="is not running"):
+        cluster.kubectl("version")
+
+
+def test_tests_that_need_the_control_plane_skip_loudly_or_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(REQUIRE_VARIABLE, raising=False)
+    reason = "because the control plane is not built: run make controlplane"
+    with pytest.raises(pytest.skip.Exception, match=f"SKIPPED {reason}"):
+        needs_controlplane()
+    monkeypatch.setenv(REQUIRE_VARIABLE, "1")
+    with pytest.raises(pytest.fail.Exception, match=f"FAILED {reason}"):
+        needs_controlplane()

@@ -1,0 +1,197 @@
+"""An instance that can die at any point and is made anew: real turns and stores, a simulated world.
+
+`Lives` is the loop of an instance on a virtual clock. A failpoint can end a life in the middle of a turn;
+the next one begins with what the store has and with a snapshot of the world, which went on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from penstock import failpoints
+from penstock.backends.sim.backend import SimWorld
+from penstock.instance.steps import Passing, Turns, next_of
+from penstock.model.job import JobEvent, state_after
+from penstock.protocol.backend import Sink
+from penstock.protocol.commands import Submission, Submit, Wish
+from penstock.protocol.facts import Fact
+from penstock.protocol.intents import Intent, Tell
+from penstock.sched.records import Change, JobLogged
+from penstock.sched.scheduler import Step
+from penstock.sched.settings import Settings
+from penstock.sched.state import Reply
+from penstock.store.port import Store
+
+__all__ = ["Lives", "run_plain"]
+
+T = TypeVar("T")
+
+
+def run_plain(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine that never really waits, without an event loop."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+    raise AssertionError("it waits for something")
+
+
+class _Port:
+    """The simulated world behind the port."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self._world = world
+
+    async def run(self, epoch: int, sink: Sink) -> None:
+        del epoch
+        sink(self._world.snapshot())
+
+    async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
+        self._world.apply(epoch, intents)
+
+    async def probe(self, members: Sequence[str]) -> None:
+        self._world.probe(members)
+
+    def forget(self, members: Sequence[str]) -> None:
+        self._world.forget(members)
+
+    def tell(self, tidings: Sequence[Tell]) -> None:
+        pass
+
+
+@dataclass
+class Lives:
+    world: SimWorld
+    settings: Settings
+    store: Callable[[], Store]
+    run: Callable[[Coroutine[Any, Any, Any]], Any] = run_plain
+    deaths: set[int] = field(default_factory=set)  # at which failpoints, counted over all lives
+    passed: int = 0
+    lives: int = 0
+    logs: dict[int, list[JobEvent]] = field(default_factory=dict)
+    turns: Turns = field(init=False)
+    now_used: Store = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def _see(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if isinstance(change, JobLogged):
+                self.logs.setdefault(change.id, []).append(change.event)
+
+    def _die_here(self, _name: str) -> None:
+        self.passed += 1
+        if self.passed in self.deaths:
+            raise failpoints.Crash
+
+    def _guarded(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        """Does something; None if it was the last thing of this life."""
+        try:
+            with failpoints.armed(self._die_here):
+                result: T = self.run(work())
+                return result
+        except failpoints.Crash:
+            return None
+
+    def begin(self) -> None:
+        """A new life, and another one if it ends at once."""
+        while True:
+            self.lives += 1
+            self.now_used = self.store()
+            self.turns = Turns(self.settings, self.now_used, _Port(self.world), self._see)
+            if self._guarded(lambda: self.turns.begin(self.world.now)) is None:
+                continue
+            snapshot = self.world.snapshot()
+            if self._guarded(lambda: self.turns.turn([snapshot], self.world.now)) is not None:  # noqa: B023
+                return
+
+    def feed(self, *inputs: Fact | Wish) -> tuple[Reply, ...] | None:
+        """Takes inputs in; None if the instance died over them."""
+        replies = self._guarded(lambda: self.turns.turn(inputs, self.world.now))
+        if replies is None:
+            self.begin()
+        return replies
+
+    def submit(self, *submissions: Submission, key: str) -> tuple[int, ...]:
+        """As a client does: the same request again until it is answered."""
+        while True:
+            replies = self.feed(Submit(submissions, key))
+            if replies is not None:
+                if replies[0].error is not None:
+                    raise replies[0].error
+                numbers = replies[0].value
+                assert isinstance(numbers, tuple)
+                return numbers
+
+    def settle(self) -> None:
+        while True:
+            facts = self.world.advance(self.world.now)
+            scheduler = self.turns.scheduler
+            assert scheduler is not None
+            if facts:
+                self.feed(*facts)
+            elif scheduler.is_dirty:
+                done = self._guarded(self._decide)
+                if done is None:
+                    self.begin()
+            else:
+                return
+
+    async def _decide(self) -> bool:
+        async def advance(passing: Passing) -> Step | None:
+            return next_of(passing)
+
+        await self.turns.decide(self.world.now, deep=False, advance=advance, hurry=lambda: True)
+        return True
+
+    def run_until(self, at: float) -> None:
+        while True:
+            self.settle()
+            assert self.turns.scheduler is not None
+            times = [
+                time for time in (self.world.next_at(), self.turns.scheduler.wake_at()) if time is not None
+            ]
+            soon = min(times, default=None)
+            if soon is None or soon > at:
+                break
+            facts = self.world.advance(max(soon, self.world.now))
+            self.feed(*facts)
+        self.world.advance(at)
+
+    def rows(self) -> list[Any]:
+        from penstock.store.port import JobFilter
+
+        return list(self.run(self.now_used.jobs(JobFilter(limit=100_000))))
+
+    def log(self, job: int) -> list[JobEvent]:
+        return list(self.run(self.now_used.log(job)))
+
+    def check_over(self, numbers: Sequence[int]) -> None:
+        """Nothing lost, nothing twice, everything freed once; the logs lead to the states."""
+        assert self.world.wrongs == []
+        assert self.turns.scheduler is not None
+        core = self.turns.scheduler.core
+        assert not core.jobs, {job.id: (job.state, job.members) for job in core.jobs.values()}
+        assert not core.cluster.engine.jobs
+        assert not core.intents
+        rows = {row.new.id: row for row in self.rows()}
+        assert set(numbers) <= rows.keys()
+        for number, row in rows.items():
+            log = self.log(number)
+            assert state_after(log) is row.live.state
+            assert row.live.state.value == "INACTIVE"
+            assert row.live.result
+            names = [event.name for event in log]
+            assert names.count("alloc") == names.count("free")
+            assert names.count("clean") == 1
+
+
+def with_loop() -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Runs coroutines on one event loop, for stores that really wait."""
+    loop = asyncio.new_event_loop()
+    return loop.run_until_complete

@@ -1,0 +1,426 @@
+"""Where a pod may go, and what it asks for that is not honoured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.kube.types import PersistentVolume, PersistentVolumeClaim, Pod
+from penstock.model.constraint import (
+    TAINTS_PROPERTY,
+    And,
+    NodeSet,
+    Taint,
+    Tolerates,
+    Toleration,
+    TolerationOperator,
+    Value,
+    ValueOperator,
+    encode_taints,
+    matches,
+)
+from penstock.podspec.constraints import Requirements, requirements_of
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+ZONE = "topology.kubernetes.io/zone"
+BETA_ZONE = "failure-domain.beta.kubernetes.io/zone"
+REGION = "topology.kubernetes.io/region"
+
+
+@dataclass(frozen=True)
+class Subject:
+    name: str = "n0"
+    rank: int = 0
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+class Volumes:
+    """Claims and volumes by name, from what the API server would tell of them."""
+
+    def __init__(self, claims: Any = None, volumes: Any = None) -> None:
+        self._claims = {
+            ("ns", name): msgspec.convert(raw, PersistentVolumeClaim) for name, raw in (claims or {}).items()
+        }
+        self._volumes = {
+            name: msgspec.convert(raw, PersistentVolume) for name, raw in (volumes or {}).items()
+        }
+
+    def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None:
+        return self._claims.get((namespace, name))
+
+    def volume(self, name: str) -> PersistentVolume | None:
+        return self._volumes.get(name)
+
+
+def pod_of(*, labels: Any = None, name: str = "p", **spec: Any) -> Pod:
+    return msgspec.convert(
+        {"metadata": {"name": name, "namespace": "ns", "labels": labels}, "spec": spec}, Pod
+    )
+
+
+def required_of(known: Volumes | None = None, **spec: Any) -> Requirements:
+    return requirements_of(pod_of(**spec), known or Volumes())
+
+
+def node_affinity(*terms: Any) -> dict[str, Any]:
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(terms)}}}
+
+
+def expression(operator: str, *values: str, key: str = "key") -> dict[str, Any]:
+    return {"key": key, "operator": operator, "values": list(values)}
+
+
+def goes(requirements: Requirements, name: str = "n0", **properties: str) -> bool:
+    return matches(requirements.constraint, Subject(name, 0, properties))
+
+
+def allowed(requirements: Requirements, properties: Mapping[str, str]) -> bool:
+    return matches(requirements.constraint, Subject("n0", 0, properties))
+
+
+# Node selectors and affinity
+
+
+def test_a_pod_that_asks_for_nothing_goes_to_every_untainted_node() -> None:
+    bare = required_of()
+    assert bare == Requirements(Tolerates())
+    assert goes(bare)
+    assert not allowed(bare, {TAINTS_PROPERTY: encode_taints([Taint("a", "", "NoSchedule")])})
+
+
+def test_all_pairs_of_a_node_selector_must_be_there() -> None:
+    selective = required_of(nodeSelector={"b": "2", "a": "1"})
+    assert selective.constraint == And(
+        (Value("a", ValueOperator.IN, ("1",)), Value("b", ValueOperator.IN, ("2",)), Tolerates())
+    )
+    assert goes(selective, a="1", b="2", c="3")
+    assert not goes(selective, a="1")
+    assert not goes(selective, a="1", b="3")
+
+
+@pytest.mark.parametrize(
+    ("test", "absent", "five", "word"),
+    [
+        (expression("In", "5", "6"), False, True, False),
+        (expression("In", "five"), False, False, True),
+        (expression("In"), False, False, False),
+        (expression("NotIn", "5"), True, False, True),
+        (expression("NotIn"), False, False, False),
+        (expression("NotIn", "not a label's value"), False, False, False),
+        (expression("Exists"), False, True, True),
+        (expression("Exists", "5"), False, False, False),
+        (expression("DoesNotExist"), True, False, False),
+        (expression("Gt", "4"), False, True, False),
+        (expression("Gt", "5"), False, False, False),
+        (expression("Gt", "0004"), False, True, False),
+        (expression("Lt", "6"), False, True, False),
+        (expression("Lt", "5"), False, False, False),
+        (expression("Lt", "9.5"), False, False, False),
+        (expression("Gt", "-1"), False, False, False),
+        (expression("Gt", "1", "2"), False, False, False),
+        (expression("Lt", "9223372036854775807"), False, True, False),
+        (expression("Lt", "9223372036854775808"), False, False, False),
+        (expression("Near", "5"), False, False, False),
+        (expression("in", "5"), False, False, False),
+    ],
+)
+def test_operators_are_those_of_kubernetes(test: Any, absent: bool, five: bool, word: bool) -> None:
+    requirements = required_of(affinity=node_affinity({"matchExpressions": [test]}))
+    assert goes(requirements) is absent
+    assert goes(requirements, key="5") is five
+    assert goes(requirements, key="five") is word
+
+
+def test_terms_are_alternatives_and_a_term_asks_for_all_it_names() -> None:
+    requirements = required_of(
+        affinity=node_affinity(
+            {"matchExpressions": [expression("In", "1", key="a"), expression("Exists", key="b")]},
+            {"matchExpressions": [expression("In", "2", key="a")]},
+        )
+    )
+    assert goes(requirements, a="1", b="")
+    assert goes(requirements, a="2")
+    assert not goes(requirements, a="1")
+    assert not goes(requirements, b="")
+
+
+@pytest.mark.parametrize("terms", [(), ({},), ({"matchExpressions": []}, {"matchFields": []})])
+def test_a_term_that_asks_for_nothing_matches_nothing(terms: tuple[Any, ...]) -> None:
+    assert not goes(required_of(affinity=node_affinity(*terms)))
+    good = {"matchExpressions": [expression("Exists")]}
+    assert goes(required_of(affinity=node_affinity(*terms, good)), key="")
+
+
+def test_a_bad_requirement_spoils_its_term_and_no_other() -> None:
+    bad = {"matchExpressions": [expression("Exists"), expression("Lt", "9.5")]}
+    good = {"matchExpressions": [expression("In", "y")]}
+    requirements = required_of(affinity=node_affinity(bad, good))
+    assert goes(requirements, key="y")
+    assert not goes(requirements, key="1")
+
+
+def test_a_node_can_be_named() -> None:
+    here = expression("In", "n0", key="metadata.name")
+    not_here = expression("NotIn", "n0", key="metadata.name")
+    daemon = required_of(affinity=node_affinity({"matchFields": [here]}))
+    assert daemon.constraint == And((NodeSet(frozenset(["n0"])), Tolerates()))
+    assert goes(daemon, "n0")
+    assert not goes(daemon, "n1")
+    elsewhere = required_of(affinity=node_affinity({"matchFields": [not_here]}))
+    assert not goes(elsewhere, "n0")
+    assert goes(elsewhere, "n1")
+    both = required_of(
+        affinity=node_affinity({"matchFields": [here], "matchExpressions": [expression("Exists")]})
+    )
+    assert goes(both, "n0", key="")
+    assert not goes(both, "n0")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        expression("In", "n0", "n1", key="metadata.name"),
+        expression("In", key="metadata.name"),
+        expression("Exists", key="metadata.name"),
+        expression("In", "n0", key="metadata.namespace"),
+    ],
+)
+def test_other_tests_of_fields_match_nothing(test: Any) -> None:
+    assert not goes(required_of(affinity=node_affinity({"matchFields": [test]})))
+
+
+def test_preferences_are_passed_over() -> None:
+    requirements = required_of(
+        affinity={
+            "nodeAffinity": {PREFERRED: [{"weight": 1, "preference": {}}]},
+            "podAffinity": {PREFERRED: [{"weight": 1, "podAffinityTerm": {"topologyKey": "x"}}]},
+            "podAntiAffinity": {PREFERRED: [{"weight": 1, "podAffinityTerm": {"topologyKey": "x"}}]},
+        },
+        topologySpreadConstraints=[{"topologyKey": ZONE, "whenUnsatisfiable": "ScheduleAnyway"}],
+    )
+    assert requirements == Requirements(Tolerates())
+
+
+# Tolerations
+
+
+def test_tolerations_are_told_once_and_in_one_order() -> None:
+    tolerations = [
+        {"key": "b", "operator": "Equal", "value": "x"},
+        {"key": "b", "value": "x"},
+        {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+        {"key": "c", "operator": "Exists", "effect": "PreferNoSchedule"},
+        {"key": "d", "operator": "Gt", "value": "5"},
+    ]
+    expected = Tolerates(
+        (
+            Toleration("a", TolerationOperator.EXISTS, "", "NoExecute"),
+            Toleration("b", TolerationOperator.EQUAL, "x", ""),
+        )
+    )
+    assert required_of(tolerations=tolerations) == Requirements(expected)
+    assert required_of(tolerations=tolerations[::-1]) == Requirements(expected)
+
+
+def test_a_cordoned_node_takes_who_tolerates_that() -> None:
+    cordoned = {TAINTS_PROPERTY: encode_taints([Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")])}
+    assert not allowed(required_of(), cordoned)
+    tolerant = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
+    assert allowed(required_of(tolerations=[tolerant]), cordoned)
+
+
+# Pods among each other
+
+
+def anti_affinity(*terms: Any) -> dict[str, Any]:
+    return {"podAntiAffinity": {REQUIRED: list(terms)}}
+
+
+def apart(topology: str = "kubernetes.io/hostname", **term: Any) -> dict[str, Any]:
+    return {"topologyKey": topology, "labelSelector": {"matchLabels": {"app": "x"}}, **term}
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        apart(),
+        apart(namespaces=["ns"]),
+        apart(namespaces=[]),
+        apart(labelSelector={}),
+        apart(labelSelector={"matchExpressions": [expression("In", "x", "y", key="app")]}),
+        apart(labelSelector={"matchExpressions": [expression("NotIn", "y", key="app")]}),
+        apart(labelSelector={"matchExpressions": [expression("NotIn", "y", key="none")]}),
+        apart(labelSelector={"matchExpressions": [expression("Exists", key="app")]}),
+        apart(labelSelector={"matchExpressions": [expression("DoesNotExist", key="none")]}),
+    ],
+)
+def test_a_pod_apart_from_its_like_wants_nodes_of_its_own(term: Any) -> None:
+    requirements = required_of(labels={"app": "x", "i": "0"}, affinity=anti_affinity(term))
+    assert requirements == Requirements(Tolerates(), distinct_nodes=True)
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        apart(ZONE),
+        apart(namespaces=["other"]),
+        apart(namespaces=["ns", "other"]),
+        apart(namespaceSelector={}),
+        apart(labelSelector=None),
+        apart(labelSelector={"matchLabels": {"app": "y"}}),
+        apart(labelSelector={"matchLabels": {"app": "x", "more": ""}}),
+        apart(labelSelector={"matchExpressions": [expression("In", "y", key="app")]}),
+        apart(labelSelector={"matchExpressions": [expression("Exists", key="none")]}),
+        apart(labelSelector={"matchExpressions": [expression("DoesNotExist", key="app")]}),
+        apart(labelSelector={"matchExpressions": [expression("Near", "x", key="app")]}),
+    ],
+)
+def test_a_pod_apart_from_others_is_refused(term: Any) -> None:
+    requirements = required_of(labels={"app": "x"}, affinity=anti_affinity(term))
+    place = f"spec.affinity.podAntiAffinity.{REQUIRED}[0] (on {term['topologyKey']})"
+    assert requirements.refusals == (f"{place} is not honoured",)
+    assert not requirements.distinct_nodes
+
+
+def test_each_thing_that_is_not_honoured_is_told() -> None:
+    requirements = required_of(
+        labels={"app": "x"},
+        affinity={"podAffinity": {REQUIRED: [apart(ZONE)]}, **anti_affinity(apart(), apart(REGION))},
+        topologySpreadConstraints=[
+            {"topologyKey": ZONE, "whenUnsatisfiable": "ScheduleAnyway"},
+            {"topologyKey": ZONE, "whenUnsatisfiable": "DoNotSchedule"},
+        ],
+        resourceClaims=[{"name": "gpu"}],
+        volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}],
+    )
+    assert requirements.distinct_nodes
+    assert list(requirements.refusals) == [
+        f"spec.affinity.podAffinity.{REQUIRED}[0] (on {ZONE}) is not honoured",
+        f"spec.affinity.podAntiAffinity.{REQUIRED}[1] (on {REGION}) is not honoured",
+        f"spec.topologySpreadConstraints[1] (DoNotSchedule, on {ZONE}) is not honoured",
+        "spec.resourceClaims[0] (gpu) is not honoured",
+        "spec.volumes[0] (scratch) is a generic ephemeral volume, which is not honoured",
+    ]
+
+
+# Volumes
+
+CLAIMS = [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]
+
+
+def bound(**more: Any) -> dict[str, Any]:
+    annotations = {"pv.kubernetes.io/bind-completed": "yes"}
+    return {"metadata": {"name": "c", "annotations": annotations}, "spec": {"volumeName": "v"}, **more}
+
+
+def claiming(claim: Any, volume: Any = None) -> Requirements:
+    claims = {"c": claim} if claim is not None else {}
+    volumes = {"v": volume} if volume is not None else {}
+    return required_of(Volumes(claims, volumes), volumes=CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("claim", "text"),
+    [
+        (None, "volume claim c does not exist"),
+        (
+            bound(metadata={"name": "c", "deletionTimestamp": "2026-01-01T00:00:00Z"}),
+            "volume claim c is being deleted",
+        ),
+        (bound(status={"phase": "Lost"}), "volume claim c has lost its volume"),
+        (
+            {"metadata": {"name": "c"}},
+            "volume claim c is not bound to a volume yet, and claims are not bound for pods here",
+        ),
+        (
+            {"metadata": {"name": "c"}, "spec": {"volumeName": "v"}},
+            "volume claim c is not bound to a volume yet, and claims are not bound for pods here",
+        ),
+        (bound(), "volume v of volume claim c does not exist"),
+        (
+            bound(spec={"volumeName": "v", "accessModes": ["ReadWriteOncePod"]}),
+            "volume claim c is for one pod at a time (ReadWriteOncePod), which is not honoured",
+        ),
+    ],
+)
+def test_a_claim_that_cannot_be_used_is_a_refusal(claim: Any, text: str) -> None:
+    assert claiming(claim).refusals == (text,)
+
+
+def test_volumes_without_claims_restrict_nothing() -> None:
+    volumes = [{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {"path": "/x"}}, {"name": "c"}]
+    assert required_of(volumes=volumes) == Requirements(Tolerates())
+    assert claiming(bound(), {"metadata": {"name": "v"}}) == Requirements(Tolerates())
+
+
+def test_a_bound_volume_says_on_which_nodes_it_can_be_used() -> None:
+    terms = [{"matchExpressions": [expression("In", "a", "b", key="host")]}]
+    local = claiming(bound(), {"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}})
+    assert local.refusals == ()
+    assert goes(local, host="a")
+    assert not goes(local, host="c")
+    assert not goes(local)
+
+
+def test_fields_of_nodes_play_no_part_in_the_terms_of_a_volume() -> None:
+    terms = [{"matchFields": [expression("In", "other", key="metadata.name")]}]
+    assert goes(claiming(bound(), {"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}}))
+
+
+@pytest.mark.parametrize(
+    ("labels", "properties", "expected"),
+    [
+        ({ZONE: "a"}, {ZONE: "a"}, True),
+        ({ZONE: "a"}, {ZONE: "b"}, False),
+        ({ZONE: "a"}, {}, True),
+        ({ZONE: "a"}, {REGION: "r"}, False),
+        ({ZONE: "a__b"}, {ZONE: "b"}, True),
+        ({ZONE: "a__b"}, {ZONE: "c"}, False),
+        ({ZONE: "a__"}, {ZONE: "c"}, True),
+        ({ZONE: "a", REGION: "r"}, {ZONE: "a", REGION: "r"}, True),
+        ({ZONE: "a", REGION: "r"}, {ZONE: "a", REGION: "s"}, False),
+        ({BETA_ZONE: "a"}, {ZONE: "a"}, True),
+        ({BETA_ZONE: "a"}, {BETA_ZONE: "a", ZONE: "b"}, True),
+        ({BETA_ZONE: "a"}, {BETA_ZONE: "b", ZONE: "a"}, False),
+        ({BETA_ZONE: "a"}, {REGION: "r"}, False),
+        ({ZONE: "a"}, {BETA_ZONE: "a"}, False),
+        ({"other": "a"}, {ZONE: "b"}, True),
+    ],
+)
+def test_a_bound_volume_stays_in_its_zones(
+    labels: dict[str, str], properties: dict[str, str], expected: bool
+) -> None:
+    zoned = claiming(bound(), {"metadata": {"name": "v", "labels": labels}})
+    assert zoned.refusals == ()
+    assert allowed(zoned, properties) is expected
+
+
+# Equality
+
+
+def test_pods_of_one_template_have_one_constraint() -> None:
+    spec: dict[str, Any] = {
+        "nodeSelector": {"b": "2", "a": "1"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {
+            **node_affinity(
+                {"matchExpressions": [expression("In", "a", "b", key="host")]},
+                {"matchExpressions": [expression("Gt", "5", key="size")]},
+            ),
+            **anti_affinity(apart()),
+        },
+        "volumes": CLAIMS,
+    }
+    volumes = Volumes({"c": bound()}, {"v": {"metadata": {"name": "v", "labels": {ZONE: "b__a"}}}})
+    first = requirements_of(pod_of(name="p0", labels={"app": "x", "i": "0"}, **spec), volumes)
+    spec["nodeSelector"] = {"a": "1", "b": "2"}
+    second = requirements_of(pod_of(name="p1", labels={"app": "x", "i": "1"}, **spec), volumes)
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first.constraint is second.constraint
+    assert required_of(tolerations=spec["tolerations"]) is required_of(tolerations=spec["tolerations"])

@@ -1,0 +1,212 @@
+"""A Node as a fact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.errors import BadRequest
+from penstock.kube.types import Node
+from penstock.model.constraint import TAINTS_PROPERTY, Taint, decode_taints
+from penstock.podspec.nodes import DEFAULT_LEVELS, LEVELS_MAX, Level, node_fact, parse_levels
+from penstock.protocol.facts import Capacity, NodeSet
+
+READY = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+ALLOCATABLE = {"cpu": "63500m", "memory": "256Gi", "pods": "110"}
+RACK = Level("rack", "example.com/rack")
+
+
+def node_of(
+    *,
+    name: str = "n0",
+    labels: dict[str, str] | None = None,
+    allocatable: dict[str, str] | None = None,
+    conditions: tuple[dict[str, Any], ...] = (READY,),
+    **spec: Any,
+) -> Node:
+    raw = {
+        "metadata": {"name": name, "labels": labels},
+        "spec": spec,
+        "status": {"allocatable": allocatable or ALLOCATABLE, "conditions": list(conditions)},
+    }
+    return msgspec.convert(raw, Node)
+
+
+def fact_of(node: Node, *port_kinds: str) -> NodeSet:
+    return node_fact(node, DEFAULT_LEVELS, dict.fromkeys(port_kinds, 1))
+
+
+def pool(kind: str, units: int) -> Capacity:
+    return Capacity(kind, units, divisible=True)
+
+
+def taints_of(fact: NodeSet) -> tuple[Taint, ...] | None:
+    text = dict(fact.labels).get(TAINTS_PROPERTY)
+    return None if text is None else decode_taints(text)
+
+
+def test_a_plain_node_is_told_whole() -> None:
+    labels = {"topology.kubernetes.io/zone": "a", "kubernetes.io/hostname": "n0"}
+    assert fact_of(node_of(labels=labels)) == NodeSet(
+        node="n0",
+        capacity=(pool("cpu", 63500), pool("memory", 256 << 30), pool("pods", 110)),
+        levels=(("zone", "a"),),
+        labels=(("kubernetes.io/hostname", "n0"), ("topology.kubernetes.io/zone", "a")),
+        up=True,
+        why="",
+    )
+
+
+def test_capacity_is_what_can_be_allocated_in_the_order_of_kinds() -> None:
+    allocatable = {
+        "pods": "10",
+        "nvidia.com/gpu": "8",
+        "hugepages-1Gi": "0",
+        "hugepages-2Mi": "4Mi",
+        "ephemeral-storage": "1k",
+        "memory": "1500m",
+        "cpu": "1",
+        "storage": "5",
+    }
+    expected = (
+        pool("cpu", 1000),
+        pool("ephemeral-storage", 1000),
+        pool("hostport/TCP/80", 1),
+        pool("hostport/UDP/53", 1),
+        pool("hugepages-2Mi", 4 << 20),
+        pool("memory", 2),
+        pool("nvidia.com/gpu", 8),
+        pool("pods", 10),
+    )
+    assert (
+        fact_of(node_of(allocatable=allocatable), "hostport/UDP/53", "hostport/TCP/80").capacity == expected
+    )
+    backwards = dict(reversed(allocatable.items()))
+    assert fact_of(node_of(allocatable=backwards), "hostport/TCP/80", "hostport/UDP/53").capacity == expected
+
+
+def test_a_node_that_does_not_tell_of_pods_has_no_place_for_any() -> None:
+    assert fact_of(node_of(allocatable={"cpu": "1"})).capacity == (pool("cpu", 1000), pool("pods", 0))
+
+
+@pytest.mark.parametrize("text", ["lots", "-1"])
+def test_a_bad_quantity_is_told_with_its_place(text: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        fact_of(node_of(allocatable={"cpu": "1", "memory": text}))
+    assert caught.value.where == "status.allocatable[memory]"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "up", "why"),
+    [
+        ((READY,), True, ""),
+        (({"type": "MemoryPressure", "status": "True"}, READY), True, ""),
+        (({"type": "Ready", "status": "False", "reason": "KubeletNotReady"},), False, "KubeletNotReady"),
+        (
+            ({"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"},),
+            False,
+            "NodeStatusUnknown",
+        ),
+        (({"type": "Ready", "status": "Unknown"},), False, "Unknown"),
+        ((), False, "its kubelet has not said so"),
+    ],
+)
+def test_a_node_is_up_if_it_says_that_it_is_ready(
+    conditions: tuple[dict[str, Any], ...], up: bool, why: str
+) -> None:
+    fact = fact_of(node_of(conditions=conditions))
+    assert (fact.up, fact.why) == (up, f"not ready: {why}" if why else "")
+
+
+def test_a_cordon_is_a_taint_and_does_not_take_a_node_down() -> None:
+    cordon = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+    fact = fact_of(node_of(unschedulable=True))
+    assert (fact.up, fact.why) == (True, "cordoned")
+    assert taints_of(fact) == (cordon,)
+    told = [{"key": cordon.key, "effect": cordon.effect, "timeAdded": "2026-01-01T00:00:00Z"}]
+    assert fact_of(node_of(unschedulable=True, taints=told)) == fact
+    assert fact_of(node_of(unschedulable=True, conditions=())).why.startswith("not ready")
+
+
+def test_taints_that_forbid_are_told_in_one_order() -> None:
+    taints = [
+        {"key": "b", "value": "x", "effect": "NoExecute"},
+        {"key": "a", "effect": "NoSchedule"},
+        {"key": "c", "effect": "PreferNoSchedule"},
+    ]
+    fact = fact_of(node_of(taints=taints))
+    assert taints_of(fact) == (Taint("a", "", "NoSchedule"), Taint("b", "x", "NoExecute"))
+    assert fact_of(node_of(taints=taints[::-1])) == fact
+    assert taints_of(fact_of(node_of())) is None
+    assert taints_of(fact_of(node_of(taints=taints[2:]))) is None
+
+
+def test_levels_are_told_outermost_first_and_left_out_where_a_label_is_missing() -> None:
+    levels = parse_levels("rack=example.com/rack")
+    labels = {
+        "example.com/rack": "r7",
+        "topology.kubernetes.io/zone": "a",
+        "topology.kubernetes.io/region": "eu",
+    }
+    assert node_fact(node_of(labels=labels), levels, ()).levels == (
+        ("region", "eu"),
+        ("zone", "a"),
+        ("rack", "r7"),
+    )
+    del labels["topology.kubernetes.io/zone"]
+    labels["topology.kubernetes.io/region"] = ""
+    assert node_fact(node_of(labels=labels), levels, ()).levels == (("rack", "r7"),)
+    assert node_fact(node_of(), levels, ()).levels == ()
+
+
+def test_a_heartbeat_changes_nothing() -> None:
+    def beat(at: str) -> Node:
+        times = {"lastHeartbeatTime": at, "lastTransitionTime": at, "message": at}
+        node = node_of(labels={"b": "1", "a": "2"}, conditions=({**READY, **times},))
+        metadata = msgspec.structs.replace(node.metadata, resource_version=at, annotations={"at": at})
+        return msgspec.structs.replace(node, metadata=metadata)
+
+    assert fact_of(beat("2026-01-01T00:00:00Z")) == fact_of(beat("2026-01-01T00:00:10Z"))
+    assert hash(fact_of(beat("a"))) == hash(fact_of(beat("b")))
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        ("", ()),
+        ("  ", ()),
+        ("rack=example.com/rack", (RACK,)),
+        (" block = example.com/block , rack=example.com/rack", (Level("block", "example.com/block"), RACK)),
+        ("row=row", (Level("row", "row"),)),
+    ],
+)
+def test_levels_are_read_after_regions_and_zones(text: str, levels: tuple[Level, ...]) -> None:
+    assert parse_levels(text) == DEFAULT_LEVELS + levels
+
+
+@pytest.mark.parametrize(
+    ("text", "summary"),
+    [
+        ("rack", "not a level"),
+        ("rack=a,", "not a level"),
+        ("=example.com/rack", "not a name for a level"),
+        ("Rack=example.com/rack", "not a name for a level"),
+        ("node=example.com/node", "not a name for a level"),
+        ("cpu=example.com/cpu", "not a name for a level"),
+        ("rack=", "not the key of a label"),
+        ("rack=example.com/a/b", "not the key of a label"),
+        ("rack=a=b", "not the key of a label"),
+        ("rack=a,rack=b", "the level is there already"),
+        ("rack=a,row=a", "the level is there already"),
+        ("zone=example.com/zone", "the level is there already"),
+        (",".join(f"l{number}=l{number}" for number in range(LEVELS_MAX)), "too many levels"),
+    ],
+)
+def test_what_are_no_levels_is_refused(text: str, summary: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_levels(text)
+    assert (caught.value.summary, caught.value.where) == (summary, "levels")
+    assert caught.value.found
+    assert caught.value.expected

@@ -1,0 +1,351 @@
+"""What pods ask for and use. The numbered examples were tried on a live control plane: its scheduler took a
+node of just that size and refused one that was a unit smaller."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import BadRequest
+from penstock.kube.types import Pod
+from penstock.podspec.pod_resources import ask_of, host_port_kinds, port_kind, units_of, use_of
+
+MI = 1 << 20
+GI = 1 << 30
+
+
+def container(cpu: str = "", memory: str = "", *, name: str = "main", **more: Any) -> dict[str, Any]:
+    requests = {"cpu": cpu, "memory": memory, **more.pop("requests", {})}
+    return {
+        "name": name,
+        "resources": {"requests": {kind: text for kind, text in requests.items() if text}},
+        **more,
+    }
+
+
+def sidecar(cpu: str = "", memory: str = "", **more: Any) -> dict[str, Any]:
+    return container(cpu, memory, restartPolicy="Always", **more)
+
+
+def pod_of(
+    *containers: dict[str, Any], init: tuple[dict[str, Any], ...] = (), status: Any = None, **spec: Any
+) -> Pod:
+    raw = {"spec": {"containers": list(containers), **spec}, "status": status or {}}
+    if init:
+        raw["spec"]["initContainers"] = list(init)
+    return msgspec.convert(raw, Pod)
+
+
+def asked(**kinds: int) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted({"pods": 1, **kinds}.items()))
+
+
+# The tried examples
+
+
+def test_example_1_init_containers_run_one_after_the_other() -> None:
+    pod = pod_of(
+        container("1", "1Gi"),
+        container("500m", "512Mi"),
+        init=(container("2", "1Gi"), container("500m", "3Gi")),
+    )
+    assert ask_of(pod) == asked(cpu=2000, memory=3 * GI)
+
+
+def test_example_2_an_init_container_runs_beside_the_sidecars_before_it() -> None:
+    pod = pod_of(container("1"), init=(container("1"), sidecar("300m"), container("2"), sidecar("200m")))
+    assert ask_of(pod) == asked(cpu=2300)
+
+
+def test_example_3_a_sidecar_that_comes_later_does_not_burden_an_init_container() -> None:
+    main = container("1900m")
+    assert ask_of(pod_of(main, init=(container("2"), sidecar("300m")))) == asked(cpu=2200)
+    assert ask_of(pod_of(main, init=(sidecar("300m"), container("2")))) == asked(cpu=2300)
+
+
+def test_example_4_what_the_pod_asks_for_as_a_whole_replaces_what_its_containers_do() -> None:
+    pod = pod_of(
+        container("500m", "256Mi"),
+        container("500m"),
+        resources={"requests": {"cpu": "2"}, "limits": {"memory": "1Gi"}},
+    )
+    assert ask_of(pod) == asked(cpu=2000, memory=256 * MI)
+
+
+def test_example_5_limits_come_as_requests_and_overhead_is_added() -> None:
+    filled_in = {
+        "limits": {"cpu": "1", "example.com/gpu": "2"},
+        "requests": {"cpu": "1", "example.com/gpu": "2"},
+    }
+    pod = pod_of({"name": "main", "resources": filled_in})
+    assert ask_of(pod) == asked(cpu=1000, **{"example.com/gpu": 2})
+    with_overhead = pod_of(container("1", "1Gi"), overhead={"cpu": "250m", "memory": "120Mi"})
+    assert ask_of(with_overhead) == asked(cpu=1250, memory=1144 * MI)
+
+
+def test_example_6_a_resize_counts_in_full_until_it_is_refused_for_good() -> None:
+    told = {"name": "main", "resources": {"requests": {"cpu": "1"}}, "allocatedResources": {"cpu": "1"}}
+
+    def resized(*conditions: dict[str, str]) -> Pod:
+        return pod_of(container("2"), status={"containerStatuses": [told], "conditions": list(conditions)})
+
+    def pending(reason: str) -> Pod:
+        return resized(
+            {"type": "Ready", "status": "True"},
+            {"type": "PodResizePending", "status": "True", "reason": reason},
+        )
+
+    assert use_of(resized()) == asked(cpu=2000)
+    assert use_of(pending("Deferred")) == asked(cpu=2000)
+    assert use_of(pending("Infeasible")) == asked(cpu=1000)
+    assert ask_of(pending("Infeasible")) == asked(cpu=2000)
+
+
+# Use
+
+
+def test_a_pod_of_which_nothing_is_told_uses_what_it_asks_for() -> None:
+    pod = pod_of(container("1", "1Gi"), status={"containerStatuses": [{"name": "main"}]})
+    assert use_of(pod) == ask_of(pod) == asked(cpu=1000, memory=GI)
+
+
+@pytest.mark.parametrize(
+    ("has", "given", "units"),
+    [("1", "1", 1000), ("2", "1", 2000), ("1", "3", 3000), ("500m", "250m", 1000), ("1000m", "1", 1000)],
+)
+def test_the_largest_of_wanted_had_and_given_counts(has: str, given: str, units: int) -> None:
+    told = {"name": "main", "resources": {"requests": {"cpu": has}}, "allocatedResources": {"cpu": given}}
+    assert use_of(pod_of(container("1"), status={"containerStatuses": [told]})) == asked(cpu=units)
+
+
+def test_status_counts_for_sidecars_and_not_for_init_containers() -> None:
+    def told(name: str) -> dict[str, Any]:
+        return {"name": name, "resources": {"requests": {"cpu": "5"}}}
+
+    status = {"initContainerStatuses": [told("first"), told("aside")]}
+    init = (container("1", name="first"), sidecar("1", name="aside"))
+    assert use_of(pod_of(container("1"), init=init, status=status)) == asked(cpu=6000)
+    status = {"initContainerStatuses": [told("first")]}
+    assert use_of(pod_of(container("1"), init=init, status=status)) == asked(cpu=2000)
+
+
+def test_what_a_pod_as_a_whole_was_given_counts() -> None:
+    status = {"resources": {"requests": {"cpu": "3"}}, "allocatedResources": {"cpu": "2"}}
+    whole = {"requests": {"cpu": "1", "memory": "1Gi"}}
+    assert use_of(pod_of(container(), resources=whole, status=status)) == asked(cpu=3000, memory=GI)
+    status["conditions"] = [{"type": "PodResizePending", "reason": "Infeasible"}]
+    assert use_of(pod_of(container(), resources=whole, status=status)) == asked(cpu=3000)
+
+
+# Names, units, ports
+
+
+def test_a_pod_without_requests_asks_for_a_place() -> None:
+    assert ask_of(pod_of(container())) == asked()
+    assert ask_of(pod_of(container("0", "0"))) == asked()
+    assert ask_of(pod_of(container("0"), container())) == asked()
+    assert ask_of(pod_of({"name": "main"})) == asked()
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("cpu", True),
+        ("memory", True),
+        ("ephemeral-storage", True),
+        ("hugepages-2Mi", True),
+        ("attachable-volumes-csi-x", True),
+        ("nvidia.com/gpu", True),
+        ("kubernetes.io/batch-cpu", True),
+        ("requests.kubernetes.io/x", True),
+        ("requests.nvidia.com/gpu", False),
+        ("pods", False),
+        ("storage", False),
+        ("gpu", False),
+    ],
+)
+def test_names_that_play_no_part_are_passed_over(name: str, counts: bool) -> None:
+    ask = {name: 2000 if name == "cpu" else 2} if counts else {}
+    assert ask_of(pod_of(container(requests={name: "2"}))) == asked(**ask)
+    assert ask_of(pod_of(container(requests={name: "1"}), container(requests={name: "1"}))) == asked(**ask)
+    if not counts:
+        assert ask_of(pod_of(container(requests={name: "bad"}))) == asked()
+
+
+def test_only_some_resources_can_be_asked_for_by_the_pod_as_a_whole() -> None:
+    whole = {"requests": {"hugepages-2Mi": "4Mi", "ephemeral-storage": "9Gi", "example.com/gpu": "7"}}
+    pod = pod_of(container("1", requests={"example.com/gpu": "1"}), resources=whole)
+    assert ask_of(pod) == asked(cpu=1000, **{"example.com/gpu": 1, "hugepages-2Mi": 4 * MI})
+
+
+def test_sums_are_rounded_up_after_adding() -> None:
+    assert ask_of(pod_of(container("500u", "500m"))) == asked(cpu=1, memory=1)
+    assert ask_of(pod_of(container("500u", "500m"), container("500u", "500m"))) == asked(cpu=1, memory=1)
+    assert ask_of(pod_of(container("600u"), container("600u"))) == asked(cpu=2)
+    assert ask_of(pod_of(container("1", "64Gi"), container("1", "64Gi"))) == asked(cpu=2000, memory=128 * GI)
+
+
+@pytest.mark.parametrize(
+    ("pod", "where"),
+    [
+        (pod_of(container("1x")), "spec.containers[0].resources.requests[cpu]"),
+        (pod_of(container("-1")), "spec.containers[0].resources.requests[cpu]"),
+        (pod_of(container("1"), container("1", "Gi")), "spec.containers[1].resources.requests[memory]"),
+        (
+            pod_of(container("1"), init=(container(requests={"a.b/c": "?"}),)),
+            "spec.initContainers[0].resources.requests[a.b/c]",
+        ),
+        (pod_of(container("1"), overhead={"cpu": "."}), "spec.overhead[cpu]"),
+        (pod_of(container("1"), resources={"requests": {"memory": "-1"}}), "spec.resources.requests[memory]"),
+        (pod_of(container("", "7Ei"), container("", "7Ei")), "spec[memory]"),
+    ],
+)
+def test_a_bad_quantity_is_told_with_its_place(pod: Pod, where: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        ask_of(pod)
+    assert caught.value.where == where
+    assert caught.value.found
+    assert caught.value.expected
+
+
+def test_a_bad_quantity_in_a_status_is_told_with_its_container() -> None:
+    told = {"name": "main", "resources": {"requests": {"cpu": "1"}}, "allocatedResources": {"cpu": "many"}}
+    with pytest.raises(
+        BadRequest, match=r"status of container main: allocatedResources\[cpu\]: not a quantity"
+    ):
+        use_of(pod_of(container("1"), status={"containerStatuses": [told]}))
+
+
+def test_host_ports_of_containers_and_sidecars_are_kinds_of_which_one_is_asked_for() -> None:
+    def ports(*told: dict[str, Any]) -> dict[str, Any]:
+        return {"ports": list(told)}
+
+    pod = pod_of(
+        container(
+            "1", **ports({"hostPort": 8080}, {"containerPort": 9}, {"hostPort": 53, "protocol": "UDP"})
+        ),
+        container(
+            **ports({"hostPort": 8080, "hostIP": "10.0.0.1"}, {"hostPort": 8080, "hostIP": "10.0.0.2"})
+        ),
+        init=(
+            container(**ports({"hostPort": 1})),
+            sidecar(**ports({"hostPort": 2, "protocol": "SCTP"})),
+        ),
+    )
+    kinds = ("hostport/SCTP/2", "hostport/TCP/8080", "hostport/UDP/53")
+    assert host_port_kinds(pod) == kinds
+    assert ask_of(pod) == use_of(pod) == asked(cpu=1000, **dict.fromkeys(kinds, 1))
+    assert port_kind("", 8080) == port_kind("TCP", 8080) == "hostport/TCP/8080"
+    assert host_port_kinds(pod_of(container("1"))) == ()
+    assert ask_of(pod_of(container("1", **ports({"containerPort": 80})))) == asked(cpu=1000)
+
+
+@pytest.mark.parametrize("of", ["a container", "a sidecar"])
+def test_a_host_port_is_asked_for_whoever_of_the_pod_has_it(of: str) -> None:
+    port: dict[str, Any] = {"ports": [{"hostPort": 8080}]}
+    pod = (
+        pod_of(container("1", **port))
+        if of == "a container"
+        else pod_of(container("1"), init=(sidecar(**port),))
+    )
+    assert host_port_kinds(pod) == ("hostport/TCP/8080",)
+    assert ask_of(pod) == use_of(pod) == asked(cpu=1000, **{"hostport/TCP/8080": 1})
+
+
+def test_pods_of_one_template_share_their_ask() -> None:
+    assert ask_of(pod_of(container("1", "1Gi"))) is ask_of(pod_of(container("1", "1Gi")))
+
+
+def test_units_are_told_by_kind() -> None:
+    assert units_of("cpu", "1500m", "x") == 1500
+    assert units_of("memory", "1.5Gi", "x") == 3 * GI // 2
+
+
+# Against the formula, written once more and differently
+
+QUANTITIES = {
+    "": Fraction(0),
+    "0": Fraction(0),
+    "1": Fraction(1),
+    "1500m": Fraction(3, 2),
+    "333u": Fraction(333, 10**6),
+    "7n": Fraction(7, 10**9),
+    "2.5": Fraction(5, 2),
+    "3Ki": Fraction(3072),
+    "20G": Fraction(20 * 10**9),
+}
+NAMES = ("cpu", "memory", "a.example/b")
+amounts = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([text for text in QUANTITIES if text]))
+
+
+def formula(
+    name: str,
+    containers: list[dict[str, str]],
+    init: list[tuple[bool, dict[str, str]]],
+    whole: dict[str, str],
+    overhead: dict[str, str],
+) -> int:
+    def of(requests: dict[str, str]) -> Fraction:
+        return QUANTITIES[requests.get(name, "")]
+
+    together = sum(map(of, containers), Fraction(0)) + sum(
+        (of(requests) for is_sidecar, requests in init if is_sidecar), Fraction(0)
+    )
+    alone = [
+        of(requests) + sum((of(before) for is_sidecar, before in init[:index] if is_sidecar), Fraction(0))
+        for index, (_, requests) in enumerate(init)
+    ]
+    total = max([together, *alone])
+    if name in whole and name in ("cpu", "memory"):
+        total = of(whole)
+    total += of(overhead)
+    return ceil(total * 1000) if name == "cpu" else ceil(total)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(amounts, min_size=1, max_size=3),
+    st.lists(st.tuples(st.booleans(), amounts), max_size=4),
+    amounts,
+    amounts,
+)
+def test_an_ask_is_what_the_formula_says(
+    containers: list[dict[str, str]],
+    init: list[tuple[bool, dict[str, str]]],
+    whole: dict[str, str],
+    overhead: dict[str, str],
+) -> None:
+    pod = pod_of(
+        *(container(requests=requests, name=f"c{index}") for index, requests in enumerate(containers)),
+        init=tuple(
+            (sidecar if is_sidecar else container)(requests=requests, name=f"i{index}")
+            for index, (is_sidecar, requests) in enumerate(init)
+        ),
+        resources={"requests": whole},
+        overhead=overhead,
+    )
+    expected = {name: formula(name, containers, init, whole, overhead) for name in NAMES}
+    assert ask_of(pod) == asked(**{name: units for name, units in expected.items() if units})
+    assert use_of(pod) == ask_of(pod)
+
+
+@settings(max_examples=100, deadline=None)
+@given(amounts, amounts, amounts, st.booleans())
+def test_use_is_the_largest_of_three(
+    wanted: dict[str, str], has: dict[str, str], given_: dict[str, str], infeasible: bool
+) -> None:
+    told = {"name": "main", "resources": {"requests": has}, "allocatedResources": given_}
+    conditions = [{"type": "PodResizePending", "reason": "Infeasible"}] if infeasible else []
+    pod = pod_of(container(requests=wanted), status={"containerStatuses": [told], "conditions": conditions})
+    sides = [has, given_] if infeasible else [wanted, has, given_]
+    expected = {
+        name: ceil(max(QUANTITIES[side.get(name, "")] for side in sides) * (1000 if name == "cpu" else 1))
+        for name in NAMES
+    }
+    assert use_of(pod) == asked(**{name: units for name, units in expected.items() if units})
