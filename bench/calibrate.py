@@ -29,11 +29,11 @@ def steps_per_cpu_s() -> float:
 
 def _one_try() -> float:
     began = time.process_time()
-    _work(_STEPS)
+    _workload(_STEPS)
     return _STEPS / (time.process_time() - began)
 
 
-def _work(steps: int) -> dict[int, int]:
+def _workload(steps: int) -> dict[int, int]:
     sums: dict[int, int] = {}
     weights = list(range(64))
     state = 1

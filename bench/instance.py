@@ -23,11 +23,11 @@ from typing import Any
 
 import psycopg
 
-from penstock.api.service import Answers, Surroundings
-from penstock.backends.sim.mock import MockWorld
-from penstock.cli.client import Client
+from penstock.api.service import Answers, ServiceContext
+from penstock.backends.sim.mock import MockBackend
+from penstock.cli.client import ApiClient
 from penstock.instance.loop import Instance
-from penstock.paths import Places, make_places, places_of
+from penstock.paths import InstancePaths, make_paths, paths_of
 from penstock.protocol.commands import Submission, Submit
 from penstock.protocol.facts import Capacity, NodeSet, Snapshot
 from penstock.sched.records import Recorded
@@ -118,40 +118,40 @@ def jobspec(cores: int = 1, duration_s: int = 60, command: str = "true") -> dict
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Places]:
+def _scratch() -> Iterator[InstancePaths]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as base:
         os.chmod(base, 0o711)
-        yield places_of(f"{base}/s", {**os.environ, "PENSTOCK_RUNTIME": base})
+        yield paths_of(f"{base}/s", {**os.environ, "PENSTOCK_RUNTIME": base})
 
 
 def measure_mock(jobs: int, nodes: int, cores: int = 4) -> Figure:
     """No-op jobs on imagined nodes, EASY, match policy `first`."""
-    with _scratch() as places:
-        command = [sys.executable, "-m", "bench.instance", str(places.state), str(nodes), str(cores)]
-        environment = {**os.environ, "PENSTOCK_RUNTIME": str(places.state.parent)}
+    with _scratch() as paths:
+        command = [sys.executable, "-m", "bench.instance", str(paths.state), str(nodes), str(cores)]
+        environment = {**os.environ, "PENSTOCK_RUNTIME": str(paths.state.parent)}
         with subprocess.Popen(command, env=environment) as served:
             try:
-                return _submit_and_wait("no-op jobs", places, jobs, FLUX_MOCK)
+                return _submit_and_wait("no-op jobs", paths, jobs, FLUX_MOCK)
             finally:
                 served.terminate()
 
 
 def measure_processes(jobs: int, nodes: int = 4, cores: int = 4) -> Figure:
     """Real `true` processes on real agents."""
-    with _scratch() as places:
-        environment = {**os.environ, "PENSTOCK_RUNTIME": str(places.state.parent)}
-        start = [sys.executable, "-m", "penstock.cli", "start", "--state", str(places.state)]
+    with _scratch() as paths:
+        environment = {**os.environ, "PENSTOCK_RUNTIME": str(paths.state.parent)}
+        start = [sys.executable, "-m", "penstock.cli", "start", "--state", str(paths.state)]
         start += ["--nodes", str(nodes), "--cores", str(cores), "--match-policy", "first"]
         subprocess.run(start, env=environment, check=True, stdout=subprocess.DEVNULL)
         try:
-            return _submit_and_wait("real `true` processes", places, jobs, FLUX_REAL)
+            return _submit_and_wait("real `true` processes", paths, jobs, FLUX_REAL)
         finally:
-            stop = [sys.executable, "-m", "penstock.cli", "stop", "--state", str(places.state)]
+            stop = [sys.executable, "-m", "penstock.cli", "stop", "--state", str(paths.state)]
             subprocess.run(stop, env=environment, check=False)
 
 
-def _submit_and_wait(name: str, places: Places, jobs: int, flux: tuple[float, float]) -> Figure:
-    client = Client(places)
+def _submit_and_wait(name: str, paths: InstancePaths, jobs: int, flux: tuple[float, float]) -> Figure:
+    client = ApiClient(paths)
     deadline = time.monotonic() + _READY_S
     while True:
         with contextlib.suppress(Exception):
@@ -170,14 +170,14 @@ def _submit_and_wait(name: str, places: Places, jobs: int, flux: tuple[float, fl
             break
         time.sleep(0.02)
     seconds = time.monotonic() - began
-    return Figure(name, jobs, seconds, flux, _events(places, jobs))
+    return Figure(name, jobs, seconds, flux, _events(paths, jobs))
 
 
-def _events(places: Places, jobs: int) -> int:
+def _events(paths: InstancePaths, jobs: int) -> int:
     """Rows of `job_events`; every job must have come to its end."""
     from penstock.store.embedded import EmbeddedPostgres
 
-    with psycopg.connect(EmbeddedPostgres(places).start()) as connection:
+    with psycopg.connect(EmbeddedPostgres(paths).start()) as connection:
         counted = connection.execute("SELECT count(*) FROM job_events").fetchone()
         ended = connection.execute("SELECT count(*) FROM jobs WHERE state = 'INACTIVE'").fetchone()
         fsync = connection.execute("SHOW fsync").fetchone()
@@ -201,28 +201,28 @@ def measure_long_queue(jobs: int, shapes: int, nodes: int = 1000, cores: int = 4
     spent: list[float] = []
     for now in (2.0, 3.0):
         began = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-        scheduler.core.disturb()
+        scheduler.state.mark_dirty()
         while scheduler.is_dirty:
             for _ in scheduler.plan(now, deep=False):
                 pass
         spent.append(resource.getrusage(resource.RUSAGE_SELF).ru_utime - began)
-    return LongQueue(jobs, shapes, jobs - len(scheduler.core.pending), spent[0], spent[1])
+    return LongQueue(jobs, shapes, jobs - len(scheduler.state.pending), spent[0], spent[1])
 
 
-async def _serve_mock(places: Places, nodes: int, cores: int) -> None:
-    make_places(places)
-    listening = make_socket(places.socket)
-    opened = await open_store(None, places)
+async def _serve_mock(paths: InstancePaths, nodes: int, cores: int) -> None:
+    make_paths(paths)
+    listening = make_socket(paths.socket)
+    opened = await open_store(None, paths)
     queue = QueueSettings(DEFAULT_QUEUE, parse_backfill("easy"))
     settings = Settings(queues=(queue,), match_policy="first")
-    instance = Instance(settings, opened.store, MockWorld(nodes, cores))
-    around = Surroundings(
+    instance = Instance(settings, opened.store, MockBackend(nodes, cores))
+    around = ServiceContext(
         identity={
             "id": "bench",
             "version": "",
-            "state": str(places.state),
+            "state": str(paths.state),
             "started_at": 0.0,
-            "world": "mock",
+            "backend": "mock",
         },
         agents=list,
         database=lambda: {"pid": None, "embedded": True, "state": "up"},
@@ -248,4 +248,4 @@ async def _serve_mock(places: Places, nodes: int, cores: int) -> None:
 
 if __name__ == "__main__":
     _state, _nodes, _cores = sys.argv[1:4]
-    asyncio.run(_serve_mock(places_of(_state, os.environ), int(_nodes), int(_cores)))
+    asyncio.run(_serve_mock(paths_of(_state, os.environ), int(_nodes), int(_cores)))

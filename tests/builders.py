@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from penstock.engine import Allocation, Answer, Engine, Graph, Group, Placement, Request, Vertex, VertexSpec
+from penstock.engine import (
+    Allocation,
+    Engine,
+    Graph,
+    Group,
+    MatchResult,
+    Placement,
+    Request,
+    Vertex,
+    VertexSpec,
+)
 from penstock.model.constraint import Constraint, Hostlist
 from penstock.model.jobspec import Count, Resource
 
@@ -76,7 +86,7 @@ def at(engine: Engine, path: str) -> Vertex:
     return engine.graph.one_at(f"{engine.graph.root.path()}/{path}" if path else engine.graph.root.path())
 
 
-def placed(answer: Answer) -> Allocation:
+def placed(answer: MatchResult) -> Allocation:
     assert isinstance(answer, Allocation), answer
     return answer
 
@@ -86,7 +96,7 @@ def short(vertex: Vertex) -> str:
     return vertex.path().partition("/")[2].partition("/")[2]
 
 
-def held(answer: Answer) -> list[str]:
+def held(answer: MatchResult) -> list[str]:
     """What an allocation holds: `node0/core1`, or `node0/memory0:3` where it is not one unit."""
     return [
         short(pick.vertex) + (f":{pick.units}" if pick.units != 1 else "")

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from penstock.devcluster.binaries import Parts, PartsMissing, find_parts
+from penstock.devcluster.binaries import Binaries, BinariesMissing, find_binaries
 from penstock.devcluster.cluster import DevCluster
 from penstock.devcluster.settings import DevSettings
 
@@ -28,11 +28,11 @@ __all__ = ["REQUIRE_VARIABLE", "cluster_fixture", "needs_controlplane", "pod", "
 REQUIRE_VARIABLE = "PENSTOCK_REQUIRE_CONTROLPLANE"
 
 
-def needs_controlplane() -> Parts:
+def needs_controlplane() -> Binaries:
     """The parts; without them the test that asks is skipped, or fails where they are required."""
     try:
-        return find_parts()
-    except PartsMissing as missing:
+        return find_binaries()
+    except BinariesMissing as missing:
         reason = f"SKIPPED because the control plane is not built: run make controlplane ({missing})"
         if os.environ.get(REQUIRE_VARIABLE) == "1":
             pytest.fail(reason.replace("SKIPPED", "FAILED", 1), pytrace=False)

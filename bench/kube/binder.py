@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.kube.access import from_kubeconfig
-from penstock.kube.client import Client
+from penstock.kube.client import KubeClient
 from penstock.kube.resources import PODS
 from penstock.kube.types import Pod
 
@@ -22,7 +22,9 @@ _IN_FLIGHT: Final = 64
 
 async def _bind_all(kubeconfig: str, namespace: str, scheduler: str, nodes: int) -> None:
     print("up", flush=True)
-    async with Client(from_kubeconfig(Path(kubeconfig)), in_flight_max=_IN_FLIGHT, timeout_s=60.0) as client:
+    async with KubeClient(
+        from_kubeconfig(Path(kubeconfig)), in_flight_max=_IN_FLIGHT, timeout_s=60.0
+    ) as client:
         selector = f"spec.nodeName=,spec.schedulerName={scheduler}"
         listed = await client.list(PODS.path(namespace), Pod, field_selector=selector)
         left = iter(enumerate(listed.items))

@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from penstock.kube.client import Client
+from penstock.kube.client import KubeClient
 from penstock.kube.resources import PODS
 from penstock.kube.types import Object
-from penstock.kube.watch import Change, Relisted, Upserted, WatchState, reflect
+from penstock.kube.watch import Relisted, Upserted, WatchEvent, WatchState, reflect
 
 __all__ = ["Binds", "watched_binds"]
 
@@ -23,7 +23,7 @@ class Binds:
         self._wanted = 0
         self._reached = asyncio.Event()
 
-    def take(self, change: Change[Object]) -> None:
+    def take(self, change: WatchEvent[Object]) -> None:
         now_s = time.monotonic()
         match change:
             case Relisted(items):
@@ -45,7 +45,7 @@ class Binds:
 
 
 @asynccontextmanager
-async def watched_binds(client: Client, namespace: str) -> AsyncIterator[Binds]:
+async def watched_binds(client: KubeClient, namespace: str) -> AsyncIterator[Binds]:
     """Hears of every binding from the beginning of the block on."""
     binds, state = Binds(), WatchState()
     watching = asyncio.create_task(

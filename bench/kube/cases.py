@@ -30,7 +30,7 @@ _QUIET_S_MAX: Final = 120.0
 _POLL_S: Final = 0.01
 _LOOK_EVERY_S: Final = 1.0
 
-Tell = Callable[[str], None]
+StatusUpdate = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def gangs(count: int, size: int, kind: str) -> tuple[Group, ...]:
     return tuple(found)
 
 
-async def measure(plane: Plane, case: Case, contender: Contender, limit_s: float, tell: Tell) -> Run:
+async def measure(plane: Plane, case: Case, contender: Contender, limit_s: float, tell: StatusUpdate) -> Run:
     try:
         await _warm_up(plane, contender, limit_s)
         written = contender.written() if isinstance(contender, Penstock) else None
@@ -275,7 +275,7 @@ async def _check(plane: Plane) -> None:
 
 
 async def measure_memory(
-    plane: Plane, nodes: int, pods: int, contenders: tuple[Contender, ...], limit_s: float, tell: Tell
+    plane: Plane, nodes: int, pods: int, contenders: tuple[Contender, ...], limit_s: float, tell: StatusUpdate
 ) -> Load:
     """Among `pods` that others have placed, evenly."""
     began = time.monotonic()

@@ -19,7 +19,7 @@ import psycopg
 
 from bench.kube.plane import NAMESPACE, Plane
 from penstock.errors import PenstockError
-from penstock.paths import places_of
+from penstock.paths import paths_of
 from penstock.store.embedded import EmbeddedPostgres
 
 __all__ = ["Binder", "Contender", "KubeScheduler", "Penstock", "said_since"]
@@ -156,7 +156,7 @@ class Penstock:
         self._state = plane.directory / f"p{number}"
         self._samples = plane.directory / f"p{number}.json" if is_sampled else None
         self._environ = {"PENSTOCK_RUNTIME": str(plane.directory)}
-        self._places = places_of(str(self._state), self._environ)
+        self._paths = paths_of(str(self._state), self._environ)
         self.log = plane.directory / f"p{number}.log"
         self._process = _Process(self.log)
 
@@ -170,21 +170,21 @@ class Penstock:
     def stop(self) -> None:
         self._process.stop()
         with contextlib.suppress(PenstockError):
-            EmbeddedPostgres(self._places).stop()
+            EmbeddedPostgres(self._paths).stop()
 
     def is_alive(self) -> bool:
         return self._process.is_alive()
 
     def processes(self) -> dict[str, int]:
         found = self._process.processes()
-        database = EmbeddedPostgres(self._places).pid()
+        database = EmbeddedPostgres(self._paths).pid()
         if found and database is not None:
             found["database"] = database
         return found
 
     def written(self) -> tuple[int, int]:
         """Transactions and rows that its database has written, ever."""
-        with psycopg.connect(EmbeddedPostgres(self._places).start()) as connection:
+        with psycopg.connect(EmbeddedPostgres(self._paths).start()) as connection:
             found = connection.execute(
                 "SELECT xact_commit, tup_inserted + tup_updated FROM pg_stat_database"
                 " WHERE datname = current_database()"

@@ -22,7 +22,7 @@ from penstock.devcluster.nodes import is_usable, node_document
 from penstock.devcluster.settings import DevSettings, NodeShape
 from penstock.errors import Unavailable
 from penstock.kube.access import from_kubeconfig
-from penstock.kube.client import Client
+from penstock.kube.client import KubeClient
 from penstock.kube.errors import AlreadyThere, NotFound
 from penstock.kube.resources import NATIVE_PODGROUPS, NODES, PODS
 from penstock.kube.types import Object, Pod
@@ -92,7 +92,7 @@ class Group:
 
 
 class Plane:
-    def __init__(self, cluster: DevCluster, client: Client, directory: Path, *, is_native: bool) -> None:
+    def __init__(self, cluster: DevCluster, client: KubeClient, directory: Path, *, is_native: bool) -> None:
         self.cluster = cluster
         self.client = client
         self.directory = directory  # for the things of contenders
@@ -200,7 +200,7 @@ async def control_plane(*, is_native: bool, tell: Callable[[str], None]) -> Asyn
         cluster.stop_part("kwok")
         _be_patient(cluster)
         access = from_kubeconfig(cluster.kubeconfig)
-        async with Client(access, in_flight_max=_IN_FLIGHT, timeout_s=_TIMEOUT_S) as client:
+        async with KubeClient(access, in_flight_max=_IN_FLIGHT, timeout_s=_TIMEOUT_S) as client:
             yield Plane(cluster, client, above, is_native=is_native)
     finally:
         await asyncio.to_thread(cluster.stop)

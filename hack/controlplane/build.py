@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock.devcluster.binaries import (
+    BINARIES,
     KUBERNETES_VERSION,
-    PARTS,
-    Part,
+    Binary,
     cache_directory,
     reports_pinned_version,
 )
@@ -57,14 +57,14 @@ def main() -> int:
 
 def fill(directory: Path, environ: Mapping[str, str]) -> None:
     """Brings what is missing, found parts first: Go is asked for only if something must be built."""
-    missing = [part for part in PARTS if not os.access(directory / part.name, os.X_OK)]
+    missing = [part for part in BINARIES if not os.access(directory / part.name, os.X_OK)]
     if not missing:
         return
     found = {part: path for part in missing if (path := _found_elsewhere(part, environ)) is not None}
     to_build = [part for part in missing if part not in found]
     go = _usable_go(environ, to_build) if to_build else ""
     for part in missing:
-        number = f"{PARTS.index(part) + 1} of {len(PARTS)}"
+        number = f"{BINARIES.index(part) + 1} of {len(BINARIES)}"
         temporary = directory / f".{part.name}.unfinished"
         try:
             if part in found:
@@ -98,7 +98,7 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _found_elsewhere(part: Part, environ: Mapping[str, str]) -> Path | None:
+def _found_elsewhere(part: Binary, environ: Mapping[str, str]) -> Path | None:
     places = [environ.get("KUBEBUILDER_ASSETS", ""), *environ.get("PATH", "").split(os.pathsep)]
     for place in filter(None, places):
         path = Path(place) / part.name
@@ -107,7 +107,7 @@ def _found_elsewhere(part: Part, environ: Mapping[str, str]) -> Path | None:
     return None
 
 
-def _usable_go(environ: Mapping[str, str], to_build: list[Part]) -> str:
+def _usable_go(environ: Mapping[str, str], to_build: list[Binary]) -> str:
     """The Go that builds; an error that says what would help if there is none, or too old a one."""
     needed = re.search(r"^go (\d+)\.(\d+)", (_HERE / "go.mod").read_text("utf-8"), re.MULTILINE)
     assert needed is not None, "go.mod names no version of Go"
@@ -130,7 +130,7 @@ def _usable_go(environ: Mapping[str, str], to_build: list[Part]) -> str:
     return go
 
 
-def _build(go: str, part: Part, target: Path, environ: Mapping[str, str]) -> None:
+def _build(go: str, part: Binary, target: Path, environ: Mapping[str, str]) -> None:
     major, minor, _ = KUBERNETES_VERSION.split(".")
     version = "k8s.io/component-base/version"
     flags = f"-s -w -X {version}.gitVersion=v{KUBERNETES_VERSION}"

@@ -19,13 +19,13 @@ from typing import Final
 
 from penstock.errors import BadRequest, Conflict, Unavailable
 
-__all__ = ["SOCKET_PATH_MAX", "Places", "make_places", "make_private", "places_of", "private_mode"]
+__all__ = ["SOCKET_PATH_MAX", "InstancePaths", "make_paths", "make_private", "paths_of", "private_mode"]
 
 SOCKET_PATH_MAX: Final = 107
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class InstancePaths:
     state: Path
     runtime: Path
 
@@ -73,7 +73,7 @@ class Places:
         return self.runtime / f"agent{rank}.sock"
 
 
-def places_of(state: str | None, environ: Mapping[str, str]) -> Places:
+def paths_of(state: str | None, environ: Mapping[str, str]) -> InstancePaths:
     """The places of the instance that is meant. Makes nothing."""
     text = state or environ.get("PENSTOCK_STATE") or _default_state(environ)
     path = Path(os.path.abspath(Path(text).expanduser()))
@@ -82,8 +82,8 @@ def places_of(state: str | None, environ: Mapping[str, str]) -> Places:
     if not base and os.getuid() != 0:
         base = environ.get("XDG_RUNTIME_DIR")  # Root's is closed to the account that runs the database.
     above = Path(base) / "penstock" if base else Path(f"/tmp/penstock-{os.getuid()}")
-    places = Places(path, above / name)
-    longest = os.fsencode(places.database_socket / ".s.PGSQL.5432.lock")
+    paths = InstancePaths(path, above / name)
+    longest = os.fsencode(paths.database_socket / ".s.PGSQL.5432.lock")
     if len(longest) > SOCKET_PATH_MAX:
         raise BadRequest(
             "the runtime directory has too long a path for a socket",
@@ -91,7 +91,7 @@ def places_of(state: str | None, environ: Mapping[str, str]) -> Places:
             found=f"{len(longest)} bytes: {os.fsdecode(longest)}",
             expected=f"at most {SOCKET_PATH_MAX} bytes; set PENSTOCK_RUNTIME to a short directory",
         )
-    return places
+    return paths
 
 
 def _default_state(environ: Mapping[str, str]) -> str:
@@ -106,9 +106,9 @@ def private_mode() -> int:
     return 0o711 if os.getuid() == 0 else 0o700
 
 
-def make_places(places: Places) -> None:
+def make_paths(paths: InstancePaths) -> None:
     """Makes the directories of an instance, each ours alone."""
-    for path in (places.state, places.runtime.parent, places.runtime):
+    for path in (paths.state, paths.runtime.parent, paths.runtime):
         make_private(path, private_mode())
 
 

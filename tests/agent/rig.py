@@ -20,7 +20,7 @@ from typing import TypeVar
 from penstock.agent import orphans, wire
 from penstock.agent.processes import bearers
 from penstock.agent.records import Stage, TaskSpec
-from penstock.agent.task_dirs import Home
+from penstock.agent.task_dirs import TaskDirs
 
 __all__ = ["DEADLINE_S", "Client", "Rig", "processes_with", "until"]
 
@@ -59,9 +59,9 @@ class Lost(Exception):
 class Client:
     def __init__(self, path: Path, epoch: int = 1, *, attach: bool = True) -> None:
         self.epoch = epoch
-        self.reports: dict[str, wire.Report] = {}
-        self.answers: dict[int, wire.Answer] = {}
-        self.refused: wire.Refused | None = None
+        self.reports: dict[str, wire.TaskReport] = {}
+        self.answers: dict[int, wire.TaskAnswer] = {}
+        self.refused: wire.TaskRefused | None = None
         self.hello: wire.Hello | None = None
         self.is_complete = False
         self._number = 0
@@ -82,7 +82,7 @@ class Client:
         except OSError as error:
             raise Lost from error
 
-    def send(self, message: wire.Command) -> None:
+    def send(self, message: wire.ProcessCommand) -> None:
         self.send_raw(wire.encode(message))
 
     def read_until(self, done: Callable[[], object]) -> None:
@@ -97,27 +97,27 @@ class Client:
             for line in lines:
                 self._take(wire.decode_reply(line))
 
-    def _take(self, reply: wire.Reply) -> None:
+    def _take(self, reply: wire.AgentReply) -> None:
         match reply:
             case wire.Hello():
                 self.hello = reply
-            case wire.Report():
+            case wire.TaskReport():
                 self.reports[reply.member] = reply
-            case wire.Answer():
+            case wire.TaskAnswer():
                 self.answers[reply.id] = reply
             case wire.Complete():
                 self.is_complete = True
-            case wire.Refused():
+            case wire.TaskRefused():
                 self.refused = reply
 
-    def ask(self, make: Callable[[int], wire.Command]) -> wire.Answer:
+    def ask(self, make: Callable[[int], wire.ProcessCommand]) -> wire.TaskAnswer:
         self._number += 1
         number = self._number
         self.send(make(number))
         self.read_until(lambda: number in self.answers)
         return self.answers[number]
 
-    def start(self, spec: TaskSpec) -> wire.Answer:
+    def start(self, spec: TaskSpec) -> wire.TaskAnswer:
         return self.ask(lambda number: wire.Start(number, self.epoch, spec))
 
     def end(
@@ -127,19 +127,19 @@ class Client:
         grace_s: float | None = 5.0,
         key: str = "1",
         why: str = "cancel",
-    ) -> wire.Answer:
-        return self.ask(lambda id_: wire.End(id_, self.epoch, member, key, number, grace_s, why))
+    ) -> wire.TaskAnswer:
+        return self.ask(lambda id_: wire.EndTask(id_, self.epoch, member, key, number, grace_s, why))
 
-    def forget(self, member: str) -> wire.Answer:
+    def forget(self, member: str) -> wire.TaskAnswer:
         return self.ask(lambda number: wire.Forget(number, self.epoch, member))
 
-    def probe(self, member: str) -> wire.Answer:
+    def probe(self, member: str) -> wire.TaskAnswer:
         return self.ask(lambda number: wire.Probe(number, self.epoch, member))
 
     def release(self, *members: str) -> None:
         self.send(wire.Release(self.epoch, members))
 
-    def wait(self, member: str, stage: Stage = Stage.ENDED) -> wire.Report:
+    def wait(self, member: str, stage: Stage = Stage.ENDED) -> wire.TaskReport:
         def is_there() -> bool:
             report = self.reports.get(member)
             return report is not None and report.stage in (stage, Stage.ENDED)
@@ -227,19 +227,19 @@ class Rig:
 
     def tokens(self) -> list[str]:
         found = []
-        for task in Home(self.home).tasks():
+        for task in TaskDirs(self.home).tasks():
             accepted = task.accepted()
             if accepted is not None:
                 found.append(accepted.token)
         return found
 
     def supervisor(self, member: str) -> int:
-        started = Home(self.home).task(member).started()
+        started = TaskDirs(self.home).task(member).started()
         assert started is not None
         return started.pid
 
     def files_of(self, member: str) -> list[str]:
-        path = Home(self.home).task(member).path
+        path = TaskDirs(self.home).task(member).path
         return sorted(os.listdir(path)) if os.path.isdir(path) else []
 
     def spec(self, script: str, member: str = "1/1/0", **more: object) -> TaskSpec:

@@ -13,7 +13,7 @@ from penstock.errors import BadRequest
 from tests.agent.rig import Client, Lost, Rig
 
 
-def refusal(client: Client) -> wire.Refused:
+def refusal(client: Client) -> wire.TaskRefused:
     with pytest.raises(Lost):
         client.read_until(lambda: False)
     assert client.refused is not None

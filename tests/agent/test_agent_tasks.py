@@ -11,7 +11,7 @@ import pytest
 
 from penstock.agent.processes import bearers
 from penstock.agent.records import Stage, Warn
-from penstock.agent.task_dirs import Home
+from penstock.agent.task_dirs import TaskDirs
 from penstock.agent.wire import Answered, Shutdown
 from tests.agent.rig import Rig, processes_with, small_disk, until
 
@@ -298,4 +298,4 @@ def test_a_supervisor_is_known_by_its_lock() -> None:
         client = rig.agent()
         client.start(rig.spec("sleep 1000"))
         client.wait("1/1/0", Stage.RUNNING)
-        assert Home(rig.home).task("1/1/0").try_lock() is None
+        assert TaskDirs(rig.home).task("1/1/0").try_lock() is None

@@ -13,13 +13,13 @@ from penstock.api.amounts import core_milli, cores, held_milli, is_gpu
 from penstock.api.documents import job_doc, members_doc, rset_doc, spans_of
 from penstock.api.interface import Doc, JobsQuery
 from penstock.api.nodes import node_docs
-from penstock.api.service import Answers, Surroundings
-from penstock.backends.sim.backend import Fate, SimWorld
+from penstock.api.service import Answers, ServiceContext
+from penstock.backends.sim.backend import Fate, SimBackend
 from penstock.errors import Conflict
 from penstock.instance.loop import Instance
 from penstock.model.constraint import TAINTS_PROPERTY, Properties, Taint, encode_taints
 from penstock.protocol.commands import Drain
-from penstock.protocol.facts import Capacity, HoldSet, MemberSet, NodeSet, WorkGone, WorkSet
+from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberSet, NodeSet, WorkloadGone, WorkloadSet
 from penstock.sched.records import JobLive, JobNew
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import QueueSettings, Settings
@@ -41,18 +41,20 @@ def node(name: str, cpu: int = 4000, gpus: int = 0, taints: tuple[Taint, ...] = 
 
 
 def pods(*nodes: NodeSet, settings: Settings | None = None) -> Driver:
-    world = SimWorld({one.node: one for one in nodes})
-    world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
-    return Driver(world, settings or Settings())
+    backend = SimBackend({one.node: one for one in nodes})
+    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    return Driver(backend, settings or Settings())
 
 
-def member(work: str, number: int, cpu: int, **more: Any) -> MemberSet:
-    return MemberSet(work, f"uid-{work}-{number}", number, (("cpu", cpu),), name=f"{work}-{number}", **more)
+def member(workload: str, number: int, cpu: int, **more: Any) -> MemberSet:
+    return MemberSet(
+        workload, f"uid-{workload}-{number}", number, (("cpu", cpu),), name=f"{workload}-{number}", **more
+    )
 
 
-def gang(driver: Driver, work: str, count: int, cpu: int, **more: Any) -> None:
-    driver.feed(WorkSet(work, work, count, owner="team", **more))
-    driver.feed(*(member(work, number, cpu) for number in range(count)))
+def gang(driver: Driver, workload: str, count: int, cpu: int, **more: Any) -> None:
+    driver.feed(WorkloadSet(workload, workload, count, owner="team", **more))
+    driver.feed(*(member(workload, number, cpu) for number in range(count)))
     driver.settle()
 
 
@@ -60,8 +62,8 @@ def docs(driver: Driver) -> dict[str, Doc]:
     return {doc["name"]: doc for doc in live_jobs.active_docs(driver.scheduler, driver.now, JobsQuery())}
 
 
-def rows(driver: Driver, work: str) -> tuple[JobNew, JobLive]:
-    found = live_jobs.rows_of(driver.scheduler, driver.scheduler.core.job_of_work[work])
+def rows(driver: Driver, workload: str) -> tuple[JobNew, JobLive]:
+    found = live_jobs.rows_of(driver.scheduler, driver.scheduler.state.job_of_workload[workload])
     assert found is not None
     return found
 
@@ -84,7 +86,7 @@ def test_a_work_that_waits_shows_what_its_members_ask_for() -> None:
     driver = pods(node("a"), node("b"))
     gang(driver, "first", 2, 3000)
     gang(driver, "second", 2, 2250, distinct_nodes=True, limit_s=600)
-    driver.feed(WorkSet("third", "third", 3), member("third", 0, 500))
+    driver.feed(WorkloadSet("third", "third", 3), member("third", 0, 500))
     driver.settle()
     found = docs(driver)
     sizes = {name: (doc["ntasks"], doc["ncores"], doc["nnodes"]) for name, doc in found.items()}
@@ -99,15 +101,15 @@ def test_a_work_that_waits_shows_what_its_members_ask_for() -> None:
 
 def test_a_work_looks_the_same_when_it_is_over() -> None:
     driver = pods(node("a"), node("b"))
-    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=5)
+    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=5)
     gang(driver, "w", 2, 2500, limit_s=60)
-    job = driver.scheduler.core.jobs[driver.scheduler.core.job_of_work["w"]]
+    job = driver.scheduler.state.jobs[driver.scheduler.state.job_of_workload["w"]]
     new = rows(driver, "w")[0]
     before = docs(driver)["w"]
     driver.run_until(10)
-    driver.feed(WorkGone("w"))
+    driver.feed(WorkloadGone("w"))
     driver.settle()
-    after = job_doc(new, live_of(job), driver.scheduler.core.ranks)
+    after = job_doc(new, live_of(job), driver.scheduler.state.ranks)
     assert after["state"] == "INACTIVE"
     for key in ("ntasks", "ncores", "nnodes", "nodelist", "duration_s", "owner"):
         assert after[key] == before[key]
@@ -116,13 +118,13 @@ def test_a_work_looks_the_same_when_it_is_over() -> None:
 
 def test_a_node_that_refused_a_member_is_not_among_its_nodes() -> None:
     driver = pods(node("a"), node("b"))
-    driver.world.fate_of = lambda _place, seat: Fate(
-        runs_s=1e9, refused="OutOfcpu" if seat.node == "a" else ""
+    driver.backend.fate_of = lambda _place, assignment: Fate(
+        runs_s=1e9, refused="OutOfcpu" if assignment.node == "a" else ""
     )
     gang(driver, "w", 1, 1000)
     doc = docs(driver)["w"]
     assert (doc["nodelist"], doc["nnodes"], doc["ncores"]) == ("b", 1, 1)
-    log = live_jobs.log_of(driver.scheduler, driver.scheduler.core.job_of_work["w"]) or []
+    log = live_jobs.log_of(driver.scheduler, driver.scheduler.state.job_of_workload["w"]) or []
     assert [event.context["note"] for event in log if event.name == "exception"] == [
         "a refused w-0: OutOfcpu"
     ]
@@ -135,14 +137,14 @@ def test_members_have_names_and_shares_of_pools_have_no_resource_set() -> None:
     assert [(one["member"], one["name"]) for one in members_doc(live)] == [
         ("uid-w-0", "w-0"), ("uid-w-1", "w-1"),
     ]  # fmt: skip
-    assert rset_doc(new, live, driver.scheduler.core.ranks) is None
+    assert rset_doc(new, live, driver.scheduler.state.ranks) is None
 
 
 def test_what_is_free_is_less_by_what_jobs_have_and_by_what_others_use() -> None:
     driver = pods(node("a", gpus=4), node("b"))
     driver.feed(
-        HoldSet("other", "a", (("cpu", 250), ("memory", GIB), ("nvidia.com/gpu", 1))),
-        WorkSet("w", "w", 1),
+        ExternalUsageSet("other", "a", (("cpu", 250), ("memory", GIB), ("nvidia.com/gpu", 1))),
+        WorkloadSet("w", "w", 1),
         MemberSet("w", "w-0", 0, (("cpu", 1500), ("memory", 2 * GIB), ("nvidia.com/gpu", 2))),
     )
     driver.settle()
@@ -159,14 +161,14 @@ def test_what_is_free_is_less_by_what_jobs_have_and_by_what_others_use() -> None
 def test_nothing_is_less_than_nothing_where_others_use_too_much() -> None:
     driver = pods(node("a"))
     gang(driver, "w", 1, 3000)
-    driver.feed(HoldSet("other", "a", (("cpu", 2500),)))
+    driver.feed(ExternalUsageSet("other", "a", (("cpu", 2500),)))
     found = nodes(driver)["a"]
     assert (found["cores"], found["cores_free"], found["cores_held"]) == (4, 0, 1)
 
 
 def test_use_by_others_alone_does_not_make_a_node_allocated() -> None:
     driver = pods(node("a"))
-    driver.feed(HoldSet("daemon", "a", (("cpu", 100),), standing=True))
+    driver.feed(ExternalUsageSet("daemon", "a", (("cpu", 100),), standing=True))
     found = nodes(driver)["a"]
     assert (found["state"], found["cores_free"]) == ("free", 3.9)
 
@@ -227,7 +229,7 @@ def test_the_timeline_counts_cores_of_pools() -> None:
 
 def test_a_node_that_all_members_have_left_is_not_drawn_as_in_use() -> None:
     driver = pods(node("a"), node("b"))
-    driver.world.fate_of = lambda _place, seat: Fate(runs_s=5 if seat.node == "a" else 1e9)
+    driver.backend.fate_of = lambda _place, assignment: Fate(runs_s=5 if assignment.node == "a" else 1e9)
     gang(driver, "w", 2, 3000)
     driver.run_until(10)
     spans = spans_of(*rows(driver, "w"), driver.now)
@@ -242,20 +244,20 @@ class Consulted:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    async def consult(self, about: Callable[[Scheduler, float], object]) -> object:
+    async def query(self, about: Callable[[Scheduler, float], object]) -> object:
         return about(self._scheduler, 0.0)
 
 
 def answers_of(driver: Driver) -> Answers:
-    around = Surroundings({}, list, dict, dict, None, lambda _: None, takes_submissions=False)
-    return Answers(cast(Instance, Consulted(driver.scheduler)), around)
+    context = ServiceContext({}, list, dict, dict, None, lambda _: None, takes_submissions=False)
+    return Answers(cast(Instance, Consulted(driver.scheduler)), context)
 
 
 def test_output_and_signals_of_pods_are_refused_with_what_to_do_instead() -> None:
     driver = pods(node("a"))
     gang(driver, "w", 2, 1000)
     answers = answers_of(driver)
-    number = driver.scheduler.core.job_of_work["w"]
+    number = driver.scheduler.state.job_of_workload["w"]
     with pytest.raises(Conflict, match=r"`kubectl logs w-0 -n team` \(the first of 2\)"):
         asyncio.run(answers.output(number, follow=True))
     with pytest.raises(Conflict, match="a pod cannot be sent a signal; `penstock cancel`"):

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from penstock.api.interface import Submission
-from penstock.api.service import Answers, Surroundings
+from penstock.api.service import Answers, ServiceContext
 from penstock.instance.loop import Instance
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
@@ -27,21 +27,21 @@ class Ending:
 
     def __init__(self, *, is_recorded: bool) -> None:
         self.store = self
-        self.wishes: list[Submit] = []
+        self.commands: list[Submit] = []
         self._is_recorded = is_recorded
 
-    async def consult(self, about: Callable[[object, float], object]) -> object:
+    async def query(self, about: Callable[[object, float], object]) -> object:
         del about
-        return set() if self.wishes else {TARGET}
+        return set() if self.commands else {TARGET}
 
     async def jobs(self, wanted: JobFilter) -> list[JobRow]:
         del wanted
         live = JobLive(TARGET, JobState.INACTIVE, "default", 16, 16, "COMPLETED", 0, 1.0, 2.0, {})
         return [JobRow(JobNew(TARGET, "me", "job", 0.0, {}), live)] if self._is_recorded else []
 
-    async def wish(self, wish: Submit) -> tuple[int, ...]:
-        self.wishes.append(wish)
-        if not wish.past:
+    async def command(self, command: Submit) -> tuple[int, ...]:
+        self.commands.append(command)
+        if not command.past:
             raise DependencyRefused(Dependency(Scheme.AFTER_ANY, TARGET), "job not found")
         return (8,)
 
@@ -53,19 +53,19 @@ def submit(instance: Ending) -> object:
             "system": {"dependencies": [{"scheme": "afterany", "value": encode_jobid(TARGET)}]},
         },
     }
-    around = Surroundings({}, list, dict, dict, None, lambda _: None)
-    answers = Answers(cast(Instance, instance), around)
+    context = ServiceContext({}, list, dict, dict, None, lambda _: None)
+    answers = Answers(cast(Instance, instance), context)
     return asyncio.run(answers.submit([Submission(json.dumps(spec).encode(), 16, "never")], "", "me"))
 
 
 def test_a_job_that_ends_while_another_is_submitted_that_depends_on_it_is_found() -> None:
     instance = Ending(is_recorded=True)
     assert submit(instance) == [{"id": encode_jobid(8)}]
-    assert [len(wish.past) for wish in instance.wishes] == [0, 1]
+    assert [len(command.past) for command in instance.commands] == [0, 1]
 
 
 def test_a_job_that_never_was_is_refused_at_once() -> None:
     instance = Ending(is_recorded=False)
     with pytest.raises(DependencyRefused):
         submit(instance)
-    assert len(instance.wishes) == 1
+    assert len(instance.commands) == 1

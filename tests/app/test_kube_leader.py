@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.app import kube
-from penstock.app.kube import KubeHabitat, WrongCluster
+from penstock.app.kube import KubeRuntime, WrongCluster
 from penstock.app.kube_options import KubeOptions
 from penstock.instance.loop import Instance
 from penstock.sched.settings import Settings
@@ -29,7 +29,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Office:
-    habitat: KubeHabitat
+    runtime: KubeRuntime
     instance: Instance
     running: asyncio.Task[None]
 
@@ -39,15 +39,15 @@ async def office(cluster: FakeCluster, tables: MemoryTables, directory: Path) ->
     """An instance in a cluster, with what others have recorded."""
     async with raw_server(cluster) as server:
         options = KubeOptions(kubeconfig(directory / "config", server.url))
-        habitat = KubeHabitat(options, Settings(), "me")
-        instance = Instance(Settings(), MemoryStore(tables), habitat.world)
-        running = asyncio.create_task(habitat.run(instance, instance.run))
+        runtime = KubeRuntime(options, Settings(), "me")
+        instance = Instance(Settings(), MemoryStore(tables), runtime.backend)
+        running = asyncio.create_task(runtime.run(instance, instance.run))
         try:
-            yield Office(habitat, instance, running)
+            yield Office(runtime, instance, running)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            await habitat.stop(keep_tasks=True)
+            await runtime.stop(keep_tasks=True)
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -61,8 +61,8 @@ def test_an_instance_that_may_not_list_something_says_so(tmp_path: Path) -> None
         async with office(cluster, MemoryTables(), tmp_path) as at:
             await eventually(lambda: "not allowed to list pods" in at.instance.why_not_ready)
             assert at.instance.why_not_ready.startswith("taking over: ")
-            assert "not allowed to list pods" in at.habitat.problem()
-            assert at.habitat.facts()["problem"] == at.habitat.problem()
+            assert "not allowed to list pods" in at.runtime.problem()
+            assert at.runtime.facts()["problem"] == at.runtime.problem()
             assert not at.instance.is_ready.is_set()
 
     run(scenario())
@@ -74,7 +74,7 @@ def test_an_instance_that_may_do_everything_has_no_problem(tmp_path: Path) -> No
     async def scenario() -> None:
         async with office(FakeCluster(), MemoryTables(), tmp_path) as at:
             await asyncio.wait_for(at.instance.is_ready.wait(), 10)
-            assert at.habitat.problem() == ""
+            assert at.runtime.problem() == ""
 
     run(scenario())
 

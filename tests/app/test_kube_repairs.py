@@ -9,7 +9,7 @@ import pytest
 
 from penstock.app.kube import Repairs
 from penstock.backends.kube import backend as world_module
-from penstock.backends.kube.backend import KubeWorld
+from penstock.backends.kube.backend import KubeBackend
 from penstock.instance.loop import Instance
 from penstock.kube.watch import Upserted
 from penstock.podspec.settings import KubeSettings
@@ -30,8 +30,8 @@ def test_the_place_of_a_leaked_member_can_be_bound_to_again(monkeypatch: pytest.
     """The driver has not heard that a pod is gone, and takes its node for full."""
     server, client = Server(nodes=[node("n1", cpu="4")], pods=[pod("a", cpu="3")]), FakeClient()
     monkeypatch.setattr(world_module, "reflect", server.reflect)
-    world = KubeWorld(client, KubeSettings(), identity="me")  # type: ignore[arg-type]
-    instance = Instance(Settings(), MemoryStore(), world)
+    backend = KubeBackend(client, KubeSettings(), identity="me")  # type: ignore[arg-type]
+    instance = Instance(Settings(), MemoryStore(), backend)
 
     def bound() -> list[str]:
         return [what[1] for verb, what in client.asked if verb == "bind"]
@@ -43,8 +43,8 @@ def test_the_place_of_a_leaked_member_can_be_bound_to_again(monkeypatch: pytest.
             server.receivers["pods"](Upserted(pod("a", cpu="3", node="n1", placed=True, phase="Running")))
             server.objects["pods"] = [pod("b", cpu="3")]
             server.receivers["pods"](Upserted(pod("b", cpu="3")))
-            await until(lambda: world.mirror.pod("uid-b"))
-            await Repairs(instance, world).release(["uid-a"])
+            await until(lambda: backend.cache.pod("uid-b"))
+            await Repairs(instance, backend).release(["uid-a"])
             await until(lambda: bound() == ["uid-a", "uid-b"])
         finally:
             running.cancel()

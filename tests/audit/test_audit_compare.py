@@ -10,11 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.audit.compare import HALF_GANG_S
-from penstock.audit.differences import REPAIRS, Difference, Kind, Repair
-from penstock.audit.readings import LEFT_OVER, MORE, GraphHold, JobPlaces
+from penstock.audit.differences import REPAIRS, Difference, DifferenceKind, Repair
+from penstock.audit.readings import LEFT_OVER, MORE, GraphExternalUsage, JobAssignments
 from tests.audit.triples import CORRUPTIONS, NAMES, NOW, Pick, Triple, example
 
-Corruption = Callable[[Triple, Pick], tuple[Kind, str] | None]
+Corruption = Callable[[Triple, Pick], tuple[DifferenceKind, str] | None]
 
 
 def test_readings_that_agree_have_no_difference() -> None:
@@ -36,8 +36,8 @@ def test_one_thing_that_is_wrong_is_found_by_its_name_and_gone_when_it_is_right_
 
 def test_every_kind_has_a_way_to_go_wrong_and_exactly_one_repair() -> None:
     found = {corrupt(example(), lambda names: names[0]) for corrupt in CORRUPTIONS}
-    assert {one[0] for one in found if one is not None} == set(Kind)
-    assert set(REPAIRS) == set(Kind)
+    assert {one[0] for one in found if one is not None} == set(DifferenceKind)
+    assert set(REPAIRS) == set(DifferenceKind)
     assert set(REPAIRS.values()) == set(Repair)
 
 
@@ -95,9 +95,11 @@ def test_what_the_previous_readings_did_not_show_has_grace() -> None:
     triple = example()
     del triple.graph_nodes["n0"]
     del triple.pods["f1"]
-    first = Difference(Kind.HOLD_SURPLUS, "f1", "in other words")
-    unlike = Difference(Kind.NODE_SURPLUS, "n0")
-    assert [one.kind for one in triple.compare(grace=[first, unlike])] == [Kind.HOLD_SURPLUS]
+    first = Difference(DifferenceKind.EXTERNAL_USAGE_SURPLUS, "f1", "in other words")
+    unlike = Difference(DifferenceKind.NODE_SURPLUS, "n0")
+    assert [one.kind for one in triple.compare(grace=[first, unlike])] == [
+        DifferenceKind.EXTERNAL_USAGE_SURPLUS
+    ]
     assert triple.compare(grace=()) == ()
 
 
@@ -121,21 +123,21 @@ def a_pod_of_ours_on_a_node_that_is_silent(triple: Triple) -> None:
 
 def a_pod_of_ours_that_was_bound_by_its_maker(triple: Triple) -> None:
     triple.pod("a", "n0", {"cpu": 100}, scheduler=NAMES[0])
-    triple.holds["a"] = GraphHold("n0", triple.pods["a"].amounts)
+    triple.holds["a"] = GraphExternalUsage("n0", triple.pods["a"].amounts)
     triple.settle()
 
 
 def a_hold_that_takes_nothing(triple: Triple) -> None:
-    triple.holds["a"] = GraphHold("n0", {"odd/kind": 1})
+    triple.holds["a"] = GraphExternalUsage("n0", {"odd/kind": 1})
     triple.settle()
 
 
 def a_group_that_says_it_is_broken(triple: Triple) -> None:
-    triple.store_jobs[1] = triple.graph_jobs[1] = JobPlaces(3, 2, broken=True, since=NOW - 1000)
+    triple.store_jobs[1] = triple.graph_jobs[1] = JobAssignments(3, 2, broken=True, since=NOW - 1000)
 
 
 def a_group_that_is_half_for_a_short_time(triple: Triple) -> None:
-    triple.store_jobs[1] = triple.graph_jobs[1] = JobPlaces(3, 2, broken=False, since=NOW - HALF_GANG_S)
+    triple.store_jobs[1] = triple.graph_jobs[1] = JobAssignments(3, 2, broken=False, since=NOW - HALF_GANG_S)
 
 
 def a_node_that_others_alone_overcommit(triple: Triple) -> None:
@@ -168,14 +170,14 @@ def test_a_pod_that_is_held_twice_has_one_hold_too_many() -> None:
     triple = example()
     triple.holds["l0"] = triple.holds[LEFT_OVER + "l0"]
     triple.settle()
-    assert triple.found() == [(Kind.HOLD_SURPLUS, LEFT_OVER + "l0")]
+    assert triple.found() == [(DifferenceKind.EXTERNAL_USAGE_SURPLUS, LEFT_OVER + "l0")]
 
 
 def test_more_than_a_member_uses_is_a_hold_too_many() -> None:
     triple = example()
-    triple.holds[MORE + "m0"] = GraphHold("n0", {"cpu": 10})
+    triple.holds[MORE + "m0"] = GraphExternalUsage("n0", {"cpu": 10})
     triple.settle()
-    assert triple.found() == [(Kind.HOLD_SURPLUS, MORE + "m0")]
+    assert triple.found() == [(DifferenceKind.EXTERNAL_USAGE_SURPLUS, MORE + "m0")]
 
 
 def test_what_keeps_pods_apart_is_known_to_the_graph_alone() -> None:
@@ -183,9 +185,9 @@ def test_what_keeps_pods_apart_is_known_to_the_graph_alone() -> None:
     kind = "apart/default/app=db"
     for name, node in triple.graph_nodes.items():
         triple.graph_nodes[name] = replace(node, capacity={**node.capacity, kind: 1024})
-    for uid, seat in triple.graph_members.items():
-        triple.graph_members[uid] = replace(seat, amounts={**seat.amounts, kind: 1})
-    triple.holds[MORE + "m0"] = GraphHold("n0", {kind: 1023})
+    for uid, assignment in triple.graph_members.items():
+        triple.graph_members[uid] = replace(assignment, amounts={**assignment.amounts, kind: 1})
+    triple.holds[MORE + "m0"] = GraphExternalUsage("n0", {kind: 1023})
     triple.settle()
     assert triple.compare() == ()
 
@@ -199,26 +201,26 @@ def test_a_member_of_a_pod_with_another_schedulers_name_is_ours_all_the_same() -
 def test_of_a_member_that_is_elsewhere_nothing_else_is_said() -> None:
     triple = example()
     triple.pods["m2"] = replace(triple.pods["m2"], node="n0")
-    assert triple.found() == [(Kind.MEMBER_ELSEWHERE, "m2")]
+    assert triple.found() == [(DifferenceKind.MEMBER_ELSEWHERE, "m2")]
 
 
 def test_a_member_whose_pod_failed_before_it_had_a_node_is_leaked() -> None:
     triple = example()
     triple.pods["m0"] = replace(triple.pods["m0"], node="", terminal=True)
     triple.graph_members["m0"] = replace(triple.graph_members["m0"], phase="placing")
-    assert triple.found() == [(Kind.MEMBER_LEAKED, "m0")]
+    assert triple.found() == [(DifferenceKind.MEMBER_LEAKED, "m0")]
 
 
 def test_of_a_member_that_the_graph_has_forgotten_nothing_else_is_said() -> None:
     triple = example()
     del triple.graph_members["m0"]
-    triple.holds[LEFT_OVER + "m0"] = GraphHold("n0", triple.pods["m0"].amounts)
+    triple.holds[LEFT_OVER + "m0"] = GraphExternalUsage("n0", triple.pods["m0"].amounts)
     triple.settle()
-    assert triple.found() == [(Kind.MEMBER_DISAGREED, "m0")]
+    assert triple.found() == [(DifferenceKind.MEMBER_DISAGREED, "m0")]
 
 
 def test_a_hold_of_nobody_on_a_node_that_is_not_there_is_one_too_many() -> None:
     """It would take something as soon as the node comes."""
     triple = example()
-    triple.holds["ghost"] = GraphHold("n9", {"cpu": 100})
-    assert triple.found() == [(Kind.HOLD_SURPLUS, "ghost")]
+    triple.holds["ghost"] = GraphExternalUsage("n9", {"cpu": 100})
+    assert triple.found() == [(DifferenceKind.EXTERNAL_USAGE_SURPLUS, "ghost")]

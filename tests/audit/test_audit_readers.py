@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from penstock.audit.api import read_api
-from penstock.audit.readings import ApiNode, ApiPod, JobPlaces, StoreMember
+from penstock.audit.readings import ApiNode, ApiPod, JobAssignments, StoreMember
 from penstock.audit.store import read_store
 from penstock.errors import Unavailable
-from penstock.kube.client import Client, Listed
+from penstock.kube.client import KubeClient, Listed
 from penstock.model.job import JobState
 from penstock.sched.records import JobLive, JobNew
 from penstock.store.memory import MemoryStore
@@ -58,7 +58,7 @@ class CannedClient:
 
 
 def read(lists: Mapping[str, list[Any]], consistent: bool = True) -> Any:
-    return asyncio.run(read_api(cast(Client, CannedClient(lists, consistent))))
+    return asyncio.run(read_api(cast(KubeClient, CannedClient(lists, consistent))))
 
 
 def test_the_cluster_is_read_node_by_node_and_pod_by_pod() -> None:
@@ -92,36 +92,52 @@ def test_a_list_that_changed_while_it_was_read_is_no_reading() -> None:
         read({"/api/v1/nodes": [], "/api/v1/pods": []}, consistent=False)
 
 
-def seat(key: str, phase: str, node: str = "", seen_at: float = 0.0) -> dict[str, object]:
+def assignment(key: str, phase: str, node: str = "", seen_at: float = 0.0) -> dict[str, object]:
     return {"key": key, "index": 0, "phase": phase, "node": node, "seen_at": seen_at}
 
 
 PLACES = [
-    ({"members": [seat("a", "running", "n0"), seat("b", "ended", "n0")]}, JobPlaces(1, 1, False, None)),
-    ({"members": [seat("a", "lost", "n0"), seat("b", "waiting")]}, JobPlaces(2, 1, False, None)),
+    (
+        {"members": [assignment("a", "running", "n0"), assignment("b", "ended", "n0")]},
+        JobAssignments(1, 1, False, None),
+    ),
+    (
+        {"members": [assignment("a", "lost", "n0"), assignment("b", "waiting")]},
+        JobAssignments(2, 1, False, None),
+    ),
     (
         {
-            "members": [seat("a", "placed", "n0"), seat("b", "waiting")],
+            "members": [assignment("a", "placed", "n0"), assignment("b", "waiting")],
             "incomplete_since": 5.0,
-            "broken": "so",
+            "incomplete_reason": "so",
         },
-        JobPlaces(2, 1, True, 5.0),
+        JobAssignments(2, 1, True, 5.0),
     ),
     (
-        {"members": [seat("a", "placed", "n0"), seat("b", "placing", "n1", 9.0)], "placed_at": 7.0},
-        JobPlaces(2, 1, False, 9.0),
+        {
+            "members": [assignment("a", "placed", "n0"), assignment("b", "placing", "n1", 9.0)],
+            "placed_at": 7.0,
+        },
+        JobAssignments(2, 1, False, 9.0),
     ),
-    ({"members": [seat("a", "placing", "n0", 1.0)], "placed_at": 7.0}, JobPlaces(1, 0, False, 7.0)),
     (
-        {"members": [seat("a", "placed", "n0")], "incomplete_since": 5.0, "exception": {"type": "cancel"}},
-        JobPlaces(1, 1, False, None),
+        {"members": [assignment("a", "placing", "n0", 1.0)], "placed_at": 7.0},
+        JobAssignments(1, 0, False, 7.0),
+    ),
+    (
+        {
+            "members": [assignment("a", "placed", "n0")],
+            "incomplete_since": 5.0,
+            "exception": {"type": "cancel"},
+        },
+        JobAssignments(1, 1, False, None),
     ),
 ]
 
 
 @pytest.mark.parametrize(("detail", "expected"), PLACES, ids=range(len(PLACES)))
-def test_the_store_tells_who_has_a_place(detail: dict[str, object], expected: JobPlaces) -> None:
-    async def work() -> None:
+def test_the_store_tells_who_has_a_place(detail: dict[str, object], expected: JobAssignments) -> None:
+    async def workload() -> None:
         store = MemoryStore()
         epoch, _ = await store.take_over(0.0)
         live = JobLive(1, JobState.RUN, "", 16, 0, "", None, None, None, detail)
@@ -135,4 +151,4 @@ def test_the_store_tells_who_has_a_place(detail: dict[str, object], expected: Jo
             if one["phase"] not in ("waiting", "ended")
         }
 
-    asyncio.run(work())
+    asyncio.run(workload())

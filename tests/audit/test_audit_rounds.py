@@ -10,8 +10,8 @@ from typing import TypeVar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.audit.auditor import Auditor, Report
-from penstock.audit.differences import Kind, Repair
+from penstock.audit.auditor import Auditor, AuditReport
+from penstock.audit.differences import DifferenceKind, Repair
 from penstock.errors import Unavailable
 from tests.audit.triples import NAMES, NOW, Triple, example
 
@@ -82,7 +82,7 @@ class Rig:
         )
 
 
-def once(auditor: Auditor) -> Report:
+def once(auditor: Auditor) -> AuditReport:
     return asyncio.run(auditor.once())
 
 
@@ -130,14 +130,14 @@ def leave_group_half(triple: Triple) -> None:
 
 def test_where_nothing_is_wrong_one_reading_is_enough() -> None:
     rig = Rig()
-    assert once(rig.auditor()) == Report()
+    assert once(rig.auditor()) == AuditReport()
     assert (rig.readings, rig.asked, rig.slept) == (1, [], [])
 
 
 def test_what_is_seen_once_is_not_repaired() -> None:
     rig = Rig([lose_node, find_node])
     report = once(rig.auditor())
-    assert [one.kind for one in report.seen] == [Kind.NODE_MISSING]
+    assert [one.kind for one in report.seen] == [DifferenceKind.NODE_MISSING]
     assert (report.confirmed, report.repaired, rig.asked) == ((), (), [])
     assert (rig.readings, rig.slept) == (2, [5.0])
 
@@ -160,20 +160,22 @@ def test_a_member_that_was_just_placed_and_then_just_ended_is_no_lasting_disagre
 
     rig = Rig([just_placed, just_ended])
     report = once(rig.auditor())
-    assert [one.kind for one in report.seen] == [Kind.MEMBER_DISAGREED]
+    assert [one.kind for one in report.seen] == [DifferenceKind.MEMBER_DISAGREED]
     assert (report.confirmed, rig.asked) == ((), [])
 
 
 @pytest.mark.parametrize(
     ("change", "kind", "asked"),
     [
-        (lose_node, Kind.NODE_MISSING, ["snapshot"]),
-        (lose_pods("m0"), Kind.MEMBER_LEAKED, ["release m0"]),
-        (forget_member, Kind.MEMBER_DISAGREED, ["restart"]),
-        (leave_group_half, Kind.HALF_GANG, []),
+        (lose_node, DifferenceKind.NODE_MISSING, ["snapshot"]),
+        (lose_pods("m0"), DifferenceKind.MEMBER_LEAKED, ["release m0"]),
+        (forget_member, DifferenceKind.MEMBER_DISAGREED, ["restart"]),
+        (leave_group_half, DifferenceKind.HALF_GANG, []),
     ],
 )
-def test_what_is_seen_twice_is_repaired_by_its_rule(change: Change, kind: Kind, asked: list[str]) -> None:
+def test_what_is_seen_twice_is_repaired_by_its_rule(
+    change: Change, kind: DifferenceKind, asked: list[str]
+) -> None:
     rig = Rig([change])
     auditor = rig.auditor()
     report = once(auditor)
@@ -193,9 +195,9 @@ def test_one_snapshot_is_enough_for_all_and_members_are_released_beside_it() -> 
 def test_a_restart_comes_alone_and_not_again_for_a_while() -> None:
     rig = Rig([all_of(forget_member, lose_node)])
     auditor = rig.auditor(restart_every_s=600.0)
-    assert [one.kind for one in once(auditor).repaired] == [Kind.MEMBER_DISAGREED]
+    assert [one.kind for one in once(auditor).repaired] == [DifferenceKind.MEMBER_DISAGREED]
     report = once(auditor)
-    assert [one.kind for one in report.held_back] == [Kind.MEMBER_DISAGREED]
+    assert [one.kind for one in report.held_back] == [DifferenceKind.MEMBER_DISAGREED]
     assert rig.asked == ["restart", "snapshot"]
     rig.now += 600.0
     once(auditor)
@@ -218,7 +220,7 @@ def test_what_survives_its_repairs_is_only_told_until_it_is_gone_and_comes_again
     for _ in range(4):
         report = once(auditor)
     assert rig.asked == ["snapshot", "snapshot"]
-    assert [one.kind for one in report.held_back] == [Kind.NODE_MISSING]
+    assert [one.kind for one in report.held_back] == [DifferenceKind.NODE_MISSING]
     rig.changes = [find_node, lose_node]
     assert once(auditor).confirmed == ()
     once(auditor)
@@ -239,17 +241,17 @@ def test_repairs_are_counted_anew_for_what_was_right_in_between_if_only_at_a_sec
 def test_a_reading_that_fails_is_counted_and_the_next_round_works(name: str) -> None:
     rig = Rig([lose_node], failing={name})
     auditor = rig.auditor()
-    assert once(auditor) == Report(failed=(name,))
+    assert once(auditor) == AuditReport(failed=(name,))
     assert figures(auditor)[f"penstock_audit_failed_readings_total {name}"] == 1.0
     assert figures(auditor)["penstock_audit_last_round_timestamp_seconds"] == 0.0
     rig.failing.clear()
-    assert [one.kind for one in once(auditor).repaired] == [Kind.NODE_MISSING]
+    assert [one.kind for one in once(auditor).repaired] == [DifferenceKind.NODE_MISSING]
 
 
 def test_a_second_reading_that_fails_confirms_nothing() -> None:
     rig = Rig([lose_node, lambda _triple: rig.failing.add("api")])
     report = once(rig.auditor())
-    assert [one.kind for one in report.seen] == [Kind.NODE_MISSING]
+    assert [one.kind for one in report.seen] == [DifferenceKind.NODE_MISSING]
     assert (report.confirmed, report.failed, rig.asked) == ((), ("api",), [])
 
 
@@ -261,7 +263,7 @@ def test_a_reading_that_hangs_is_a_reading_that_fails() -> None:
 
     auditor = rig.auditor(reading_s=0.01)
     auditor._read_store = hang  # type: ignore[assignment]
-    assert once(auditor) == Report(failed=("store",))
+    assert once(auditor) == AuditReport(failed=("store",))
 
 
 def test_a_repair_that_fails_is_counted_and_the_others_are_made() -> None:
@@ -270,7 +272,7 @@ def test_a_repair_that_fails_is_counted_and_the_others_are_made() -> None:
     report = once(auditor)
     assert rig.asked == ["release m0"]
     assert report.failed == ("snapshot",)
-    assert [one.kind for one in report.repaired] == [Kind.MEMBER_LEAKED]
+    assert [one.kind for one in report.repaired] == [DifferenceKind.MEMBER_LEAKED]
     assert figures(auditor)["penstock_audit_failed_repairs_total snapshot"] == 1.0
 
 
@@ -288,7 +290,7 @@ def test_everything_is_told_from_the_start_and_figures_follow_the_rounds() -> No
     rig = Rig([lose_node])
     auditor = rig.auditor()
     told = figures(auditor)
-    for kind in Kind:
+    for kind in DifferenceKind:
         assert told[f"penstock_audit_differences {kind.value}"] == 0.0
     for repair in Repair:
         assert (f"penstock_audit_repairs_total {repair.value}" in told) is (repair is not Repair.NONE)

@@ -6,18 +6,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.audit.compare import HALF_GANG_S, compare
-from penstock.audit.differences import Difference, Kind
+from penstock.audit.differences import Difference, DifferenceKind
 from penstock.audit.readings import (
     LEFT_OVER,
     MORE,
     ApiNode,
     ApiPod,
     ApiReading,
-    GraphHold,
+    GraphExternalUsage,
     GraphMember,
     GraphNode,
     GraphReading,
-    JobPlaces,
+    JobAssignments,
     StoreMember,
     StoreReading,
 )
@@ -28,7 +28,7 @@ NOW = 10_000.0
 NAMES = ("penstock", "fluence")
 ALLOCATABLE = {"cpu": 64_000, "memory": 1 << 38, "pods": 110, "example.com/gpu": 8}
 
-Expected = tuple[Kind, str]
+Expected = tuple[DifferenceKind, str]
 Pick = Callable[[Sequence[str]], str]
 
 
@@ -39,12 +39,12 @@ class Triple:
     nodes: dict[str, ApiNode] = field(default_factory=dict)
     pods: dict[str, ApiPod] = field(default_factory=dict)
     store_members: dict[str, StoreMember] = field(default_factory=dict)
-    store_jobs: dict[int, JobPlaces] = field(default_factory=dict)
+    store_jobs: dict[int, JobAssignments] = field(default_factory=dict)
     graph_nodes: dict[str, GraphNode] = field(default_factory=dict)
     graph_members: dict[str, GraphMember] = field(default_factory=dict)
-    graph_jobs: dict[int, JobPlaces] = field(default_factory=dict)
-    holds: dict[str, GraphHold] = field(default_factory=dict)
-    empty_seats: dict[str, str] = field(default_factory=dict)
+    graph_jobs: dict[int, JobAssignments] = field(default_factory=dict)
+    holds: dict[str, GraphExternalUsage] = field(default_factory=dict)
+    empty_slots: dict[str, str] = field(default_factory=dict)
 
     def node(self, name: str, *, ready: bool = True) -> None:
         self.nodes[name] = ApiNode(dict(ALLOCATABLE), ready)
@@ -58,25 +58,25 @@ class Triple:
 
     def foreign(self, uid: str, node: str, amounts: Mapping[str, int]) -> None:
         self.pod(uid, node, amounts)
-        self.holds[uid] = GraphHold(node, {**self.pods[uid].amounts, "hostport/TCP/80": 1})
+        self.holds[uid] = GraphExternalUsage(node, {**self.pods[uid].amounts, "hostport/TCP/80": 1})
 
     def left_over(self, uid: str, node: str, amounts: Mapping[str, int]) -> None:
         self.pod(uid, node, amounts, scheduler=NAMES[0])
-        self.holds[LEFT_OVER + uid] = GraphHold(node, self.pods[uid].amounts)
+        self.holds[LEFT_OVER + uid] = GraphExternalUsage(node, self.pods[uid].amounts)
 
     def member(
         self, uid: str, node: str, amounts: Mapping[str, int], job: int = 1, more_cpu: int = 0
     ) -> None:
         self.pod(uid, node, amounts, scheduler=NAMES[-1])
-        seat = self.pods[uid].amounts
+        assignment = self.pods[uid].amounts
         self.store_members[uid] = StoreMember(job, node, "running")
-        self.graph_members[uid] = GraphMember(job, node, "running", seat)
+        self.graph_members[uid] = GraphMember(job, node, "running", assignment)
         if more_cpu:
-            grown = {**seat, "cpu": seat.get("cpu", 0) + more_cpu}
+            grown = {**assignment, "cpu": assignment.get("cpu", 0) + more_cpu}
             self.pods[uid] = replace(self.pods[uid], amounts=grown)
-            self.holds[MORE + uid] = GraphHold(node, {"cpu": more_cpu})
+            self.holds[MORE + uid] = GraphExternalUsage(node, {"cpu": more_cpu})
         size = 1 + (self.graph_jobs[job].size if job in self.graph_jobs else 0)
-        self.store_jobs[job] = self.graph_jobs[job] = JobPlaces(size, size, broken=False, since=None)
+        self.store_jobs[job] = self.graph_jobs[job] = JobAssignments(size, size, broken=False, since=None)
 
     def settle(self) -> Triple:
         """Counts what is booked at every node, as an engine does."""
@@ -100,7 +100,7 @@ class Triple:
                 dict(self.graph_members),
                 dict(self.holds),
                 dict(self.graph_jobs),
-                dict(self.empty_seats),
+                dict(self.empty_slots),
             ),
         )
 
@@ -136,13 +136,13 @@ def example() -> Triple:
 def graph_misses_a_node(triple: Triple, pick: Pick) -> Expected | None:
     name = pick(sorted(triple.graph_nodes))
     del triple.graph_nodes[name]
-    return Kind.NODE_MISSING, name
+    return DifferenceKind.NODE_MISSING, name
 
 
 def cluster_loses_a_node(triple: Triple, pick: Pick) -> Expected | None:
     name = pick(sorted(triple.nodes))
     del triple.nodes[name]
-    return Kind.NODE_SURPLUS, name
+    return DifferenceKind.NODE_SURPLUS, name
 
 
 def capacity_is_old(triple: Triple, pick: Pick) -> Expected | None:
@@ -150,21 +150,21 @@ def capacity_is_old(triple: Triple, pick: Pick) -> Expected | None:
     node = triple.graph_nodes[name]
     kind = pick(sorted(ALLOCATABLE))
     triple.graph_nodes[name] = replace(node, capacity={**node.capacity, kind: node.capacity[kind] + 1})
-    return Kind.NODE_CAPACITY, name
+    return DifferenceKind.NODE_CAPACITY, name
 
 
 def a_kind_is_missing(triple: Triple, pick: Pick) -> Expected | None:
     name = pick(sorted(triple.nodes))
     node = triple.nodes[name]
     triple.nodes[name] = replace(node, allocatable={**node.allocatable, "example.com/fpga": 1})
-    return Kind.NODE_CAPACITY, name
+    return DifferenceKind.NODE_CAPACITY, name
 
 
 def state_is_old(triple: Triple, pick: Pick) -> Expected | None:
     name = pick(sorted(triple.graph_nodes))
     node = triple.graph_nodes[name]
     triple.graph_nodes[name] = replace(node, up=not node.up)
-    return Kind.NODE_STATE, name
+    return DifferenceKind.NODE_STATE, name
 
 
 def a_hold_was_never_set(triple: Triple, pick: Pick) -> Expected | None:
@@ -174,7 +174,7 @@ def a_hold_was_never_set(triple: Triple, pick: Pick) -> Expected | None:
     name = pick(holds)
     del triple.holds[name]
     triple.settle()
-    return Kind.HOLD_MISSING, name
+    return DifferenceKind.EXTERNAL_USAGE_MISSING, name
 
 
 def a_foreign_pod_is_gone(triple: Triple, pick: Pick) -> Expected | None:
@@ -183,7 +183,7 @@ def a_foreign_pod_is_gone(triple: Triple, pick: Pick) -> Expected | None:
         return None
     name = pick(holds)
     del triple.pods[name.removeprefix(LEFT_OVER)]
-    return Kind.HOLD_SURPLUS, name
+    return DifferenceKind.EXTERNAL_USAGE_SURPLUS, name
 
 
 def a_foreign_pod_is_terminal(triple: Triple, pick: Pick) -> Expected | None:
@@ -193,7 +193,7 @@ def a_foreign_pod_is_terminal(triple: Triple, pick: Pick) -> Expected | None:
     name = pick(holds)
     uid = name.removeprefix(LEFT_OVER)
     triple.pods[uid] = replace(triple.pods[uid], terminal=True)
-    return Kind.HOLD_SURPLUS, name
+    return DifferenceKind.EXTERNAL_USAGE_SURPLUS, name
 
 
 def a_member_counts_twice(triple: Triple, pick: Pick) -> Expected | None:
@@ -201,9 +201,9 @@ def a_member_counts_twice(triple: Triple, pick: Pick) -> Expected | None:
         return None
     uid = pick(sorted(triple.graph_members))
     name = pick([uid, LEFT_OVER + uid])
-    triple.holds[name] = GraphHold(triple.pods[uid].node, triple.pods[uid].amounts)
+    triple.holds[name] = GraphExternalUsage(triple.pods[uid].node, triple.pods[uid].amounts)
     triple.settle()
-    return Kind.HOLD_SURPLUS, name
+    return DifferenceKind.EXTERNAL_USAGE_SURPLUS, name
 
 
 def a_pod_was_resized(triple: Triple, pick: Pick) -> Expected | None:
@@ -214,7 +214,7 @@ def a_pod_was_resized(triple: Triple, pick: Pick) -> Expected | None:
     hold = triple.holds[name]
     triple.holds[name] = replace(hold, amounts={**hold.amounts, "cpu": hold.amounts.get("cpu", 0) + 1})
     triple.settle()
-    return Kind.HOLD_DIFFERS, name
+    return DifferenceKind.EXTERNAL_USAGE_DIFFERS, name
 
 
 def a_hold_is_on_another_node(triple: Triple, pick: Pick) -> Expected | None:
@@ -223,14 +223,14 @@ def a_hold_is_on_another_node(triple: Triple, pick: Pick) -> Expected | None:
     name = pick(sorted(triple.holds))
     triple.holds[name] = replace(triple.holds[name], node="elsewhere")
     triple.settle()
-    return Kind.HOLD_DIFFERS, name
+    return DifferenceKind.EXTERNAL_USAGE_DIFFERS, name
 
 
 def bookings_for_others_are_no_sum(triple: Triple, pick: Pick) -> Expected | None:
     name = pick(sorted(triple.graph_nodes))
     node = triple.graph_nodes[name]
     triple.graph_nodes[name] = replace(node, held={**node.held, "cpu": node.held.get("cpu", 0) + 1})
-    return Kind.HELD_DIFFERS, name
+    return DifferenceKind.ALLOCATION_DIFFERS, name
 
 
 def a_pod_of_ours_is_not_known(triple: Triple, pick: Pick) -> Expected | None:
@@ -238,7 +238,7 @@ def a_pod_of_ours_is_not_known(triple: Triple, pick: Pick) -> Expected | None:
     if not ready:
         return None
     triple.pod("stray", pick(ready), {"cpu": 1}, scheduler=pick(NAMES))
-    return Kind.POD_UNKNOWN, "stray"
+    return DifferenceKind.POD_UNKNOWN, "stray"
 
 
 def the_store_has_forgotten_a_member(triple: Triple, pick: Pick) -> Expected | None:
@@ -246,7 +246,7 @@ def the_store_has_forgotten_a_member(triple: Triple, pick: Pick) -> Expected | N
         return None
     uid = pick(sorted(triple.store_members))
     del triple.store_members[uid]
-    return Kind.MEMBER_DISAGREED, uid
+    return DifferenceKind.MEMBER_DISAGREED, uid
 
 
 def the_graph_has_forgotten_a_member(triple: Triple, pick: Pick) -> Expected | None:
@@ -255,7 +255,7 @@ def the_graph_has_forgotten_a_member(triple: Triple, pick: Pick) -> Expected | N
     uid = pick(sorted(triple.graph_members))
     del triple.graph_members[uid]
     triple.settle()
-    return Kind.MEMBER_DISAGREED, uid
+    return DifferenceKind.MEMBER_DISAGREED, uid
 
 
 def the_store_has_another_node(triple: Triple, pick: Pick) -> Expected | None:
@@ -263,7 +263,7 @@ def the_store_has_another_node(triple: Triple, pick: Pick) -> Expected | None:
         return None
     uid = pick(sorted(triple.store_members))
     triple.store_members[uid] = replace(triple.store_members[uid], node="elsewhere")
-    return Kind.MEMBER_DISAGREED, uid
+    return DifferenceKind.MEMBER_DISAGREED, uid
 
 
 def the_graph_has_another_job(triple: Triple, pick: Pick) -> Expected | None:
@@ -271,7 +271,7 @@ def the_graph_has_another_job(triple: Triple, pick: Pick) -> Expected | None:
         return None
     uid = pick(sorted(triple.graph_members))
     triple.graph_members[uid] = replace(triple.graph_members[uid], job=99)
-    return Kind.MEMBER_DISAGREED, uid
+    return DifferenceKind.MEMBER_DISAGREED, uid
 
 
 def the_pod_of_a_member_is_gone(triple: Triple, pick: Pick) -> Expected | None:
@@ -279,7 +279,7 @@ def the_pod_of_a_member_is_gone(triple: Triple, pick: Pick) -> Expected | None:
         return None
     uid = pick(sorted(triple.graph_members))
     del triple.pods[uid]
-    return Kind.MEMBER_LEAKED, uid
+    return DifferenceKind.MEMBER_LEAKED, uid
 
 
 def the_pod_of_a_member_is_terminal(triple: Triple, pick: Pick) -> Expected | None:
@@ -287,7 +287,7 @@ def the_pod_of_a_member_is_terminal(triple: Triple, pick: Pick) -> Expected | No
         return None
     uid = pick(sorted(triple.graph_members))
     triple.pods[uid] = replace(triple.pods[uid], terminal=True)
-    return Kind.MEMBER_LEAKED, uid
+    return DifferenceKind.MEMBER_LEAKED, uid
 
 
 def a_member_was_never_bound(triple: Triple, pick: Pick) -> Expected | None:
@@ -295,7 +295,7 @@ def a_member_was_never_bound(triple: Triple, pick: Pick) -> Expected | None:
         return None
     uid = pick(sorted(triple.graph_members))
     triple.pods[uid] = replace(triple.pods[uid], node="")
-    return Kind.MEMBER_UNBOUND, uid
+    return DifferenceKind.MEMBER_UNBOUND, uid
 
 
 def somebody_else_bound_a_member(triple: Triple, pick: Pick) -> Expected | None:
@@ -306,12 +306,12 @@ def somebody_else_bound_a_member(triple: Triple, pick: Pick) -> Expected | None:
     if not others:
         return None
     triple.pods[uid] = replace(triple.pods[uid], node=pick(others))
-    return Kind.MEMBER_ELSEWHERE, uid
+    return DifferenceKind.MEMBER_ELSEWHERE, uid
 
 
 def a_slot_was_not_given_back(triple: Triple, pick: Pick) -> Expected | None:
-    triple.empty_seats["7/3"] = pick(sorted(triple.graph_nodes))
-    return Kind.SEAT_EMPTY, "7/3"
+    triple.empty_slots["7/3"] = pick(sorted(triple.graph_nodes))
+    return DifferenceKind.SLOT_EMPTY, "7/3"
 
 
 def a_node_has_shrunk(triple: Triple, pick: Pick) -> Expected | None:
@@ -321,7 +321,7 @@ def a_node_has_shrunk(triple: Triple, pick: Pick) -> Expected | None:
     name = pick(used)
     triple.nodes[name] = replace(triple.nodes[name], allocatable={**ALLOCATABLE, "cpu": 1})
     triple.graph_nodes[name] = replace(triple.graph_nodes[name], capacity={**ALLOCATABLE, "cpu": 1})
-    return Kind.OVERCOMMITTED, name
+    return DifferenceKind.OVERCOMMITTED, name
 
 
 def others_came_later(triple: Triple, pick: Pick) -> Expected | None:
@@ -331,7 +331,7 @@ def others_came_later(triple: Triple, pick: Pick) -> Expected | None:
     name = pick(used)
     triple.foreign("crowd", name, {"cpu": ALLOCATABLE["cpu"]})
     triple.settle()
-    return Kind.OVERCOMMITTED, name
+    return DifferenceKind.OVERCOMMITTED, name
 
 
 def a_group_stays_half(triple: Triple, pick: Pick) -> Expected | None:
@@ -339,8 +339,8 @@ def a_group_stays_half(triple: Triple, pick: Pick) -> Expected | None:
         return None
     job = int(pick([str(number) for number in sorted(triple.graph_jobs)]))
     jobs = triple.graph_jobs if pick(["graph", "store"]) == "graph" else triple.store_jobs
-    jobs[job] = JobPlaces(jobs[job].size + 1, jobs[job].placed, False, NOW - HALF_GANG_S - 1)
-    return Kind.HALF_GANG, str(job)
+    jobs[job] = JobAssignments(jobs[job].size + 1, jobs[job].placed, False, NOW - HALF_GANG_S - 1)
+    return DifferenceKind.HALF_GANG, str(job)
 
 
 CORRUPTIONS: tuple[Callable[[Triple, Pick], Expected | None], ...] = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from penstock.backends.kube.cache import Mirror
+from penstock.backends.kube.cache import ClusterCache
 from penstock.kube.types import (
+    BatchJob,
     Deployment,
-    Job,
     Node,
     Object,
     PersistentVolume,
@@ -17,20 +17,20 @@ from penstock.kube.types import (
     ReplicaSet,
     StatefulSet,
 )
-from penstock.podspec.grouping import maker_of
+from penstock.podspec.grouping import controller_of
 from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import (
+    ExternalUsageGone,
+    ExternalUsageSet,
     Fact,
-    HoldGone,
-    HoldSet,
     MemberGone,
     MemberSet,
+    MemberStatus,
     NodeGone,
     NodeSet,
-    Observed,
     Snapshot,
-    WorkGone,
-    WorkSet,
+    WorkloadGone,
+    WorkloadSet,
 )
 
 NOW = 2000.0
@@ -38,37 +38,37 @@ GROUP = "penstock.dev/group"
 SIZE = "penstock.dev/group-size"
 
 
-def mirror_of(*objects: Object) -> Mirror:
-    mirror = Mirror(KubeSettings())
+def mirror_of(*objects: Object) -> ClusterCache:
+    cache = ClusterCache(KubeSettings())
     for one in objects:
-        put(mirror, one)
-    return mirror
+        put(cache, one)
+    return cache
 
 
-def put(mirror: Mirror, one: Object, *, gone: bool = False) -> None:
+def put(cache: ClusterCache, one: Object, *, gone: bool = False) -> None:
     """What a watch of the object's kind does."""
     match one:
         case Pod():
-            (mirror.pod_gone if gone else mirror.pod_set)(one)
+            (cache.pod_gone if gone else cache.pod_set)(one)
         case Node():
-            (mirror.node_gone if gone else mirror.node_set)(one)
-        case Job() | ReplicaSet() | StatefulSet() | Deployment():
+            (cache.node_gone if gone else cache.node_set)(one)
+        case BatchJob() | ReplicaSet() | StatefulSet() | Deployment():
             if gone:
-                mirror.maker_gone(one.metadata.uid)
+                cache.controller_gone(one.metadata.uid)
             else:
-                mirror.maker_set(maker_of(one))
+                cache.controller_set(controller_of(one))
         case PodGroup():
-            mirror.pod_group_set(one, gone=gone)
+            cache.pod_group_set(one, gone=gone)
         case PersistentVolumeClaim():
-            mirror.claim_set(one, gone=gone)
+            cache.claim_set(one, gone=gone)
         case PersistentVolume():
-            mirror.volume_set(one, gone=gone)
+            cache.volume_set(one, gone=gone)
         case _:
             raise AssertionError(one)
 
 
-def told(mirror: Mirror) -> list[Fact]:
-    return mirror.facts(NOW)
+def told(cache: ClusterCache) -> list[Fact]:
+    return cache.facts(NOW)
 
 
 @dataclass
@@ -76,10 +76,10 @@ class Folded:
     """What somebody knows who has heard all facts. Taking one that could not be taken is an error."""
 
     nodes: dict[str, NodeSet] = field(default_factory=dict)
-    holds: dict[str, HoldSet] = field(default_factory=dict)
-    works: dict[str, WorkSet] = field(default_factory=dict)
+    holds: dict[str, ExternalUsageSet] = field(default_factory=dict)
+    workloads: dict[str, WorkloadSet] = field(default_factory=dict)
     members: dict[str, MemberSet] = field(default_factory=dict)
-    seen: dict[str, Observed] = field(default_factory=dict)
+    seen: dict[str, MemberStatus] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)  # nodes that were there: if they are back, all is told again
 
     def _forget_those_on(self, node: str) -> None:
@@ -97,26 +97,26 @@ class Folded:
                 del self.nodes[fact.node]
                 self.gone.add(fact.node)
                 self._forget_those_on(fact.node)
-            case HoldSet():
-                assert self.holds.get(fact.hold) != fact
-                self.holds[fact.hold] = fact
-            case HoldGone():
-                del self.holds[fact.hold]
-            case WorkSet():
-                assert self.works.get(fact.work) != fact
-                self.works[fact.work] = fact
-            case WorkGone():
-                del self.works[fact.work]
-                assert not any(one.work == fact.work for one in self.members.values())
+            case ExternalUsageSet():
+                assert self.holds.get(fact.key) != fact
+                self.holds[fact.key] = fact
+            case ExternalUsageGone():
+                del self.holds[fact.key]
+            case WorkloadSet():
+                assert self.workloads.get(fact.workload) != fact
+                self.workloads[fact.workload] = fact
+            case WorkloadGone():
+                del self.workloads[fact.workload]
+                assert not any(one.workload == fact.workload for one in self.members.values())
             case MemberSet():
-                assert fact.work in self.works, "a member's work is told before it"
+                assert fact.workload in self.workloads, "a member's work is told before it"
                 assert self.members.get(fact.member) != fact
-                assert fact.member not in self.members or self.members[fact.member].work == fact.work
+                assert fact.member not in self.members or self.members[fact.member].workload == fact.workload
                 self.members[fact.member] = fact
             case MemberGone():
                 self.members.pop(fact.member, None)
                 self.seen.pop(fact.member, None)
-            case Observed():
+            case MemberStatus():
                 fact = replace(fact, at=0.0)
                 assert self.seen.get(fact.member) != fact
                 self.members.pop(fact.member, None)
@@ -126,10 +126,10 @@ class Folded:
 
     def assert_equals(self, snapshot: Snapshot) -> None:
         assert self.nodes == {one.node: one for one in snapshot.nodes}
-        assert self.holds == {one.hold: one for one in snapshot.holds}
+        assert self.holds == {one.key: one for one in snapshot.external_usage}
         assert self.members == {one.member: one for one in snapshot.members}
-        assert self.works == {one.work: one for one in snapshot.works}
-        present = {one.member: replace(one, at=0.0) for one in snapshot.observations}
+        assert self.workloads == {one.workload: one for one in snapshot.workloads}
+        present = {one.member: replace(one, at=0.0) for one in snapshot.statuses}
         # What ran on a node that is gone went with it, and is told again only if the node is back.
         kept = {uid: one for uid, one in present.items() if one.node in self.nodes or uid in self.seen}
         assert {uid: one for uid, one in self.seen.items() if uid in kept} == kept

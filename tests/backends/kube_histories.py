@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.backends.kube.cache import GIVEN_UP, Mirror, Problem
+from penstock.backends.kube.cache import GROUP_INADMISSIBLE, ClusterCache, Problem
 from penstock.kube.types import Node, Object, Pod
 from penstock.podspec.settings import KubeSettings
-from penstock.protocol.facts import Fact, Outcome, Settled
-from penstock.protocol.intents import Intent, Place, Seat, Tell
+from penstock.protocol.facts import Fact, IntentResult, Outcome
+from penstock.protocol.intents import Assignment, Intent, Place, StatusUpdate
 from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
 from penstock.sched.scheduler import Scheduler
@@ -175,21 +175,21 @@ class Cluster:
     def __init__(self, seed: int = 0) -> None:
         self.now = NOW
         self.held_back: list[Intent] = []
-        self.mirror = Mirror(KubeSettings())
-        self.happenings = Happenings(seed, lambda one, gone: put(self.mirror, one, gone=gone))
+        self.cache = ClusterCache(KubeSettings())
+        self.happenings = Happenings(seed, lambda one, gone: put(self.cache, one, gone=gone))
         queue = QueueSettings("default", parse_backfill("easy"))
         self.scheduler: Scheduler = scheduler_from(Settings(queues=(queue,)), Recorded(), self.now)
-        self.feed(self.mirror.snapshot(self.now))
+        self.feed(self.cache.snapshot(self.now))
 
     def feed(self, *facts: Fact) -> None:
         step = self.scheduler.handle(facts, self.now)
         self.carry_out(step.intents)
-        self.tell(step.tidings)
+        self.tell(step.status_updates)
 
-    def tell(self, tidings: tuple[Tell, ...]) -> None:
-        for tiding in tidings:
-            if tiding.verdict == "given-up":
-                self.mirror.give_up(tiding.work, Problem(GIVEN_UP, tiding.reason))
+    def tell(self, status_updates: tuple[StatusUpdate, ...]) -> None:
+        for update in status_updates:
+            if update.verdict == "inadmissible":
+                self.cache.mark_inadmissible(update.workload, Problem(GROUP_INADMISSIBLE, update.reason))
 
     def carry_out(self, intents: tuple[Intent, ...]) -> None:
         if self.is_slow:
@@ -197,23 +197,23 @@ class Cluster:
             return
         for intent in intents:
             if isinstance(intent, Place):
-                for seat in intent.seats:
-                    if not seat.is_settled:
-                        self._bind(intent.intent, seat)
+                for assignment in intent.assignments:
+                    if not assignment.is_settled:
+                        self._bind(intent.intent, assignment)
                 continue
             for member in intent.members:
                 found = self.happenings.objects.get((Pod, member))
                 if found is not None:
                     self.happenings.drop(found)
-                self.feed(Settled(intent.intent, member, Outcome.APPLIED if found else Outcome.GONE))
+                self.feed(IntentResult(intent.intent, member, Outcome.APPLIED if found else Outcome.GONE))
 
     def hurry_up(self) -> None:
         self.is_slow = False
         held_back, self.held_back = self.held_back, []
         self.carry_out(tuple(held_back))
 
-    def _bind(self, intent: int, seat: Seat) -> None:
-        found = self.happenings.objects.get((Pod, seat.member))
+    def _bind(self, intent: int, assignment: Assignment) -> None:
+        found = self.happenings.objects.get((Pod, assignment.member))
         outcome = Outcome.GONE
         if isinstance(found, Pod) and not found.metadata.deletion_timestamp:
             outcome = Outcome.CONFLICT
@@ -221,13 +221,13 @@ class Cluster:
                 outcome = Outcome.APPLIED
                 notes = {**(found.metadata.annotations or {}), "penstock.dev/job": "f1"}
                 metadata = changed(found.metadata, annotations=notes)
-                spec = changed(found.spec, node_name=seat.node)
+                spec = changed(found.spec, node_name=assignment.node)
                 self.happenings.put(changed(found, metadata=metadata, spec=spec))
-        self.feed(Settled(intent, seat.member, outcome))
+        self.feed(IntentResult(intent, assignment.member, outcome))
 
     def settle(self) -> None:
         for _ in range(50):
-            facts = self.mirror.facts(self.now)
+            facts = self.cache.facts(self.now)
             if self.happenings.random.random() < 0.5:
                 self.feed(*facts)
             for fact in facts:
@@ -245,7 +245,7 @@ class Cluster:
                 next(passing)
         except StopIteration as done:
             self.carry_out(done.value.intents)
-            self.tell(done.value.tidings)
+            self.tell(done.value.status_updates)
 
 
 def changed(one: T, **changes: object) -> T:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from penstock.kube.types import (
+    BatchJob,
     Deployment,
-    Job,
     NativePodGroup,
     Node,
     PersistentVolume,
@@ -114,7 +114,7 @@ def job(
     labels: Said = None,
     notes: Said = None,
     **spec: Any,
-) -> Job:
+) -> BatchJob:
     status: dict[str, Any] = {"succeeded": succeeded}
     if over:
         status["conditions"] = [{"type": over, "status": "True"}]
@@ -122,7 +122,7 @@ def job(
         status["startTime"] = time_text(started)
     whole = {"parallelism": wants, "completions": wants, "template": of or template(), **spec}
     raw = {"metadata": metadata(name, labels=labels, notes=notes), "spec": whole, "status": status}
-    return msgspec.convert(raw, Job)
+    return msgspec.convert(raw, BatchJob)
 
 
 def replica_set(

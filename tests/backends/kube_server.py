@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from penstock.kube.resources import PODS, Resource
+from penstock.kube.resources import PODS, ApiResource
 from penstock.kube.types import Object
 from penstock.kube.watch import Relisted
 
@@ -24,7 +24,7 @@ class Server:
         self.fault: asyncio.Future[None] | None = None
 
     async def reflect(
-        self, _client: object, resource: Resource, _type: type, on: Callable[[Any], None], **_more: object
+        self, _client: object, resource: ApiResource, _type: type, on: Callable[[Any], None], **_more: object
     ) -> None:
         while resource.plural in self.is_slow:
             await asyncio.sleep(0.001)

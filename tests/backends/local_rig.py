@@ -11,30 +11,30 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.agent.processes import bearers
-from penstock.agent.task_dirs import Home
-from penstock.backends.local import LocalSettings, LocalWorld
+from penstock.agent.task_dirs import TaskDirs
+from penstock.backends.local import LocalBackend, LocalSettings
 from penstock.errors import PenstockError
-from penstock.paths import Places
-from penstock.protocol.facts import Fact, NodeSet, Observed, Outcome, Phase, Settled, Snapshot
-from penstock.protocol.intents import Intent, Place, Seat
+from penstock.paths import InstancePaths
+from penstock.protocol.facts import Fact, IntentResult, MemberStatus, NodeSet, Outcome, Phase, Snapshot
+from penstock.protocol.intents import Assignment, Intent, Place
 
-__all__ = ["DEADLINE_S", "Instance", "Site", "eventually", "instance", "place", "run", "seat"]
+__all__ = ["DEADLINE_S", "Instance", "Site", "assignment", "eventually", "instance", "place", "run"]
 
 DEADLINE_S = 15.0
 
 FactT = TypeVar("FactT")
 
 
-def seat(member: str, node: str = "node0", index: int = 0, cores: str = "0") -> Seat:
-    return Seat(member, index, node, (("core", cores, 1),))
+def assignment(member: str, node: str = "node0", index: int = 0, cores: str = "0") -> Assignment:
+    return Assignment(member, index, node, (("core", cores, 1),))
 
 
-def place(site: Site, script: str, *seats: Seat, intent: int = 1, **more: object) -> Place:
+def place(site: Site, script: str, *assignments: Assignment, intent: int = 1, **more: object) -> Place:
     spec: dict[str, object] = {
         "id_f58": "ƒ2",
         "name": "test",
         "command": ["/bin/sh", "-c", script],
-        "cwd": str(site.work),
+        "cwd": str(site.workload),
         "environment": {"PATH": "/usr/bin:/bin"},
         "output": "",
         "error": "",
@@ -43,7 +43,7 @@ def place(site: Site, script: str, *seats: Seat, intent: int = 1, **more: object
         "owner": "me",
         **more,
     }
-    return Place(intent, 1, "", seats or (seat("1/1/0"),), size=len(seats) or 1, spec=spec)
+    return Place(intent, 1, "", assignments or (assignment("1/1/0"),), size=len(assignments) or 1, spec=spec)
 
 
 class Site:
@@ -51,18 +51,18 @@ class Site:
 
     def __init__(self) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="pd-", dir="/tmp"))
-        self.places = Places(self.base / "state", self.base / "run")
-        self.work = self.base / "work"
-        self.work.mkdir()
+        self.paths = InstancePaths(self.base / "state", self.base / "run")
+        self.workload = self.base / "work"
+        self.workload.mkdir()
 
     def lines(self, name: str) -> list[str]:
-        path = self.work / name
+        path = self.workload / name
         return path.read_text().split() if path.exists() else []
 
     def tokens(self) -> list[str]:
         found = []
-        for home in (self.places.state / "agents").glob("*"):
-            for task in Home(home).tasks():
+        for home in (self.paths.state / "agents").glob("*"):
+            for task in TaskDirs(home).tasks():
                 accepted = task.accepted()
                 if accepted is not None:
                     found.append(accepted.token)
@@ -74,7 +74,7 @@ class Instance:
 
     def __init__(self, site: Site, settings: LocalSettings, epoch: int = 1) -> None:
         self.site = site
-        self.world = LocalWorld(site.places, settings)
+        self.backend = LocalBackend(site.paths, settings)
         self.epoch = epoch
         self.facts: list[Fact] = []
         self._news = asyncio.Event()
@@ -85,7 +85,7 @@ class Instance:
         self._news.set()
 
     async def begin(self) -> Snapshot:
-        self._run = asyncio.create_task(self.world.run(self.epoch, self._sink))
+        self._run = asyncio.create_task(self.backend.run(self.epoch, self._sink))
         return await self.fact(Snapshot, lambda _: True)
 
     async def leave(self) -> None:
@@ -115,18 +115,20 @@ class Instance:
                 if running.done():
                     await running
 
-    async def observed(self, member: str, phase: Phase, since: int = 0) -> Observed:
-        return await self.fact(Observed, lambda fact: fact.member == member and fact.phase is phase, since)
+    async def observed(self, member: str, phase: Phase, since: int = 0) -> MemberStatus:
+        return await self.fact(
+            MemberStatus, lambda fact: fact.member == member and fact.phase is phase, since
+        )
 
     async def settled(self, intent: int, member: str = "1/1/0") -> tuple[Outcome, str]:
-        fact = await self.fact(Settled, lambda fact: fact.intent == intent and fact.member == member)
+        fact = await self.fact(IntentResult, lambda fact: fact.intent == intent and fact.member == member)
         return fact.outcome, fact.detail
 
     async def node(self, node: str, *, up: bool, since: int = 0) -> NodeSet:
         return await self.fact(NodeSet, lambda fact: fact.node == node and fact.up is up, since)
 
     async def apply(self, *intents: Intent) -> None:
-        await self.world.apply(self.epoch, intents)
+        await self.backend.apply(self.epoch, intents)
 
 
 @asynccontextmanager
@@ -156,8 +158,8 @@ def run(test: Callable[[Site], Coroutine[object, object, None]]) -> None:
         try:
             await test(site)
         finally:
-            nodes = len(list((site.places.state / "agents").glob("*"))) or 1
-            last = LocalWorld(site.places, LocalSettings(nodes=nodes))
+            nodes = len(list((site.paths.state / "agents").glob("*"))) or 1
+            last = LocalBackend(site.paths, LocalSettings(nodes=nodes))
             last._epoch = 1 << 30  # newer than any
             tokens = site.tokens()
             await last.stop(keep_tasks=False)

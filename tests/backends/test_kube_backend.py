@@ -13,15 +13,24 @@ import pytest
 
 from penstock.backends.kube import backend as world_module
 from penstock.backends.kube import executor
-from penstock.backends.kube.backend import KubeWorld
+from penstock.backends.kube.backend import KubeBackend
 from penstock.errors import Unavailable
 from penstock.kube.errors import NotFound
 from penstock.kube.resources import JOBS
 from penstock.kube.watch import Deleted, Upserted
 from penstock.podspec.grouping import DEADLINE_SET_ANNOTATION, JOB_ANNOTATION
 from penstock.podspec.settings import KubeSettings
-from penstock.protocol.facts import Fact, MemberGone, MemberSet, Observed, Outcome, Phase, Settled, Snapshot
-from penstock.protocol.intents import End, Place, Seat, Tell
+from penstock.protocol.facts import (
+    Fact,
+    IntentResult,
+    MemberGone,
+    MemberSet,
+    MemberStatus,
+    Outcome,
+    Phase,
+    Snapshot,
+)
+from penstock.protocol.intents import Assignment, End, Place, StatusUpdate
 from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import job, node, owned_by, pod
 from tests.backends.kube_server import Server
@@ -30,7 +39,7 @@ from tests.kube.raw_server import Answer, Request, eventually, quick_client, raw
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-PLACE = Place(1, 77, "default/pod/uid-a", (Seat("uid-a", 0, "n1"),))
+PLACE = Place(1, 77, "default/pod/uid-a", (Assignment("uid-a", 0, "n1"),))
 
 
 class Life:
@@ -38,9 +47,9 @@ class Life:
         self.server = server
         self.client = client or FakeClient()
         self.facts: list[Fact] = []
-        self.world = KubeWorld(
+        self.backend = KubeBackend(
             self.client,  # type: ignore[arg-type]
-            KubeSettings(binds_in_flight_max=2, maker_wait_s=0.01, tells_per_s=1000.0),
+            KubeSettings(binds_in_flight_max=2, controller_wait_s=0.01, tells_per_s=1000.0),
             identity="me",
             clock=lambda: 2000.0,
         )
@@ -56,7 +65,7 @@ class Life:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
         before = asyncio.all_tasks()
-        task = asyncio.create_task(self.world.run(1, self.facts.append))
+        task = asyncio.create_task(self.backend.run(1, self.facts.append))
         try:
             yield task
         finally:
@@ -109,14 +118,14 @@ def test_a_cancelled_life_leaves_nothing_behind(run: Run) -> None:
         async with life.running():
             await life.until(life.snapshots)
             ends = [End(number, 77, ("uid-a",), 15, 1.0, "x") for number in range(50)]
-            await life.world.apply(1, ends)
-            await life.world.probe(["uid-a"] * 50)
+            await life.backend.apply(1, ends)
+            await life.backend.probe(["uid-a"] * 50)
             await life.until(lambda: "delete" in life.client.verbs())
-            await life.world.apply(1, ends)
+            await life.backend.apply(1, ends)
         asked = len(life.client.asked)
-        await life.world.apply(1, ends)
-        await life.world.probe(["uid-a"])
-        assert not life.world.may_act()
+        await life.backend.apply(1, ends)
+        await life.backend.probe(["uid-a"])
+        assert not life.backend.may_act()
         await asyncio.sleep(0.01)
         assert len(life.client.asked) == asked
 
@@ -129,10 +138,10 @@ def test_what_another_epoch_wants_is_not_done(run: Run) -> None:
     async def scenario() -> None:
         async with life.running():
             await life.until(life.snapshots)
-            await life.world.apply(2, [PLACE])
+            await life.backend.apply(2, [PLACE])
             await asyncio.sleep(0.02)
             assert life.client.asked == []
-            await life.world.apply(1, [PLACE])
+            await life.backend.apply(1, [PLACE])
             await life.until(lambda: "bind" in life.client.verbs())
 
     run(life, scenario)
@@ -146,11 +155,11 @@ def test_before_the_first_snapshot_nobody_is_declared_gone(run: Run) -> None:
     async def scenario() -> None:
         async with life.running():
             await life.until(lambda: "pods" in server.receivers)
-            await life.world.apply(1, [PLACE, End(2, 77, ("uid-a",), 15, 1.0, "x")])
-            await life.world.probe(["uid-a"])
+            await life.backend.apply(1, [PLACE, End(2, 77, ("uid-a",), 15, 1.0, "x")])
+            await life.backend.probe(["uid-a"])
             await asyncio.sleep(0.02)
             assert life.facts == []
-            assert not life.world.may_act()
+            assert not life.backend.may_act()
             server.is_slow.clear()
             await life.until(life.snapshots)
 
@@ -167,16 +176,18 @@ def test_a_refresh_in_the_middle_of_things_loses_nobody(run: Run) -> None:
         async with life.running():
             await life.until(life.snapshots)
             server.is_slow = {"pods"}
-            life.world.tell([Tell("default/pod/uid-b", 5, "given-up", "nobody wants it")])
-            life.world.refresh()
+            life.backend.publish_status(
+                [StatusUpdate("default/pod/uid-b", 5, "inadmissible", "nobody wants it")]
+            )
+            life.backend.refresh()
             await life.until(lambda: server.lists > 10)
-            await life.world.apply(1, [PLACE])
+            await life.backend.apply(1, [PLACE])
             await life.until(lambda: life.facts[1:])
-            assert life.facts[-1] == Settled(1, "uid-a", Outcome.APPLIED)
+            assert life.facts[-1] == IntentResult(1, "uid-a", Outcome.APPLIED)
             server.is_slow.clear()
             await life.until(lambda: len(life.snapshots()) == 2)
-            life.world.refresh()
-            life.world.refresh()
+            life.backend.refresh()
+            life.backend.refresh()
             await life.until(lambda: len(life.snapshots()) == 3)
 
     run(life, scenario)
@@ -197,8 +208,8 @@ def test_a_group_that_is_told_to_wait_has_no_deadline_of_its_last_attempt(run: R
     async def scenario() -> None:
         async with life.running():
             await life.until(life.snapshots)
-            (work,) = life.snapshots()[0].works
-            life.world.tell([Tell(work.work, 5, "waiting", "no room")])
+            (workload,) = life.snapshots()[0].workloads
+            life.backend.publish_status([StatusUpdate(workload.workload, 5, "waiting", "no room")])
             await life.until(lambda: "patch" in life.client.verbs())
 
     run(life, scenario)
@@ -216,8 +227,8 @@ def test_a_group_that_runs_keeps_its_deadline_though_a_late_pod_waits(run: Run) 
     async def scenario() -> None:
         async with life.running():
             await life.until(life.snapshots)
-            (work,) = life.snapshots()[0].works
-            life.world.tell([Tell(work.work, 5, "waiting", "no room")])
+            (workload,) = life.snapshots()[0].workloads
+            life.backend.publish_status([StatusUpdate(workload.workload, 5, "waiting", "no room")])
             await asyncio.sleep(0.03)
 
     run(life, scenario)
@@ -234,14 +245,14 @@ def test_what_pauses_over_a_refresh_is_not_doubled_by_it(run: Run, monkeypatch: 
         async with life.running():
             for number in range(1, 5):
                 await life.until(lambda number=number: len(life.snapshots()) == number)
-                await life.world.apply(1, [end])
-                life.world.refresh()
-            await life.until(lambda: any(isinstance(fact, Settled) for fact in life.facts))
+                await life.backend.apply(1, [end])
+                life.backend.refresh()
+            await life.until(lambda: any(isinstance(fact, IntentResult) for fact in life.facts))
             await asyncio.sleep(0.05)
 
     run(life, scenario)
-    assert [fact for fact in life.facts if isinstance(fact, Settled)] == [
-        Settled(1, "uid-a", Outcome.APPLIED)
+    assert [fact for fact in life.facts if isinstance(fact, IntentResult)] == [
+        IntentResult(1, "uid-a", Outcome.APPLIED)
     ]
     assert life.client.verbs().count("delete") == 11
 
@@ -255,7 +266,7 @@ def test_a_fault_of_ours_ends_the_life_and_is_named(run: Run, refreshes: bool) -
         async with life.running() as task:
             await life.until(life.snapshots)
             if refreshes:
-                life.world.refresh()
+                life.backend.refresh()
             life.server.fault.set_exception(ValueError("a pod that nobody foresaw"))
             with pytest.raises(ValueError, match="a pod that nobody foresaw"):
                 await asyncio.wait_for(asyncio.shield(task), 5)
@@ -285,14 +296,14 @@ def test_what_was_told_to_pods_is_forgotten_with_them(run: Run) -> None:
     life = Life(Server(nodes=[node("n1")], pods=[*pods]))
 
     async def scenario() -> None:
-        teller = life.world._teller
+        teller = life.backend._condition_writer
         async with life.running():
             await life.until(lambda: len(teller._told) == 3)
             life.server.receivers["pods"](Deleted(pods[0]))
             life.server.receivers["pods"](Upserted(pod("b", labels=bad, node="n1")))
             assert list(teller._told) == ["uid-c"]
             life.server.objects["pods"] = []
-            life.world.refresh()
+            life.backend.refresh()
             await life.until(lambda: len(life.snapshots()) == 2)
             assert not teller._told
 
@@ -321,7 +332,7 @@ def test_pods_of_a_maker_that_is_gone_are_not_started(run: Run) -> None:
     async def scenario() -> None:
         async with life.running():
             await life.until(life.snapshots)
-            problems = life.world.mirror.problems
+            problems = life.backend.cache.problems
             await life.until(lambda: problems["uid-a"].reason == "OwnerGone")
             await life.until(lambda: "event" in life.client.verbs())
 
@@ -361,22 +372,24 @@ def test_a_pod_that_runs_is_not_gone_because_it_cannot_be_read(is_known: bool) -
             return [fact for fact in facts if isinstance(fact, Snapshot)]
 
         async with raw_server(serve) as server, quick_client(server.url) as client:
-            world = KubeWorld(client, KubeSettings(), identity="me")
-            async with running(world.run(1, facts.append)):
+            backend = KubeBackend(client, KubeSettings(), identity="me")
+            async with running(backend.run(1, facts.append)):
                 await eventually(lambda: len(snapshots()) == 1)
                 pods.put("a", also=notes, **raw_pod(containers="none"))
                 nodes.put("n1", status=["no", "status"])
-                world.refresh()
+                backend.refresh()
                 await eventually(lambda: len(snapshots()) == 2)
                 pods.put("a", also=notes, **{**raw_pod(containers="none"), "status": {"phase": "Succeeded"}})
                 ended = Phase.ENDED
-                await eventually(lambda: any(isinstance(it, Observed) and it.phase is ended for it in facts))
+                await eventually(
+                    lambda: any(isinstance(it, MemberStatus) and it.phase is ended for it in facts)
+                )
         for found in snapshots():
-            assert [(one.member, one.phase, one.node) for one in found.observations] == [
+            assert [(one.member, one.phase, one.node) for one in found.statuses] == [
                 ("uid-a", Phase.RUNNING, "n1")
             ]
             assert [one.node for one in found.nodes] == ["n1"]
-        cpu = dict(snapshots()[1].observations[0].amounts).get("cpu", 0)
+        cpu = dict(snapshots()[1].statuses[0].usage).get("cpu", 0)
         assert cpu == (1000 if is_known else 0), "what is known of it still counts"
 
     asyncio.run(scenario())

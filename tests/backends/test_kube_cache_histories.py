@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.backends.kube.cache import Mirror
+from penstock.backends.kube.cache import ClusterCache
 from penstock.kube.types import (
+    BatchJob,
     Deployment,
-    Job,
     Node,
     Object,
     PersistentVolume,
@@ -19,7 +19,7 @@ from penstock.kube.types import (
     ReplicaSet,
     StatefulSet,
 )
-from penstock.podspec.grouping import maker_of
+from penstock.podspec.grouping import controller_of
 from penstock.podspec.settings import KubeSettings
 from tests.backends.kube_caches import NOW, Folded, mirror_of, put, told
 from tests.backends.kube_histories import Cluster, Happenings, changed
@@ -29,38 +29,38 @@ from tests.costs import instructions
 
 @pytest.mark.parametrize("seed", range(60))
 def test_what_was_told_bit_by_bit_is_what_is_there(seed: int) -> None:
-    mirror = Mirror(KubeSettings())
-    happenings = Happenings(seed, lambda one, gone: put(mirror, one, gone=gone))
+    cache = ClusterCache(KubeSettings())
+    happenings = Happenings(seed, lambda one, gone: put(cache, one, gone=gone))
     folded = Folded()
     for _ in range(120):
         happenings.happen()
         if happenings.random.random() < 0.4:
-            for fact in mirror.facts(NOW):
+            for fact in cache.facts(NOW):
                 folded.take(fact)
-            assert mirror.facts(NOW) == [], "nothing is told twice"
-    for fact in mirror.facts(NOW):
+            assert cache.facts(NOW) == [], "nothing is told twice"
+    for fact in cache.facts(NOW):
         folded.take(fact)
     objects = list(happenings.objects.values())
     happenings.random.shuffle(objects)
     folded.assert_equals(mirror_of(*objects).snapshot(NOW))
-    folded.assert_equals(mirror.snapshot(NOW))
+    folded.assert_equals(cache.snapshot(NOW))
     for one in happenings.of(Pod):
-        put(mirror, one, gone=True)
-    mirror.facts(NOW)
-    assert not mirror.problems
-    assert not mirror.missing_makers()
+        put(cache, one, gone=True)
+    cache.facts(NOW)
+    assert not cache.problems
+    assert not cache.missing_controllers()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_list_says_the_same_as_the_changes_before_it(seed: int) -> None:
     """A relist of each kind, in any order, brings a stale mirror to what is there."""
-    stale, mirror = Mirror(KubeSettings()), Mirror(KubeSettings())
+    stale, cache = ClusterCache(KubeSettings()), ClusterCache(KubeSettings())
     is_heard = True
 
     def tell(one: Object, gone: bool) -> None:
         if is_heard:
             put(stale, one, gone=gone)
-        put(mirror, one, gone=gone)
+        put(cache, one, gone=gone)
 
     happenings = Happenings(seed, tell)
     folded = Folded()
@@ -76,11 +76,11 @@ def test_a_list_says_the_same_as_the_changes_before_it(seed: int) -> None:
         lambda: stale.claims_listed(happenings.of(PersistentVolumeClaim)),  # type: ignore[arg-type]
         lambda: stale.volumes_listed(happenings.of(PersistentVolume)),  # type: ignore[arg-type]
     ]
-    for kind in (Job, ReplicaSet, StatefulSet, Deployment):
+    for kind in (BatchJob, ReplicaSet, StatefulSet, Deployment):
         lists.append(
-            lambda kind=kind: stale.makers_listed(  # type: ignore[misc]
-                kind.__name__,
-                map(maker_of, happenings.of(kind)),  # type: ignore[arg-type]
+            lambda kind=kind: stale.controllers_listed(  # type: ignore[misc]
+                kind.__name__.removeprefix("Batch"),
+                map(controller_of, happenings.of(kind)),  # type: ignore[arg-type]
             )
         )
     happenings.random.shuffle(lists)
@@ -88,7 +88,7 @@ def test_a_list_says_the_same_as_the_changes_before_it(seed: int) -> None:
         listed()
         for fact in stale.facts(NOW):
             folded.take(fact)
-    folded.assert_equals(mirror.snapshot(NOW))
+    folded.assert_equals(cache.snapshot(NOW))
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -108,14 +108,14 @@ def test_nothing_is_left_when_all_objects_are_gone(seed: int) -> None:
     cluster.settle()
     cluster.now += 10_000.0
     cluster.settle()
-    core = cluster.scheduler.core
-    assert not core.jobs
-    assert not core.works
-    assert not core.intents
-    assert not list(core.cluster.engine.jobs)
-    assert not core.cluster.holds()
-    assert not core.members_on or not any(core.members_on.values())
-    assert not core.deferred or not any(core.deferred.values())
+    state = cluster.scheduler.state
+    assert not state.jobs
+    assert not state.workloads
+    assert not state.intents
+    assert not list(state.cluster.engine.jobs)
+    assert not state.cluster.holds()
+    assert not state.members_on or not any(state.members_on.values())
+    assert not state.deferred or not any(state.deferred.values())
 
 
 def test_a_change_costs_the_same_in_a_cluster_of_ten_times_the_size() -> None:
@@ -125,16 +125,18 @@ def test_a_change_costs_the_same_in_a_cluster_of_ten_times_the_size() -> None:
 
 def _costs_of_changes(pods: int) -> dict[str, int]:
     """Instructions for single changes in a cluster with so many waiting pods in gangs of 100."""
-    mirror = Mirror(KubeSettings())
-    mirror.nodes_listed([node(f"n{number}", cpu="64") for number in range(pods // 10)])
-    mirror.makers_listed("Job", (maker_of(job(f"j{number}", wants=100)) for number in range(pods // 100)))
+    cache = ClusterCache(KubeSettings())
+    cache.nodes_listed([node(f"n{number}", cpu="64") for number in range(pods // 10)])
+    cache.controllers_listed(
+        "Job", (controller_of(job(f"j{number}", wants=100)) for number in range(pods // 100))
+    )
     waiting = [
         pod(f"p{number}", owner=owned_by("Job", f"j{number // 100}"), created=1000.0 + number // 100)
         for number in range(pods)
     ]
-    mirror.pods_listed(waiting)
-    assert len(mirror.snapshot(NOW).members) == pods
-    told(mirror)
+    cache.pods_listed(waiting)
+    assert len(cache.snapshot(NOW).members) == pods
+    told(cache)
     first, second = waiting[0], waiting[1]
     changes = {
         "says nothing new": changed(first, status=changed(first.status, reason="x")),
@@ -143,7 +145,7 @@ def _costs_of_changes(pods: int) -> dict[str, int]:
     }
 
     def take(one: Pod) -> None:
-        put(mirror, one)
-        told(mirror)
+        put(cache, one)
+        told(cache)
 
     return {name: instructions(lambda one=one: take(one)) for name, one in changes.items()}  # type: ignore[misc]

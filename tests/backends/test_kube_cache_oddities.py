@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from penstock.backends.kube.cache import Mirror
+from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.volumes import Volumes
-from penstock.podspec.grouping import maker_of
-from penstock.protocol.facts import HoldSet, MemberGone, MemberSet, NodeSet, WorkSet
+from penstock.podspec.grouping import controller_of
+from penstock.protocol.facts import ExternalUsageSet, MemberGone, MemberSet, NodeSet, WorkloadSet
 from tests.backends.kube_caches import GROUP, NOW, mirror_of, put, told
 from tests.backends.kube_objects import claim, job, node, owned_by, pod, template, time_text, volume
 
 
-def works(mirror: Mirror) -> list[WorkSet]:
-    return [fact for fact in told(mirror) if isinstance(fact, WorkSet)]
+def workloads(cache: ClusterCache) -> list[WorkloadSet]:
+    return [fact for fact in told(cache) if isinstance(fact, WorkloadSet)]
 
 
 # Pods
@@ -24,44 +24,44 @@ def works(mirror: Mirror) -> list[WorkSet]:
 def test_the_mark_of_a_binding_on_a_pod_of_others_means_nothing() -> None:
     """Whoever copies a pod copies its annotations."""
     (fact,) = told(mirror_of(pod("a", ours=False, node="n1", placed=True)))
-    assert isinstance(fact, HoldSet)
-    assert fact.amounts == (("cpu", 1000), ("pods", 1))
+    assert isinstance(fact, ExternalUsageSet)
+    assert fact.usage == (("cpu", 1000), ("pods", 1))
 
 
 def test_one_that_lost_the_mark_of_our_binding_is_gone_once() -> None:
-    mirror = mirror_of(pod("a", node="n1", placed=True))
-    told(mirror)
-    put(mirror, pod("a", node="n1"))
-    assert MemberGone("uid-a") in told(mirror)
-    put(mirror, pod("a", node="n1", resourceVersion="2"))
-    assert told(mirror) == []
+    cache = mirror_of(pod("a", node="n1", placed=True))
+    told(cache)
+    put(cache, pod("a", node="n1"))
+    assert MemberGone("uid-a") in told(cache)
+    put(cache, pod("a", node="n1", resourceVersion="2"))
+    assert told(cache) == []
 
 
 @pytest.mark.parametrize(("kind", "standing"), [("DaemonSet", True), ("Node", True), ("ReplicaSet", False)])
 def test_what_comes_back_on_its_node_stands(kind: str, standing: bool) -> None:
     (fact,) = told(mirror_of(pod("a", ours=False, node="n1", owner=owned_by(kind, "x"))))
-    assert isinstance(fact, HoldSet)
+    assert isinstance(fact, ExternalUsageSet)
     assert fact.standing is standing
 
 
 def test_a_pod_that_cannot_be_read_takes_one_place() -> None:
     (fact,) = told(mirror_of(pod("a", ours=False, node="n1", cpu="bad")))
-    assert isinstance(fact, HoldSet)
-    assert fact.amounts == (("pods", 1),)
+    assert isinstance(fact, ExternalUsageSet)
+    assert fact.usage == (("pods", 1),)
 
 
 def test_a_waiting_pod_that_is_being_deleted_is_no_member_any_more() -> None:
-    mirror = mirror_of(pod("a"))
-    told(mirror)
-    put(mirror, pod("a", deletionTimestamp=time_text(1900.0)))
-    assert told(mirror) == [MemberGone("uid-a")]
+    cache = mirror_of(pod("a"))
+    told(cache)
+    put(cache, pod("a", deletionTimestamp=time_text(1900.0)))
+    assert told(cache) == [MemberGone("uid-a")]
 
 
 def test_a_pod_with_gates_is_a_member_that_is_not_ready() -> None:
-    mirror = mirror_of(pod("a", gated=True))
-    assert [fact.ready for fact in told(mirror) if isinstance(fact, MemberSet)] == [False]
-    put(mirror, pod("a"))
-    assert [fact.ready for fact in told(mirror) if isinstance(fact, MemberSet)] == [True]
+    cache = mirror_of(pod("a", gated=True))
+    assert [fact.ready for fact in told(cache) if isinstance(fact, MemberSet)] == [False]
+    put(cache, pod("a"))
+    assert [fact.ready for fact in told(cache) if isinstance(fact, MemberSet)] == [True]
 
 
 @pytest.mark.parametrize(("owner", "recreated"), [(None, False), (owned_by("Thing", "x"), True)])
@@ -77,12 +77,12 @@ def test_a_node_that_cannot_be_read_is_down_and_says_why() -> None:
 
 
 def test_a_node_has_a_host_port_as_soon_as_somebody_asks_for_it() -> None:
-    mirror = mirror_of(node("n1"))
-    told(mirror)
+    cache = mirror_of(node("n1"))
+    told(cache)
     ports = [{"name": "main", "ports": [{"hostPort": 80}]}]
-    put(mirror, pod("a", spec={"containers": ports}))
-    (found,) = [fact for fact in told(mirror) if isinstance(fact, NodeSet)]
-    assert [one.units for one in found.capacity if one.kind == "hostport/TCP/80"] == [1]
+    put(cache, pod("a", spec={"containers": ports}))
+    (found,) = [fact for fact in told(cache) if isinstance(fact, NodeSet)]
+    assert [one.units for one in found.capacity if one.resource == "hostport/TCP/80"] == [1]
 
 
 def test_a_pod_that_has_run_was_not_refused_whatever_its_reason() -> None:
@@ -103,22 +103,22 @@ def test_a_pod_has_ended_when_the_last_of_its_containers_has() -> None:
 
 
 def test_a_claim_that_goes_sets_those_aside_who_have_it() -> None:
-    mirror = mirror_of(claim("c", volume="v"), volume("v"), pod("a", claim="c"))
-    assert any(isinstance(fact, MemberSet) for fact in told(mirror))
-    put(mirror, claim("c", volume="v"), gone=True)
-    assert told(mirror) == [MemberGone("uid-a")]
-    assert mirror.problems["uid-a"].text == "volume claim c does not exist"
+    cache = mirror_of(claim("c", volume="v"), volume("v"), pod("a", claim="c"))
+    assert any(isinstance(fact, MemberSet) for fact in told(cache))
+    put(cache, claim("c", volume="v"), gone=True)
+    assert told(cache) == [MemberGone("uid-a")]
+    assert cache.problems["uid-a"].text == "volume claim c does not exist"
 
 
 @pytest.mark.parametrize("lost", ["the claim", "the volume"])
 def test_what_is_missing_from_a_list_of_claims_or_volumes_is_gone(lost: str) -> None:
-    mirror = mirror_of(claim("c", volume="v"), volume("v"), pod("a", claim="c"))
-    told(mirror)
+    cache = mirror_of(claim("c", volume="v"), volume("v"), pod("a", claim="c"))
+    told(cache)
     if lost == "the claim":
-        mirror.claims_listed([])
+        cache.claims_listed([])
     else:
-        mirror.volumes_listed([])
-    assert told(mirror) == [MemberGone("uid-a")]
+        cache.volumes_listed([])
+    assert told(cache) == [MemberGone("uid-a")]
 
 
 def test_who_does_not_wait_any_more_is_not_woken_by_a_claim() -> None:
@@ -134,70 +134,70 @@ def test_who_does_not_wait_any_more_is_not_woken_by_a_claim() -> None:
 
 def test_a_job_that_wants_more_is_a_larger_work_however_many_of_its_pods_came_at_once() -> None:
     owner = owned_by("Job", "train")
-    mirror = mirror_of(job("train", wants=2), *(pod(name, owner=owner, created=1000.0) for name in "ab"))
-    assert [work.size for work in works(mirror)] == [2]
-    put(mirror, job("train", wants=3))
-    assert [work.size for work in works(mirror)] == [3]
+    cache = mirror_of(job("train", wants=2), *(pod(name, owner=owner, created=1000.0) for name in "ab"))
+    assert [workload.size for workload in workloads(cache)] == [2]
+    put(cache, job("train", wants=3))
+    assert [workload.size for workload in workloads(cache)] == [3]
 
 
 def test_a_work_is_as_its_first_pod_says_in_whatever_order_they_were_heard_of() -> None:
     night = {"penstock.dev/urgency": "16", "penstock.dev/requeue": "always"}
-    mirror = mirror_of(
+    cache = mirror_of(
         pod("c", created=30.0, labels={GROUP: "ring"}, notes=night),
         pod("a", created=10.0, labels={GROUP: "ring"}, notes=night),
         pod("b", created=20.0, labels={GROUP: "ring"}),
     )
-    (work,) = mirror.snapshot(NOW).works
-    assert work.requeue.value == "always"
+    (workload,) = cache.snapshot(NOW).workloads
+    assert workload.requeue.value == "always"
 
 
 def test_a_work_without_pods_waits_for_no_time() -> None:
     """When it may begin counts from the creation of pods, and there are none."""
     later = template(notes={"penstock.dev/begin": "+10m"})
-    (work,) = mirror_of(job("train", of=later)).snapshot(NOW).works
-    assert work.begin_at is None
+    (workload,) = mirror_of(job("train", of=later)).snapshot(NOW).workloads
+    assert workload.begin_at is None
 
 
 def test_makers_of_pods_that_others_schedule_are_no_works() -> None:
     foreign = template(scheduler="default-scheduler")
-    assert mirror_of(job("train", of=foreign)).snapshot(NOW).works == ()
+    assert mirror_of(job("train", of=foreign)).snapshot(NOW).workloads == ()
 
 
 def test_a_maker_that_was_heard_of_is_not_as_an_older_reading_has_it() -> None:
     owner = owned_by("Job", "train")
-    mirror = mirror_of(pod("a", owner=owner))
-    told(mirror)
-    assert list(mirror.missing_makers()) == ["uid-train"]
-    put(mirror, job("train", wants=3))
-    mirror.maker_read(maker_of(job("train", wants=2)))
-    assert [work.size for work in works(mirror)] == [3]
+    cache = mirror_of(pod("a", owner=owner))
+    told(cache)
+    assert list(cache.missing_controllers()) == ["uid-train"]
+    put(cache, job("train", wants=3))
+    cache.controller_read(controller_of(job("train", wants=2)))
+    assert [workload.size for workload in workloads(cache)] == [3]
 
 
 def test_a_pod_that_was_disowned_is_a_work_of_its_own() -> None:
     owner = owned_by("Job", "train")
-    mirror = mirror_of(job("train", wants=1), pod("a", owner=owner))
-    told(mirror)
-    put(mirror, pod("a"))
-    assert [fact.work for fact in told(mirror) if isinstance(fact, MemberSet)] == ["default/pod/uid-a"]
+    cache = mirror_of(job("train", wants=1), pod("a", owner=owner))
+    told(cache)
+    put(cache, pod("a"))
+    assert [fact.workload for fact in told(cache) if isinstance(fact, MemberSet)] == ["default/pod/uid-a"]
 
 
 def test_an_owner_that_is_not_there_is_asked_for_once() -> None:
-    mirror = mirror_of(pod("a", owner=owned_by("Job", "train")))
-    told(mirror)
-    assert list(mirror.missing_makers()) == ["uid-train"]
-    mirror.maker_absent("uid-train")
-    told(mirror)
-    assert mirror.missing_makers() == {}
+    cache = mirror_of(pod("a", owner=owned_by("Job", "train")))
+    told(cache)
+    assert list(cache.missing_controllers()) == ["uid-train"]
+    cache.controller_absent("uid-train")
+    told(cache)
+    assert cache.missing_controllers() == {}
 
 
 def test_an_owner_that_was_not_there_is_asked_for_again_when_somebody_else_names_it() -> None:
     """Nothing is kept of owners that nobody names any more."""
     owner = owned_by("Job", "train")
-    mirror = mirror_of(pod("a", owner=owner))
-    told(mirror)
-    mirror.maker_absent("uid-train")
-    told(mirror)
-    put(mirror, pod("a"), gone=True)
-    put(mirror, pod("b", owner=owner))
-    told(mirror)
-    assert list(mirror.missing_makers()) == ["uid-train"]
+    cache = mirror_of(pod("a", owner=owner))
+    told(cache)
+    cache.controller_absent("uid-train")
+    told(cache)
+    put(cache, pod("a"), gone=True)
+    put(cache, pod("b", owner=owner))
+    told(cache)
+    assert list(cache.missing_controllers()) == ["uid-train"]

@@ -12,8 +12,8 @@ import pytest
 
 from penstock import failpoints
 from penstock.backends.kube import executor
-from penstock.backends.kube.cache import Mirror
-from penstock.backends.kube.executor import Actions
+from penstock.backends.kube.cache import ClusterCache
+from penstock.backends.kube.executor import IntentExecutor
 from penstock.kube.client import PatchKind
 from penstock.kube.errors import (
     Conflicted,
@@ -24,17 +24,17 @@ from penstock.kube.errors import (
     TooMany,
     Unreachable,
 )
-from penstock.kube.types import Job, Pod
+from penstock.kube.types import BatchJob, Pod
 from penstock.model.jobid import encode_jobid
-from penstock.podspec.grouping import JOB_ANNOTATION, maker_of
+from penstock.podspec.grouping import JOB_ANNOTATION, controller_of
 from penstock.podspec.settings import KubeSettings
-from penstock.protocol.facts import Fact, MemberGone, Observed, Outcome, Phase, Settled
-from penstock.protocol.intents import End, How, Intent, Place, Retract, Seat
+from penstock.protocol.facts import Fact, IntentResult, MemberGone, MemberStatus, Outcome, Phase
+from penstock.protocol.intents import Assignment, End, How, Intent, Place, Retract
 from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import job, native_group, node, owned_by, pod
 
 NOW = 2000.0
-PLACE = Place(1, 77, "default/pod/uid-a", (Seat("uid-a", 0, "n1"),))
+PLACE = Place(1, 77, "default/pod/uid-a", (Assignment("uid-a", 0, "n1"),))
 BOUND = pod(node="n1", placed=True)
 
 
@@ -46,15 +46,15 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Around:
-    def __init__(self, *objects: Pod | Job, is_in_office: Callable[[], bool] = lambda: True) -> None:
-        self.mirror = Mirror(KubeSettings())
-        self.mirror.node_set(node("n1", cpu="2"))
+    def __init__(self, *objects: Pod | BatchJob, is_in_office: Callable[[], bool] = lambda: True) -> None:
+        self.cache = ClusterCache(KubeSettings())
+        self.cache.node_set(node("n1", cpu="2"))
         for one in objects:
             if isinstance(one, Pod):
-                self.mirror.pod_set(one)
+                self.cache.pod_set(one)
             else:
-                self.mirror.maker_set(maker_of(one))
-        self.mirror.facts(NOW)
+                self.cache.controller_set(controller_of(one))
+        self.cache.facts(NOW)
         self.is_in_office = is_in_office
         self.facts: list[Fact] = []
         self.bound: list[tuple[str, str]] = []
@@ -70,7 +70,7 @@ class Around:
 
 
 def carry_out(
-    around: Around,
+    context: Around,
     client: FakeClient,
     *intents: Intent,
     probe: str = "",
@@ -81,15 +81,15 @@ def carry_out(
     """Until so many facts were told, and something else is so."""
 
     async def scenario() -> None:
-        actions = Actions(client, around, clock)  # type: ignore[arg-type]
+        actions = IntentExecutor(client, context, clock)  # type: ignore[arg-type]
         for intent in intents:
             actions.put(intent)
         if probe:
             actions.put_probe(probe)
-        workers = [asyncio.create_task(actions.work()) for _ in range(2)]
+        workers = [asyncio.create_task(actions.workload()) for _ in range(2)]
         try:
             async with asyncio.timeout(5):
-                while len(around.facts) < want or not until():
+                while len(context.facts) < want or not until():
                     for worker in workers:
                         if worker.done():
                             worker.result()
@@ -102,22 +102,22 @@ def carry_out(
             actions.drop()
 
     asyncio.run(scenario())
-    return around.facts
+    return context.facts
 
 
 def outcomes(facts: list[Fact]) -> list[Outcome]:
-    assert all(isinstance(fact, Settled) for fact in facts)
-    return [fact.outcome for fact in facts if isinstance(fact, Settled)]
+    assert all(isinstance(fact, IntentResult) for fact in facts)
+    return [fact.outcome for fact in facts if isinstance(fact, IntentResult)]
 
 
 # Binding
 
 
 def test_a_pod_is_bound_with_the_id_of_its_job() -> None:
-    around, client = Around(pod()), FakeClient()
-    assert outcomes(carry_out(around, client, PLACE)) == [Outcome.APPLIED]
+    context, client = Around(pod()), FakeClient()
+    assert outcomes(carry_out(context, client, PLACE)) == [Outcome.APPLIED]
     assert client.asked == [("bind", ("default/a", "uid-a", "n1", {JOB_ANNOTATION: encode_jobid(77)}))]
-    assert around.bound == [("a", "n1")]
+    assert context.bound == [("a", "n1")]
 
 
 def test_a_pod_that_is_not_known_is_gone_without_a_question() -> None:
@@ -152,13 +152,13 @@ def test_a_refusal_and_a_silence_are_looked_up(found: object, outcome: Outcome, 
 
 def test_what_was_looked_up_takes_room_at_once() -> None:
     """A binding that was done after all is not heard of otherwise until a watch brings it."""
-    around = Around(pod("a", cpu="1500m"), pod("b", cpu="1500m"))
+    context = Around(pod("a", cpu="1500m"), pod("b", cpu="1500m"))
     client = FakeClient(
         bind=[OutcomeUnknown("it broke")], get=[pod("a", cpu="1500m", node="n1", placed=True)]
     )
-    carry_out(around, client, PLACE)
-    other = Place(2, 78, "default/pod/uid-b", (Seat("uid-b", 0, "n1"),))
-    assert outcomes(carry_out(around, client, other, want=2)) == [Outcome.APPLIED, Outcome.CONFLICT]
+    carry_out(context, client, PLACE)
+    other = Place(2, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
+    assert outcomes(carry_out(context, client, other, want=2)) == [Outcome.APPLIED, Outcome.CONFLICT]
 
 
 def test_one_that_others_have_placed_is_no_member_any_more() -> None:
@@ -171,9 +171,9 @@ def test_one_that_others_have_placed_is_no_member_any_more() -> None:
 def test_one_that_an_earlier_life_of_ours_has_placed_elsewhere_is_observed() -> None:
     client = FakeClient(bind=[Conflicted(409)], get=[pod(node="n2", placed=True, phase="Running")])
     (found,) = carry_out(Around(pod()), client, PLACE)
-    assert isinstance(found, Observed)
+    assert isinstance(found, MemberStatus)
     assert (found.phase, found.node) == (Phase.RUNNING, "n2")
-    assert dict(found.amounts) == {"cpu": 1000, "pods": 1}
+    assert dict(found.usage) == {"cpu": 1000, "pods": 1}
 
 
 @pytest.mark.parametrize(
@@ -189,67 +189,69 @@ def test_what_was_not_done_is_done_again(error: Exception) -> None:
 def test_what_cannot_be_found_out_is_told_as_unknown() -> None:
     client = FakeClient(bind=[Unreachable("no way")] * 9)
     facts = carry_out(Around(pod()), client, PLACE)
-    assert facts == [Settled(1, "uid-a", Outcome.UNKNOWN, "no way")]
+    assert facts == [IntentResult(1, "uid-a", Outcome.UNKNOWN, "no way")]
     assert client.verbs() == ["bind"] * 4
 
 
 def test_nothing_is_done_out_of_office() -> None:
-    around, client = Around(pod(), is_in_office=lambda: False), FakeClient()
-    assert outcomes(carry_out(around, client, PLACE)) == [Outcome.UNKNOWN]
+    context, client = Around(pod(), is_in_office=lambda: False), FakeClient()
+    assert outcomes(carry_out(context, client, PLACE)) == [Outcome.UNKNOWN]
     assert client.asked == []
 
 
 def test_who_is_in_office_again_in_time_goes_on() -> None:
     answers = iter([False, True])
-    around, client = Around(pod(), is_in_office=lambda: next(answers, True)), FakeClient()
-    assert outcomes(carry_out(around, client, PLACE)) == [Outcome.APPLIED]
+    context, client = Around(pod(), is_in_office=lambda: next(answers, True)), FakeClient()
+    assert outcomes(carry_out(context, client, PLACE)) == [Outcome.APPLIED]
 
 
 def test_a_node_that_is_gone_and_one_without_room_are_conflicts() -> None:
     client = FakeClient()
-    gone = replace(PLACE, seats=(Seat("uid-a", 0, "n9"),))
+    gone = replace(PLACE, assignments=(Assignment("uid-a", 0, "n9"),))
     (first,) = carry_out(Around(pod()), client, gone)
-    assert isinstance(first, Settled)
+    assert isinstance(first, IntentResult)
     assert (first.outcome, "no node n9" in first.detail) == (Outcome.CONFLICT, True)
     (second,) = carry_out(Around(pod(), pod("b", ours=False, node="n1", cpu="1500m")), client, PLACE)
-    assert isinstance(second, Settled)
+    assert isinstance(second, IntentResult)
     assert (second.outcome, "others have taken" in second.detail) == (Outcome.CONFLICT, True)
     assert client.asked == []
 
 
 def test_a_pod_that_is_over_takes_no_room() -> None:
-    around = Around(pod(), pod("b", ours=False, node="n1", cpu="2", phase="Succeeded"))
-    assert outcomes(carry_out(around, FakeClient(), PLACE)) == [Outcome.APPLIED]
+    context = Around(pod(), pod("b", ours=False, node="n1", cpu="2", phase="Succeeded"))
+    assert outcomes(carry_out(context, FakeClient(), PLACE)) == [Outcome.APPLIED]
 
 
 def test_a_pod_takes_room_as_it_is_and_no_longer_as_it_was() -> None:
-    around = Around(pod(), pod("b", ours=False, node="n1", cpu="2"))
+    context = Around(pod(), pod("b", ours=False, node="n1", cpu="2"))
     for version in "234":
-        around.mirror.pod_set(pod("b", ours=False, node="n1", cpu="1", resourceVersion=version))
-    assert outcomes(carry_out(around, FakeClient(), PLACE)) == [Outcome.APPLIED]
+        context.cache.pod_set(pod("b", ours=False, node="n1", cpu="1", resourceVersion=version))
+    assert outcomes(carry_out(context, FakeClient(), PLACE)) == [Outcome.APPLIED]
 
 
 def test_a_pod_that_is_gone_takes_no_room() -> None:
     other = pod("b", ours=False, node="n1", cpu="2")
-    around = Around(pod(), other)
-    around.mirror.pod_gone(other)
-    assert outcomes(carry_out(around, FakeClient(), PLACE)) == [Outcome.APPLIED]
+    context = Around(pod(), other)
+    context.cache.pod_gone(other)
+    assert outcomes(carry_out(context, FakeClient(), PLACE)) == [Outcome.APPLIED]
 
 
 def test_seats_that_are_settled_are_left_alone() -> None:
-    seats = (Seat("uid-a", 0, "n1", is_settled=True), Seat("uid-b", 1, "n1"))
+    assignments = (Assignment("uid-a", 0, "n1", is_settled=True), Assignment("uid-b", 1, "n1"))
     client = FakeClient()
-    carry_out(Around(pod(), pod("b")), client, replace(PLACE, seats=seats))
+    carry_out(Around(pod(), pod("b")), client, replace(PLACE, assignments=assignments))
     assert [what[1] for _, what in client.asked] == ["uid-b"]
 
 
 def test_a_native_pod_group_is_told_once_all_are_there() -> None:
     spec = {"schedulingGroup": {"podGroupName": "ring"}}
-    around = Around(pod("a", spec=spec), pod("b", spec=spec))
-    around.mirror.native_group_set(native_group("ring"))
-    seats = (Seat("uid-a", 0, "n1"), Seat("uid-b", 1, "n1"))
+    context = Around(pod("a", spec=spec), pod("b", spec=spec))
+    context.cache.native_group_set(native_group("ring"))
+    assignments = (Assignment("uid-a", 0, "n1"), Assignment("uid-b", 1, "n1"))
     client = FakeClient()
-    carry_out(around, client, replace(PLACE, work="default/podgroup/ring", seats=seats), want=2)
+    carry_out(
+        context, client, replace(PLACE, workload="default/podgroup/ring", assignments=assignments), want=2
+    )
     assert client.verbs() == ["bind", "bind", "patch"]
     path, body, kind = client.asked[-1][1]
     assert path.endswith("/namespaces/default/podgroups/ring/status")
@@ -259,11 +261,11 @@ def test_a_native_pod_group_is_told_once_all_are_there() -> None:
 
 def test_a_native_pod_group_is_not_told_out_of_office() -> None:
     answers = iter([True])
-    around = Around(pod("a", spec={"schedulingGroup": {"podGroupName": "ring"}}))
-    around.is_in_office = lambda: next(answers, False)
-    around.mirror.native_group_set(native_group("ring"))
+    context = Around(pod("a", spec={"schedulingGroup": {"podGroupName": "ring"}}))
+    context.is_in_office = lambda: next(answers, False)
+    context.cache.native_group_set(native_group("ring"))
     client = FakeClient()
-    carry_out(around, client, replace(PLACE, work="default/podgroup/ring"))
+    carry_out(context, client, replace(PLACE, workload="default/podgroup/ring"))
     assert client.verbs() == ["bind"]
 
 
@@ -275,10 +277,10 @@ def limited(name: str = "a") -> Pod:
 
 
 def test_a_limit_of_ours_becomes_the_deadline_of_the_job_once() -> None:
-    around = Around(job(started=1900.0), limited("a"), limited("b"))
-    seats = (Seat("uid-a", 0, "n1"), Seat("uid-b", 1, "n1"))
+    context = Around(job(started=1900.0), limited("a"), limited("b"))
+    assignments = (Assignment("uid-a", 0, "n1"), Assignment("uid-b", 1, "n1"))
     client = FakeClient()
-    carry_out(around, client, replace(PLACE, seats=seats, end_at=2060.5), want=2)
+    carry_out(context, client, replace(PLACE, assignments=assignments, end_at=2060.5), want=2)
     patches = [what for verb, what in client.asked if verb == "patch"]
     notes = {"penstock.dev/deadline-set": "161", "penstock.dev/deadline-asked": None}
     body = {
@@ -289,9 +291,9 @@ def test_a_limit_of_ours_becomes_the_deadline_of_the_job_once() -> None:
 
 
 def test_an_earlier_deadline_of_the_job_stays() -> None:
-    around = Around(job(started=1900.0, activeDeadlineSeconds=100), limited())
+    context = Around(job(started=1900.0, activeDeadlineSeconds=100), limited())
     client = FakeClient()
-    carry_out(around, client, replace(PLACE, end_at=2060.0))
+    carry_out(context, client, replace(PLACE, end_at=2060.0))
     assert client.verbs() == ["bind"]
 
 
@@ -303,7 +305,7 @@ def deadline(client: FakeClient) -> tuple[object, object, object]:
     return body["spec"]["activeDeadlineSeconds"], *found
 
 
-def had_limit(seconds: int, asked: str = "") -> Job:
+def had_limit(seconds: int, asked: str = "") -> BatchJob:
     """A Job in its next attempt: its deadline was set by us, in the place of what its owner has asked for."""
     notes = {"penstock.dev/deadline-set": str(seconds)}
     if asked:
@@ -320,7 +322,7 @@ def had_limit(seconds: int, asked: str = "") -> Job:
         (job(started=1000.0, activeDeadlineSeconds=5000), (1060, "1060", "5000")),
     ],
 )
-def test_each_attempt_has_its_whole_limit(made: Job, expected: tuple[object, object, object]) -> None:
+def test_each_attempt_has_its_whole_limit(made: BatchJob, expected: tuple[object, object, object]) -> None:
     client = FakeClient()
     carry_out(Around(made, limited()), client, replace(PLACE, end_at=2060.0))
     assert client.verbs().count("patch") == 1
@@ -341,8 +343,8 @@ def test_a_deadline_of_ours_goes_when_the_group_has_no_limit_any_more() -> None:
 
 def test_a_group_that_begins_anew_waits_without_a_deadline_of_ours() -> None:
     client = FakeClient()
-    around = Around(had_limit(1010), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    carry_out(around, client, Retract(2, 77, ("uid-a",), How.EVICT))
+    context = Around(had_limit(1010), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    carry_out(context, client, Retract(2, 77, ("uid-a",), How.EVICT))
     assert sorted(client.verbs()) == ["evict", "patch"]
     assert deadline(client) == (None, None, None)
 
@@ -350,35 +352,37 @@ def test_a_group_that_begins_anew_waits_without_a_deadline_of_ours() -> None:
 def test_a_deadline_of_the_owner_stays_when_a_group_begins_anew() -> None:
     client = FakeClient()
     made = job(started=1000.0, activeDeadlineSeconds=5000)
-    around = Around(made, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    carry_out(around, client, Retract(2, 77, ("uid-a",), How.EVICT))
+    context = Around(made, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    carry_out(context, client, Retract(2, 77, ("uid-a",), How.EVICT))
     assert client.verbs() == ["evict"]
 
 
 @pytest.mark.parametrize("error", [Unreachable("no way"), OutcomeUnknown("it broke"), Forbidden(403)])
 def test_a_deadline_that_was_not_set_is_set_later(error: Exception) -> None:
     client = FakeClient(patch=[error, error])
-    around = Around(job(started=1900.0), limited())
-    carry_out(around, client, replace(PLACE, end_at=2060.0), until=lambda: client.verbs().count("patch") == 3)
+    context = Around(job(started=1900.0), limited())
+    carry_out(
+        context, client, replace(PLACE, end_at=2060.0), until=lambda: client.verbs().count("patch") == 3
+    )
     assert deadline(client) == (160, "160", None)
 
 
 def test_the_deadline_of_a_job_that_has_not_started_is_set_when_it_has() -> None:
-    around, client = Around(job(), limited()), FakeClient()
+    context, client = Around(job(), limited()), FakeClient()
 
     def until() -> bool:
-        if around.facts:
-            around.mirror.maker_set(maker_of(job(started=1900.0)))
-            around.mirror.facts(NOW)
+        if context.facts:
+            context.cache.controller_set(controller_of(job(started=1900.0)))
+            context.cache.facts(NOW)
         return "patch" in client.verbs()
 
-    carry_out(around, client, replace(PLACE, end_at=2060.0), until=until)
+    carry_out(context, client, replace(PLACE, end_at=2060.0), until=until)
     assert deadline(client) == (160, "160", None)
 
 
 @pytest.mark.parametrize("end", ["the pod is gone", "the Job is over", "the limit has passed"])
 def test_a_deadline_is_not_tried_for_ever(end: str) -> None:
-    around, now = Around(job(started=1900.0), limited()), NOW
+    context, now = Around(job(started=1900.0), limited()), NOW
     client = FakeClient(patch=[Forbidden(403)] * 100)
     seen = 0
 
@@ -388,30 +392,30 @@ def test_a_deadline_is_not_tried_for_ever(end: str) -> None:
             return False
         match end:
             case "the pod is gone":
-                around.mirror.pod_gone(limited())
+                context.cache.pod_gone(limited())
             case "the Job is over":
-                around.mirror.maker_set(maker_of(job(started=1900.0, over="Failed")))
-                around.mirror.facts(NOW)
+                context.cache.controller_set(controller_of(job(started=1900.0, over="Failed")))
+                context.cache.facts(NOW)
             case "the limit has passed":
                 now = 2060.0
         seen += 1
         return seen > 50
 
-    carry_out(around, client, replace(PLACE, end_at=2060.0), until=until, clock=lambda: now)
+    carry_out(context, client, replace(PLACE, end_at=2060.0), until=until, clock=lambda: now)
     assert client.verbs().count("patch") <= 4
 
 
 def test_a_job_that_is_to_end_at_once_gets_no_later_deadline() -> None:
-    around, client = Around(job(started=1900.0), limited()), FakeClient()
+    context, client = Around(job(started=1900.0), limited()), FakeClient()
     end = End(3, 77, ("uid-a",), 15, 30.0, "cancelled")
-    carry_out(around, client, replace(PLACE, end_at=2060.0), end, want=2)
+    carry_out(context, client, replace(PLACE, end_at=2060.0), end, want=2)
     patches = [what[1]["spec"] for verb, what in client.asked if verb == "patch"]
     assert patches == [{"activeDeadlineSeconds": 100}]
 
 
 def test_a_deadline_is_not_set_out_of_office() -> None:
-    around, client = Around(job(started=1900.0), limited(), is_in_office=lambda: False), FakeClient()
-    carry_out(around, client, replace(PLACE, end_at=2060.0))
+    context, client = Around(job(started=1900.0), limited(), is_in_office=lambda: False), FakeClient()
+    carry_out(context, client, replace(PLACE, end_at=2060.0))
     assert client.asked == []
 
 
@@ -429,11 +433,11 @@ def test_a_busy_server_is_given_the_time_that_it_asks_for(monkeypatch: pytest.Mo
 def test_a_disruption_budget_is_waited_for_without_holding_anybody_up() -> None:
     budget = TooMany(429, causes=("DisruptionBudget",))
     client = FakeClient(evict=[budget, budget, Unreachable("no way")])
-    around = Around(BOUND, pod("b"))
+    context = Around(BOUND, pod("b"))
     evict = Retract(2, 77, ("uid-a",), How.EVICT)
-    place = Place(1, 78, "default/pod/uid-b", (Seat("uid-b", 0, "n1"),))
-    facts = carry_out(around, client, evict, place, want=2)
-    assert facts == [Settled(1, "uid-b", Outcome.APPLIED), Settled(2, "uid-a", Outcome.APPLIED)]
+    place = Place(1, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
+    facts = carry_out(context, client, evict, place, want=2)
+    assert facts == [IntentResult(1, "uid-b", Outcome.APPLIED), IntentResult(2, "uid-a", Outcome.APPLIED)]
     assert client.verbs().count("evict") == 4
 
 
@@ -464,17 +468,17 @@ def test_what_was_put_off_is_dropped_with_the_rest(monkeypatch: pytest.MonkeyPat
 
     async def scenario() -> None:
         client = FakeClient(evict=[TooMany(429, causes=("DisruptionBudget",))])
-        around = Around(BOUND)
-        actions = Actions(client, around, lambda: NOW)  # type: ignore[arg-type]
+        context = Around(BOUND)
+        actions = IntentExecutor(client, context, lambda: NOW)  # type: ignore[arg-type]
         actions.put(Retract(2, 77, ("uid-a",), How.EVICT))
         for pause_s in (0.01, 0.1):  # a life each
-            worker = asyncio.create_task(actions.work())
+            worker = asyncio.create_task(actions.workload())
             await asyncio.sleep(pause_s)
             worker.cancel()
             await asyncio.gather(worker, return_exceptions=True)
             actions.drop()
         assert client.verbs() == ["evict"]
-        assert around.facts == []
+        assert context.facts == []
 
     asyncio.run(scenario())
 
@@ -488,26 +492,26 @@ def test_a_job_is_ended_by_its_deadline_once() -> None:
     owner = owned_by("Job", "train")
     pods = [pod(name, owner=owner, node="n1", placed=True) for name in "ab"]
     client = FakeClient()
-    around = Around(job(started=1900.0), *pods)
-    facts = carry_out(around, client, replace(END, members=("uid-a", "uid-b")), want=2)
+    context = Around(job(started=1900.0), *pods)
+    facts = carry_out(context, client, replace(END, members=("uid-a", "uid-b")), want=2)
     assert outcomes(facts) == [Outcome.APPLIED] * 2
     (patch,) = client.asked
     assert patch[1][1] == {"metadata": {"uid": "uid-train"}, "spec": {"activeDeadlineSeconds": 100}}
 
 
 @pytest.mark.parametrize("made", [job(over="Failed"), job(started=1900.0, activeDeadlineSeconds=100)])
-def test_a_job_that_is_ending_already_is_let_be(made: Job) -> None:
+def test_a_job_that_is_ending_already_is_let_be(made: BatchJob) -> None:
     client = FakeClient()
-    around = Around(made, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    assert outcomes(carry_out(around, client, END)) == [Outcome.APPLIED]
+    context = Around(made, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    assert outcomes(carry_out(context, client, END)) == [Outcome.APPLIED]
     assert client.asked == []
 
 
 @pytest.mark.parametrize("error", [Unreachable("no way"), OutcomeUnknown("it broke"), Forbidden(403)])
 def test_an_end_is_tried_until_it_is_done(error: Exception) -> None:
     client = FakeClient(patch=[error, error])
-    around = Around(job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    assert outcomes(carry_out(around, client, END)) == [Outcome.APPLIED]
+    context = Around(job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    assert outcomes(carry_out(context, client, END)) == [Outcome.APPLIED]
     assert client.verbs() == ["patch"] * 3
     client = FakeClient(delete=[error, error])
     assert outcomes(carry_out(Around(BOUND), client, END)) == [Outcome.APPLIED]
@@ -515,14 +519,14 @@ def test_an_end_is_tried_until_it_is_done(error: Exception) -> None:
 
 
 def test_the_end_of_a_job_is_not_tried_for_ever_when_its_pods_are_gone() -> None:
-    around = Around(job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    context = Around(job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
 
     def gone() -> None:
-        around.mirror.pod_gone(pod())
+        context.cache.pod_gone(pod())
         raise Conflicted(409, message="the uid is another")
 
     client = FakeClient(patch=[gone, *[Conflicted(409)] * 50])
-    assert outcomes(carry_out(around, client, END)) == [Outcome.GONE]
+    assert outcomes(carry_out(context, client, END)) == [Outcome.GONE]
     assert client.verbs() == ["patch"]
 
 
@@ -550,13 +554,13 @@ OF_A_JOB = (job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", 
 
 @pytest.mark.parametrize("known", [(BOUND,), OF_A_JOB], ids=["by itself", "of a job"])
 @pytest.mark.parametrize("intent", [END, Retract(2, 77, ("uid-a",), How.EVICT)], ids=["end", "evict"])
-def test_nothing_is_taken_away_out_of_office(known: tuple[Pod | Job, ...], intent: Intent) -> None:
+def test_nothing_is_taken_away_out_of_office(known: tuple[Pod | BatchJob, ...], intent: Intent) -> None:
     client = FakeClient()
     assert carry_out(Around(*known, is_in_office=lambda: False), client, intent, want=0) == []
     assert client.asked == []
     answers = iter([False, False])
-    around = Around(*known, is_in_office=lambda: next(answers, True))
-    assert outcomes(carry_out(around, client, intent)) == [Outcome.APPLIED]
+    context = Around(*known, is_in_office=lambda: next(answers, True))
+    assert outcomes(carry_out(context, client, intent)) == [Outcome.APPLIED]
     assert len(client.asked) == 1
 
 
@@ -570,19 +574,19 @@ def test_nothing_is_taken_away_out_of_office(known: tuple[Pod | Job, ...], inten
 def test_a_fault_in_an_action_is_told_as_unknown_and_ends_nothing(
     intent: Intent, verb: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    around = Around(pod() if intent is PLACE else BOUND, pod("b"))
+    context = Around(pod() if intent is PLACE else BOUND, pod("b"))
     client = FakeClient(**{verb: [ZeroDivisionError("who thought of that")]})
-    other = Place(9, 78, "default/pod/uid-b", (Seat("uid-b", 0, "n1"),))
-    facts = carry_out(around, client, intent, other, want=2)
+    other = Place(9, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
+    facts = carry_out(context, client, intent, other, want=2)
     why = "a fault of ours: who thought of that"
-    assert Settled(intent.intent, "uid-a", Outcome.UNKNOWN, why) in facts
-    assert Settled(9, "uid-b", Outcome.APPLIED) in facts
+    assert IntentResult(intent.intent, "uid-a", Outcome.UNKNOWN, why) in facts
+    assert IntentResult(9, "uid-b", Outcome.APPLIED) in facts
     assert "Traceback" in caplog.text
 
 
 def test_a_fault_in_a_probe_is_followed_by_another() -> None:
     (found,) = carry_out(Around(BOUND), FakeClient(get=[ZeroDivisionError(), BOUND]), probe="uid-a")
-    assert isinstance(found, Observed)
+    assert isinstance(found, MemberStatus)
 
 
 def test_a_death_and_a_cancellation_are_not_survived() -> None:
@@ -592,8 +596,8 @@ def test_a_death_and_a_cancellation_are_not_survived() -> None:
 
 
 def test_a_pod_that_asks_for_more_than_can_be_counted_has_no_room() -> None:
-    around, client = Around(pod(cpu="9223372036854775807")), FakeClient()
-    assert outcomes(carry_out(around, client, PLACE)) == [Outcome.CONFLICT]
+    context, client = Around(pod(cpu="9223372036854775807")), FakeClient()
+    assert outcomes(carry_out(context, client, PLACE)) == [Outcome.CONFLICT]
     assert client.asked == []
 
 
@@ -606,28 +610,28 @@ def test_a_pod_that_asks_for_more_than_can_be_counted_has_no_room() -> None:
 )
 def test_what_is_wanted_again_while_it_is_open_is_done_once(intent: Intent, verb: str) -> None:
     """As after every snapshot: whatever is open is wanted again."""
-    around = Around(pod() if intent is PLACE else BOUND)
+    context = Around(pod() if intent is PLACE else BOUND)
     client = FakeClient(**{verb: [Unreachable("no way")] * 3})
-    facts = carry_out(around, client, *[intent] * 5)
+    facts = carry_out(context, client, *[intent] * 5)
     assert outcomes(facts) == [Outcome.APPLIED]
     assert client.verbs() == [verb] * 4
 
 
 def test_what_was_done_can_be_wanted_again() -> None:
     """The server says that it has a node; what the pod was known to be like is older."""
-    around, client = Around(pod()), FakeClient(bind=[None, Conflicted(409)], get=[BOUND])
-    carry_out(around, client, PLACE)
-    assert outcomes(carry_out(around, client, PLACE, want=2)) == [Outcome.APPLIED] * 2
+    context, client = Around(pod()), FakeClient(bind=[None, Conflicted(409)], get=[BOUND])
+    carry_out(context, client, PLACE)
+    assert outcomes(carry_out(context, client, PLACE, want=2)) == [Outcome.APPLIED] * 2
 
 
 def test_a_native_pod_group_is_told_once_though_all_was_wanted_again() -> None:
     spec = {"schedulingGroup": {"podGroupName": "ring"}}
-    around = Around(pod("a", spec=spec), pod("b", spec=spec))
-    around.mirror.native_group_set(native_group("ring"))
-    seats = (Seat("uid-a", 0, "n1"), Seat("uid-b", 1, "n1"))
+    context = Around(pod("a", spec=spec), pod("b", spec=spec))
+    context.cache.native_group_set(native_group("ring"))
+    assignments = (Assignment("uid-a", 0, "n1"), Assignment("uid-b", 1, "n1"))
     client = FakeClient(bind=[None, Unreachable("no way")])
-    place = replace(PLACE, work="default/podgroup/ring", seats=seats)
-    carry_out(around, client, place, place, want=2)
+    place = replace(PLACE, workload="default/podgroup/ring", assignments=assignments)
+    carry_out(context, client, place, place, want=2)
     assert client.verbs() == ["bind", "bind", "bind", "patch"]
 
 
@@ -635,13 +639,13 @@ def test_a_native_pod_group_is_told_once_though_all_was_wanted_again() -> None:
 
 
 def test_a_probe_says_what_the_server_says() -> None:
-    around = Around(pod())
+    context = Around(pod())
     running = msgspec.structs.replace(BOUND, status=msgspec.structs.replace(BOUND.status, phase="Running"))
-    (found,) = carry_out(around, FakeClient(get=[running]), probe="uid-a")
-    assert isinstance(found, Observed)
+    (found,) = carry_out(context, FakeClient(get=[running]), probe="uid-a")
+    assert isinstance(found, MemberStatus)
     assert (found.phase, found.node) == (Phase.RUNNING, "n1")
     (waiting,) = carry_out(Around(pod()), FakeClient(get=[pod()]), probe="uid-a")
-    assert waiting == Observed("uid-a", Phase.WAITING, NOW)
+    assert waiting == MemberStatus("uid-a", Phase.WAITING, NOW)
 
 
 def test_a_probe_of_who_is_gone() -> None:
@@ -653,15 +657,15 @@ def test_a_probe_of_who_is_gone() -> None:
 
 
 def test_one_that_was_found_to_be_gone_takes_no_room() -> None:
-    around = Around(pod("a", cpu="2", node="n1", placed=True), pod("b", cpu="2"))
-    carry_out(around, FakeClient(get=[NotFound(404)]), probe="uid-a")
-    other = Place(2, 78, "default/pod/uid-b", (Seat("uid-b", 0, "n1"),))
-    facts = carry_out(around, FakeClient(), other, want=2)
-    assert facts == [MemberGone("uid-a"), Settled(2, "uid-b", Outcome.APPLIED)]
+    context = Around(pod("a", cpu="2", node="n1", placed=True), pod("b", cpu="2"))
+    carry_out(context, FakeClient(get=[NotFound(404)]), probe="uid-a")
+    other = Place(2, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
+    facts = carry_out(context, FakeClient(), other, want=2)
+    assert facts == [MemberGone("uid-a"), IntentResult(2, "uid-b", Outcome.APPLIED)]
 
 
 def test_a_server_that_does_not_answer_is_asked_again_and_nobody_is_declared_gone() -> None:
     client = FakeClient(get=[Unreachable("no way"), ServerFault(503), BOUND])
     (found,) = carry_out(Around(BOUND), client, probe="uid-a")
-    assert isinstance(found, Observed)
+    assert isinstance(found, MemberStatus)
     assert found.phase is Phase.PLACED

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.backends.kube.pod_conditions import Message, Teller, message_of, problem_message
+from penstock.backends.kube.pod_conditions import ConditionWriter, Message, message_of, problem_message
 from penstock.backends.kube.pod_status import UNRESOLVED, Problem
 from penstock.kube.errors import Conflicted, Forbidden, TooMany, Unreachable
 from penstock.kube.types import Pod
 from penstock.podspec.settings import KubeSettings
-from penstock.protocol.intents import Tell
+from penstock.protocol.intents import StatusUpdate
 from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import pod, time_text
 
@@ -28,7 +28,7 @@ class Room:
         self.pods = {one.metadata.uid: one for one in pods}
         self.client = client or FakeClient()
         self.is_in_office = True
-        self.teller = Teller(
+        self.teller = ConditionWriter(
             self.client,  # type: ignore[arg-type]
             KubeSettings(**settings),
             lambda uid: self.pods.get(uid),
@@ -63,7 +63,7 @@ class Room:
 
 def test_a_message_is_a_condition_and_an_event() -> None:
     room = Room(pod("a", resourceVersion="7", generation=3))
-    room.teller.tell("uid-a", WAITING)
+    room.teller.set("uid-a", WAITING)
     assert room.write() == [], "what holds for less than a moment is never told"
     room.now += 1.0
     patch, event = room.write()
@@ -86,17 +86,17 @@ def test_a_message_is_a_condition_and_an_event() -> None:
 def test_the_newest_message_is_written_and_the_others_never() -> None:
     room = Room(pod("a"))
     for number in range(5):
-        room.teller.tell("uid-a", Message("Unschedulable", f"text {number}"))
+        room.teller.set("uid-a", Message("Unschedulable", f"text {number}"))
         room.now += 0.2
     assert room.conditions() == [("a", "text 4")], "it has waited since the first"
 
 
 def test_what_is_urgent_goes_first_and_at_once() -> None:
     room = Room(pod("a"), pod("b"), pod("c"))
-    room.teller.tell("uid-a", WAITING)
+    room.teller.set("uid-a", WAITING)
     room.teller.scheduled(pod("c"), "n1")
     room.now += 5.0
-    room.teller.tell("uid-b", NEVER)
+    room.teller.set("uid-b", NEVER)
     written = room.write(3)
     assert written[0][1][0].endswith("/pods/b/status")
     assert sorted(verb for verb, _ in written[1:]) == ["event", "patch"], "and then both in turn"
@@ -105,7 +105,7 @@ def test_what_is_urgent_goes_first_and_at_once() -> None:
 def test_what_was_told_is_not_told_again() -> None:
     room = Room(pod("a"))
     for _ in range(3):
-        room.teller.tell("uid-a", WAITING)
+        room.teller.set("uid-a", WAITING)
         room.now += 100.0
         room.write()
     assert room.client.verbs() == ["patch", "event"]
@@ -114,7 +114,7 @@ def test_what_was_told_is_not_told_again() -> None:
 def test_what_a_pod_says_already_is_not_written_after_a_restart() -> None:
     said = {"type": "PodScheduled", "status": "False", "reason": WAITING.reason, "message": WAITING.text}
     room = Room(pod("a", status={"conditions": [said]}))
-    room.teller.tell("uid-a", WAITING)
+    room.teller.set("uid-a", WAITING)
     room.now += 5.0
     assert room.write() == []
 
@@ -127,7 +127,7 @@ def test_what_a_pod_said_before_a_restart_and_holds_no_more_is_written_over() ->
         "message": "3 nodes are busy",
     }
     room = Room(pod("a", status={"conditions": [said]}))
-    room.teller.tell("uid-a", WAITING)
+    room.teller.set("uid-a", WAITING)
     room.now += 5.0
     assert room.conditions() == [("a", WAITING.text)]
 
@@ -135,21 +135,21 @@ def test_what_a_pod_said_before_a_restart_and_holds_no_more_is_written_over() ->
 def test_the_time_of_a_condition_that_stays_false_is_kept() -> None:
     said = {"type": "PodScheduled", "status": "False", "reason": "x", "lastTransitionTime": time_text(5.0)}
     room = Room(pod("a", status={"conditions": [said]}))
-    room.teller.tell("uid-a", NEVER)
+    room.teller.set("uid-a", NEVER)
     body = room.write()[0][1][1]
     assert body["status"]["conditions"][0]["lastTransitionTime"] == time_text(5.0)
 
 
 def test_a_start_that_drifts_is_no_news_and_one_that_slips_is_told_in_its_time() -> None:
     room = Room(pod("a"), tell_every_s=15.0)
-    room.teller.tell("uid-a", Message("Unschedulable", "busy", start_at=2000.0))
+    room.teller.set("uid-a", Message("Unschedulable", "busy", start_at=2000.0))
     room.now += 1.0
     assert room.conditions() == [("a", f"expected to start at {time_text(2000.0)}: busy")]
-    room.teller.tell("uid-a", Message("Unschedulable", "busy", start_at=2025.0))
+    room.teller.set("uid-a", Message("Unschedulable", "busy", start_at=2025.0))
     room.now += 100.0
     assert room.write() == []
     room.now = 1002.0
-    room.teller.tell("uid-a", Message("Unschedulable", "busy", start_at=2400.0))
+    room.teller.set("uid-a", Message("Unschedulable", "busy", start_at=2400.0))
     room.now = 1010.0
     assert room.write() == [], "the same pod is not told so often"
     room.now = 1017.0
@@ -160,37 +160,37 @@ def test_a_start_that_drifts_is_no_news_and_one_that_slips_is_told_in_its_time()
 def test_an_event_for_each_news_and_only_for_that() -> None:
     room = Room(pod("a"))
     for text in ("one", "two"):
-        room.teller.tell("uid-a", Message("Unschedulable", text))
+        room.teller.set("uid-a", Message("Unschedulable", text))
         room.now += 100.0
         room.write()
-    room.teller.tell("uid-a", Message("GroupBroken", "three", is_urgent=True))
+    room.teller.set("uid-a", Message("GroupIncomplete", "three", is_urgent=True))
     room.write()
     assert [what[2] for verb, what in room.client.asked if verb == "event"] == ["one", "three"]
 
 
 def test_what_was_urgent_and_holds_no_more_is_not_written() -> None:
     room = Room(pod("a"))
-    room.teller.tell("uid-a", WAITING)
+    room.teller.set("uid-a", WAITING)
     room.now += 5.0
     room.write()
-    room.teller.tell("uid-a", NEVER)
-    room.teller.tell("uid-a", WAITING)
+    room.teller.set("uid-a", NEVER)
+    room.teller.set("uid-a", WAITING)
     assert room.write() == []
 
 
 def test_what_was_urgent_and_gave_way_to_something_else_is_not_written() -> None:
     room = Room(pod("a"))
-    room.teller.tell("uid-a", NEVER)
-    room.teller.tell("uid-a", WAITING)
+    room.teller.set("uid-a", NEVER)
+    room.teller.set("uid-a", WAITING)
     room.now += 5.0
     assert room.conditions() == [("a", WAITING.text)]
 
 
 def test_who_could_never_run_and_can_after_all_reads_it_without_delay() -> None:
     room = Room(pod("a"), tell_every_s=15.0)
-    room.teller.tell("uid-a", NEVER)
+    room.teller.set("uid-a", NEVER)
     room.write()
-    room.teller.tell("uid-a", WAITING)
+    room.teller.set("uid-a", WAITING)
     room.now += 2.0
     assert room.conditions() == [("a", WAITING.text)]
 
@@ -198,18 +198,18 @@ def test_who_could_never_run_and_can_after_all_reads_it_without_delay() -> None:
 def test_one_whose_time_has_not_come_holds_nobody_up() -> None:
     room = Room(*(pod(f"p{number}") for number in range(300)))
     for number in range(300):
-        room.teller.tell(f"uid-p{number}", WAITING)
+        room.teller.set(f"uid-p{number}", WAITING)
         if number == 149:
             room.now += 2.0
     assert len(room.conditions(turns=400)) == 150
-    room.teller.tell("uid-p299", NEVER)
+    room.teller.set("uid-p299", NEVER)
     assert room.conditions(turns=1) == [("p299", NEVER.text)]
 
 
 @pytest.mark.parametrize("error", [Unreachable("no way"), Conflicted(409)])
 def test_what_could_not_be_written_is_written_a_moment_later(error: Exception) -> None:
     room = Room(pod("a"), client=FakeClient(patch=[error]))
-    room.teller.tell("uid-a", NEVER)
+    room.teller.set("uid-a", NEVER)
     assert len(room.write()) == 1
     room.now += 1.0
     assert room.conditions() == [("a", NEVER.text)]
@@ -219,11 +219,11 @@ def test_what_could_not_be_written_gives_way_to_what_came_meanwhile() -> None:
     room = Room(pod("a"))
 
     def refused() -> None:
-        room.teller.tell("uid-a", NEVER)
+        room.teller.set("uid-a", NEVER)
         raise Conflicted(409)
 
     room.client.answers["patch"] = [refused]
-    room.teller.tell("uid-a", WAITING)
+    room.teller.set("uid-a", WAITING)
     room.now += 2.0
     assert room.conditions() == [("a", WAITING.text), ("a", NEVER.text)]
     room.now += 100.0
@@ -232,7 +232,7 @@ def test_what_could_not_be_written_gives_way_to_what_came_meanwhile() -> None:
 
 def test_what_is_forbidden_is_not_tried_again() -> None:
     room = Room(pod("a"), client=FakeClient(patch=[Forbidden(403)]))
-    room.teller.tell("uid-a", NEVER)
+    room.teller.set("uid-a", NEVER)
     room.write()
     room.now += 100.0
     assert room.write() == []
@@ -256,7 +256,7 @@ def test_an_event_that_was_not_taken_is_written_again_but_not_for_ever(error: Ex
 def test_pods_that_are_gone_or_on_a_node_are_forgotten() -> None:
     room = Room(pod("a"), pod("b"), pod("c"), pod("d"))
     for uid in room.pods:
-        room.teller.tell(uid, NEVER)
+        room.teller.set(uid, NEVER)
     room.write(2)
     assert room.remembered() == 4
     room.teller.forget("uid-a")
@@ -270,7 +270,7 @@ def test_pods_that_are_gone_or_on_a_node_are_forgotten() -> None:
 def test_a_sweep_finds_those_of_whom_nobody_has_told() -> None:
     room = Room(*(pod(f"p{number}") for number in range(30)))
     for uid in room.pods:
-        room.teller.tell(uid, NEVER)
+        room.teller.set(uid, NEVER)
     room.write(100)
     room.pods = {"uid-p0": pod("p0")}
     room.teller.sweep()
@@ -279,8 +279,8 @@ def test_a_sweep_finds_those_of_whom_nobody_has_told() -> None:
 
 def test_a_sweep_forgets_those_as_well_who_were_to_be_told() -> None:
     room = Room(pod("a"), pod("b"))
-    room.teller.tell("uid-a", WAITING)
-    room.teller.tell("uid-b", NEVER)
+    room.teller.set("uid-a", WAITING)
+    room.teller.set("uid-b", NEVER)
     room.pods = {}
     room.teller.sweep()
     assert room.remembered() == 0
@@ -293,7 +293,7 @@ def test_one_that_is_bound_while_it_is_told_is_forgotten() -> None:
         room.pods["uid-a"] = pod("a", node="n1")
 
     room.client.answers["patch"] = [bound]
-    room.teller.tell("uid-a", NEVER)
+    room.teller.set("uid-a", NEVER)
     assert len(room.write()) == 1
     assert room.remembered() == 0
 
@@ -302,7 +302,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.backends.kube.pod_conditions._WAITING_MAX", 10)
     room = Room()
     for number in range(50):
-        room.teller.tell(f"uid-{number}", WAITING)
+        room.teller.set(f"uid-{number}", WAITING)
     assert room.remembered() == 10
     for number in range(60_000):
         room.teller._events.append(number)  # type: ignore[arg-type]
@@ -315,7 +315,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_writes_together_keep_to_a_rate() -> None:
     room = Room(*(pod(f"p{number}") for number in range(500)), tells_per_s=100.0)
     for uid in room.pods:
-        room.teller.tell(uid, WAITING)
+        room.teller.set(uid, WAITING)
     room.now += 5.0
 
     async def scenario() -> None:
@@ -331,7 +331,7 @@ def test_all_writes_together_keep_to_a_rate() -> None:
 def test_nothing_is_written_out_of_office() -> None:
     room = Room(pod("a"))
     room.is_in_office = False
-    room.teller.tell("uid-a", NEVER)
+    room.teller.set("uid-a", NEVER)
 
     async def scenario() -> None:
         task = asyncio.create_task(room.teller.run())
@@ -352,16 +352,16 @@ def test_nothing_is_written_out_of_office() -> None:
         ("assembling", "GroupIncomplete", False),
         ("waiting", "Unschedulable", False),
         ("never", "Unschedulable", True),
-        ("broken", "GroupBroken", True),
-        ("given-up", "GroupGivenUp", True),
+        ("incomplete", "GroupIncomplete", True),
+        ("inadmissible", "GroupInadmissible", True),
     ],
 )
 def test_verdicts(verdict: str, reason: str, is_urgent: bool) -> None:
-    message = message_of(Tell("default/job/x/1", 1, verdict, "why"))
+    message = message_of(StatusUpdate("default/job/x/1", 1, verdict, "why"))
     assert (message.reason, message.is_urgent) == (reason, is_urgent)
     assert message.text == ("it can never run here: why" if verdict == "never" else "why")
 
 
 def test_a_maker_that_has_not_been_heard_of_yet_is_not_urgent() -> None:
     assert not problem_message(Problem(UNRESOLVED, "x")).is_urgent
-    assert problem_message(Problem("Misunderstood", "x")).is_urgent
+    assert problem_message(Problem("InvalidSpec", "x")).is_urgent

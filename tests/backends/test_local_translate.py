@@ -7,32 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backends.local import LocalSettings, LocalWorld
+from penstock.backends.local import LocalBackend, LocalSettings
 from penstock.backends.local.translate import attempt_of, tasks_of
 from penstock.errors import BadRequest
-from penstock.paths import Places
-from penstock.protocol.intents import Place, Seat
+from penstock.paths import InstancePaths
+from penstock.protocol.intents import Assignment, Place
 
-PLACES = Places(Path("/state"), Path("/run/p"))
+PLACES = InstancePaths(Path("/state"), Path("/run/p"))
 RANKS = {f"node{rank}": rank for rank in range(12)}
 JOB = 6731191091817518
 
 
-def placed(*seats: Seat, **spec: object) -> Place:
+def placed(*assignments: Assignment, **spec: object) -> Place:
     base = {"id_f58": "ƒuZZybuNNy", "name": "lmp", "command": ["/bin/app", "x"], "cwd": "/project"}
-    return Place(1, JOB, "", seats, end_at=99.0, size=len(seats), spec={**base, **spec})
+    return Place(1, JOB, "", assignments, end_at=99.0, size=len(assignments), spec={**base, **spec})
 
 
-def seats() -> tuple[Seat, ...]:
+def assignments() -> tuple[Assignment, ...]:
     return (
-        Seat("7/2/0", 0, "node10", (("core", "0-1", 2), ("gpu", "3", 1))),
-        Seat("7/2/1", 1, "node10", (("core", "2-3", 2), ("gpu", "1", 1))),
-        Seat("7/2/2", 2, "node2", (("core", "5", 1), ("memory", "", 9))),
+        Assignment("7/2/0", 0, "node10", (("core", "0-1", 2), ("gpu", "3", 1))),
+        Assignment("7/2/1", 1, "node10", (("core", "2-3", 2), ("gpu", "1", 1))),
+        Assignment("7/2/2", 2, "node2", (("core", "5", 1), ("memory", "", 9))),
     )
 
 
 def test_places_in_the_job_are_counted_over_nodes_in_the_order_of_their_ranks() -> None:
-    tasks = tasks_of(placed(*seats()), PLACES, RANKS, bind=True)
+    tasks = tasks_of(placed(*assignments()), PLACES, RANKS, bind=True)
     assert [(task.rank, task.local_id, task.nnodes, task.size) for task in tasks] == [
         (0, 0, 2, 3),
         (1, 1, 2, 3),
@@ -40,18 +40,20 @@ def test_places_in_the_job_are_counted_over_nodes_in_the_order_of_their_ranks() 
     ]
     assert [task.gpus for task in tasks] == ["1,3", "1,3", "-1"]
     assert [task.cores for task in tasks] == [(0, 1), (2, 3), (5,)]
-    assert [(task.node, task.granted) for task in tasks_of(placed(*seats()), PLACES, RANKS, bind=False)] == [
+    assert [
+        (task.node, task.granted) for task in tasks_of(placed(*assignments()), PLACES, RANKS, bind=False)
+    ] == [
         ("node10", (0, 1)),
         ("node10", (2, 3)),
         ("node2", (5,)),
     ]
     assert tasks[0].tmpdir == "/state/agents/node10/tmp/jobtmp-1-fuZZybuNNy"
     assert {task.end_at for task in tasks} == {99.0}
-    assert {task.cores for task in tasks_of(placed(*seats()), PLACES, RANKS, bind=False)} == {()}
+    assert {task.cores for task in tasks_of(placed(*assignments()), PLACES, RANKS, bind=False)} == {()}
 
 
 def test_without_a_template_each_task_has_its_own_files() -> None:
-    task = tasks_of(placed(*seats()), PLACES, RANKS, bind=False)[1]
+    task = tasks_of(placed(*assignments()), PLACES, RANKS, bind=False)[1]
     assert (task.stdout, task.stderr) == (f"/state/output/{JOB}/2-1.out", f"/state/output/{JOB}/2-1.err")
     assert (task.marks, task.file_mode) == ("", 0o600)
 
@@ -70,21 +72,23 @@ def test_without_a_template_each_task_has_its_own_files() -> None:
     ],
 )
 def test_tags_mean_what_they_mean_in_flux(template: str, expected: str) -> None:
-    task = tasks_of(placed(*seats(), output=template, command=["a", template]), PLACES, RANKS, bind=False)[1]
+    task = tasks_of(
+        placed(*assignments(), output=template, command=["a", template]), PLACES, RANKS, bind=False
+    )[1]
     assert task.stdout == task.stderr == expected
     assert task.command == ("a", expected)
     assert (task.marks, task.file_mode, task.attempt) == (f"/state/output/{JOB}", 0o644, 2)
 
 
 def test_stderr_goes_where_it_is_told() -> None:
-    task = tasks_of(placed(*seats(), error="{{id.dec}}.err"), PLACES, RANKS, bind=False)[0]
+    task = tasks_of(placed(*assignments(), error="{{id.dec}}.err"), PLACES, RANKS, bind=False)[0]
     assert (task.stdout, task.stderr) == (f"/state/output/{JOB}/2-0.out", f"{JOB}.err")
 
 
 def test_the_paths_of_outputs_can_be_asked_for() -> None:
     async def ask(**spec: object) -> tuple[Path, Path]:
-        world = LocalWorld(PLACES, LocalSettings())
-        return world.output_paths(JOB, 1, placed(*seats(), **spec).spec, 2)
+        backend = LocalBackend(PLACES, LocalSettings())
+        return backend.output_paths(JOB, 1, placed(*assignments(), **spec).spec, 2)
 
     assert asyncio.run(ask())[1] == Path(f"/state/output/{JOB}/2-1.err")
     assert asyncio.run(ask(output="o.{{taskid}}")) == (Path("/project/o.1"), Path("/project/o.1"))
@@ -99,7 +103,7 @@ def test_the_attempt_is_part_of_a_members_key() -> None:
 )
 def test_what_cannot_be_read_is_refused(spec: dict[str, object]) -> None:
     with pytest.raises(BadRequest):
-        tasks_of(placed(*seats(), **spec), PLACES, RANKS, bind=False)
+        tasks_of(placed(*assignments(), **spec), PLACES, RANKS, bind=False)
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

@@ -69,8 +69,8 @@ def test_rates_count_from_when_a_contender_is_up_and_are_compared_within_a_case(
 
 
 def test_cpu_of_named_processes_is_told_apart_from_that_of_others() -> None:
-    work = "import time\nwhile time.process_time() < 0.5: pass\ntime.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", work]) as process:
+    workload = "import time\nwhile time.process_time() < 0.5: pass\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", workload]) as process:
         try:
             meter = Meter({"scheduler": process.pid})
             deadline = time.monotonic() + 30

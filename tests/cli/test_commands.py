@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.model.jobid import encode_jobid
-from penstock.paths import places_of
+from penstock.paths import paths_of
 from penstock.web import CancelSelection
 from tests.cli.terminal import Terminal, environment, on_terminal, piped, runtime
 from tests.web.canned import DONE, Canned, job, served
@@ -26,11 +26,11 @@ ID = encode_jobid(FIRST)
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     state = tmp_path_factory.mktemp("state")
-    places = places_of(str(state), environment(state))
-    places.socket.parent.mkdir(parents=True)
+    paths = paths_of(str(state), environment(state))
+    paths.socket.parent.mkdir(parents=True)
     service = Canned()
-    with served(service, places.socket):
-        yield SimpleNamespace(state=state, service=service, places=places)
+    with served(service, paths.socket):
+        yield SimpleNamespace(state=state, service=service, paths=paths)
     shutil.rmtree(runtime(state))
 
 
@@ -346,17 +346,17 @@ def test_stop_waits_until_the_socket_and_the_process_are_gone(tmp_path: Path) ->
     import subprocess
     import sys
 
-    places = places_of(str(tmp_path), environment(tmp_path))
-    places.socket.parent.mkdir(parents=True)
+    paths = paths_of(str(tmp_path), environment(tmp_path))
+    paths.socket.parent.mkdir(parents=True)
     service = Canned()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
         service.pid = other.pid
-        with served(service, places.socket):
+        with served(service, paths.socket):
             service.calls.clear()
             before = service.on_shutdown
             service.on_shutdown = lambda: (before(), other.kill())
             done = piped(tmp_path, "stop", "--keep-tasks", still=False)
     assert done.returncode == 0, done.stderr
     assert ("shutdown", True) in service.calls
-    assert not places.socket.exists()
+    assert not paths.socket.exists()
     shutil.rmtree(runtime(tmp_path))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.cli.jobspecs import (
+    JobRequest,
     Shape,
-    Wish,
     build_jobspec,
     parse_dependency,
     parse_signal,
@@ -57,7 +57,7 @@ TABLE = [
 def test_options_become_resources_as_in_flux(
     shape: Shape, resource: dict[str, Any], count: dict[str, int]
 ) -> None:
-    spec = build_jobspec(Wish(("app",), shape, cwd="/tmp"), NOW)
+    spec = build_jobspec(JobRequest(("app",), shape, cwd="/tmp"), NOW)
     assert spec["resources"] == [resource]
     assert spec["tasks"] == [{"command": ["app"], "slot": "task", "count": count}]
     assert list(spec) == ["resources", "tasks", "attributes", "version"]
@@ -65,14 +65,16 @@ def test_options_become_resources_as_in_flux(
 
 
 def test_tasks_on_each_node_are_an_option_of_the_shell() -> None:
-    spec = build_jobspec(Wish(("app",), Shape(nodes=2, tasks_per_node=3)), NOW)
+    spec = build_jobspec(JobRequest(("app",), Shape(nodes=2, tasks_per_node=3)), NOW)
     options = spec["attributes"]["system"]["shell"]["options"]
     assert options == {"per-resource": {"type": "node", "count": 3}}
 
 
 def test_the_flat_example_byte_for_byte() -> None:
-    wish = Wish(("app",), Shape(ntasks=4, cores_per_task=2, gpus_per_task=1), time_limit="10", cwd="/tmp")
-    assert json.dumps(build_jobspec(wish, NOW), separators=(",", ":")) == (
+    request = JobRequest(
+        ("app",), Shape(ntasks=4, cores_per_task=2, gpus_per_task=1), time_limit="10", cwd="/tmp"
+    )
+    assert json.dumps(build_jobspec(request, NOW), separators=(",", ":")) == (
         '{"resources":[{"type":"slot","count":4,"with":[{"type":"core","count":2},{"type":"gpu","count":1}],'
         '"label":"task"}],"tasks":[{"command":["app"],"slot":"task","count":{"per_slot":1}}],'
         '"attributes":{"system":{"duration":600.0,"environment":{},"cwd":"/tmp"}},"version":1}'
@@ -91,21 +93,21 @@ def test_the_flat_example_byte_for_byte() -> None:
 )
 def test_shapes_that_contradict_themselves_are_refused(shape: Shape, words: str) -> None:
     with pytest.raises(BadRequest, match=words):
-        build_jobspec(Wish(("app",), shape), NOW)
+        build_jobspec(JobRequest(("app",), shape), NOW)
 
 
 def test_a_command_is_needed() -> None:
     with pytest.raises(BadRequest, match="job command and arguments are missing"):
-        build_jobspec(Wish(()), NOW)
+        build_jobspec(JobRequest(()), NOW)
 
 
 def test_all_other_options_are_attributes() -> None:
-    wish = Wish(
+    request = JobRequest(
         ("app",), time_limit="1.5h", queue="q", name="n", dependencies=("afterok:f1?x=y", "singleton"),
         begin_time="+1h", requires="a", output="o", error="e", label_io=True, signal="TERM@2m", cwd="/w",
         environment={"A": "1"},
     )  # fmt: skip
-    assert build_jobspec(wish, NOW)["attributes"]["system"] == {
+    assert build_jobspec(request, NOW)["attributes"]["system"] == {
         "duration": 5400.0,
         "environment": {"A": "1"},
         "cwd": "/w",
@@ -203,10 +205,10 @@ def test_the_environment_is_chosen_by_rules() -> None:
 
 
 def test_a_copy_has_its_own_id_in_every_text() -> None:
-    wish = substitute(
-        Wish(("app", "{cc}"), name="n{cc}", output="o{cc}", dependencies=("afterok:{cc}",)), "7"
+    request = substitute(
+        JobRequest(("app", "{cc}"), name="n{cc}", output="o{cc}", dependencies=("afterok:{cc}",)), "7"
     )
-    assert (wish.command, wish.name, wish.output, wish.dependencies) == (
+    assert (request.command, request.name, request.output, request.dependencies) == (
         ("app", "7"),
         "n7",
         "o7",

@@ -42,9 +42,9 @@ def test_no_core_or_gpu_is_given_twice_at_any_time(
     for instant in sorted({job["start_s"] for job in placed}):
         running = [job for job in placed if job["start_s"] <= instant < job["end_s"]]
         for node in facts["cluster"]["nodes"]:
-            places = [place for job in running for place in job["places"] if place["node"] == node]
+            paths = [place for job in running for place in job["places"] if place["node"] == node]
             for kind, most in (("cores", plan_demo.CORES), ("gpus", plan_demo.GPUS)):
-                ids = [number for place in places for number in place[kind]]
+                ids = [number for place in paths for number in place[kind]]
                 assert len(ids) == len(set(ids)) <= most, (node, instant, kind)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.cli.fields import job_field
 from penstock.errors import Conflict
-from penstock.paths import places_of
+from penstock.paths import paths_of
 from penstock.web import Doc
 from tests.cli.terminal import environment, on_terminal, piped, runtime
 from tests.web.canned import NOW, Canned, job, node, served
@@ -68,7 +68,7 @@ class Pods(Canned):
 
     async def status(self) -> Doc:
         found = await super().status()
-        found["instance"] |= {"world": "kubernetes", "ready": self.ready}
+        found["instance"] |= {"backend": "kubernetes", "ready": self.ready}
         if not self.ready:
             found["instance"]["why_not_ready"] = "standing by: another instance is the leader, or none is yet"
             found |= {"jobs": dict.fromkeys(found["jobs"]), "nodes": {"up": None, "down": None}}
@@ -97,10 +97,10 @@ class Pods(Canned):
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     state = tmp_path_factory.mktemp("state")
-    places = places_of(str(state), environment(state))
-    places.socket.parent.mkdir(parents=True)
+    paths = paths_of(str(state), environment(state))
+    paths.socket.parent.mkdir(parents=True)
     service = Pods()
-    with served(service, places.socket):
+    with served(service, paths.socket):
         yield SimpleNamespace(state=state, service=service)
     shutil.rmtree(runtime(state))
 
@@ -119,7 +119,7 @@ def test_status_shows_the_cluster_and_who_is_its_leader(at: Path) -> None:
     lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
     assert lines[0][1].startswith("ready, pid")
     assert lines[1:4] == [
-        ["world", "kubernetes, https://10.0.0.1:6443"],
+        ["backend", "kubernetes, https://10.0.0.1:6443"],
         ["leader", f"{LEADER} (this instance)"],
         ["schedulers", "penstock, fluence"],
     ]
@@ -231,12 +231,12 @@ def test_whoever_wants_the_output_is_sent_to_kubectl(at: Path) -> None:
 
 
 def test_a_stop_does_not_speak_of_jobs_that_end(tmp_path: Path) -> None:
-    places = places_of(str(tmp_path), environment(tmp_path))
-    places.socket.parent.mkdir(parents=True)
+    paths = paths_of(str(tmp_path), environment(tmp_path))
+    paths.socket.parent.mkdir(parents=True)
     service = Pods()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
         service.pid = other.pid
-        with served(service, places.socket):
+        with served(service, paths.socket):
             before = service.on_shutdown
 
             def end() -> None:

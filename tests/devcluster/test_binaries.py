@@ -13,7 +13,14 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from penstock.devcluster import binaries
-from penstock.devcluster.binaries import PARTS, Part, Parts, PartsMissing, cache_directory, find_parts
+from penstock.devcluster.binaries import (
+    BINARIES,
+    Binaries,
+    BinariesMissing,
+    Binary,
+    cache_directory,
+    find_binaries,
+)
 from penstock.devcluster.certificates import make_credentials
 from penstock.devcluster.cluster import DevCluster
 from penstock.devcluster.commands import choose_ports, write_stages
@@ -40,7 +47,7 @@ def test_the_versions_are_those_that_go_is_told() -> None:
 
 def test_every_program_is_kept_by_the_modules() -> None:
     told = "".join((MODULES / name / "tools.go").read_text() for name in (".", "kwok"))
-    assert [part.name for part in PARTS if f'"{part.package}"' not in told] == []
+    assert [part.name for part in BINARIES if f'"{part.package}"' not in told] == []
 
 
 def test_other_versions_have_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,14 +67,14 @@ def test_the_cache_is_where_the_user_wants_it() -> None:
 def test_missing_parts_are_named_with_what_helps(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     directory = cache_directory(environ)
-    for part in PARTS[1:]:
+    for part in BINARIES[1:]:
         program(directory / part.name, "true")
-    with pytest.raises(PartsMissing, match="make controlplane") as raised:
-        find_parts(environ)
+    with pytest.raises(BinariesMissing, match="make controlplane") as raised:
+        find_binaries(environ)
     assert raised.value.missing == ("etcd",)
     assert isinstance(raised.value, Unavailable)
     program(directory / "etcd", "true")
-    assert find_parts(environ) == Parts(directory)
+    assert find_binaries(environ) == Binaries(directory)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +90,12 @@ def test_missing_parts_are_named_with_what_helps(tmp_path: Path) -> None:
 )
 def test_only_exactly_the_pinned_version_is_taken(tmp_path: Path, said: str, is_right: bool) -> None:
     path = program(tmp_path / "etcd", f"echo '{said}'")
-    assert binaries.reports_pinned_version(Part("etcd", "-", "3.6.8"), path) is is_right
+    assert binaries.reports_pinned_version(Binary("etcd", "-", "3.6.8"), path) is is_right
 
 
 def test_what_cannot_be_run_is_not_taken(tmp_path: Path) -> None:
-    assert not binaries.reports_pinned_version(PARTS[0], tmp_path / "nothing")
-    assert not binaries.reports_pinned_version(PARTS[0], program(tmp_path / "fails", "echo 3.6.8; exit 1"))
+    assert not binaries.reports_pinned_version(BINARIES[0], tmp_path / "nothing")
+    assert not binaries.reports_pinned_version(BINARIES[0], program(tmp_path / "fails", "echo 3.6.8; exit 1"))
 
 
 def test_penstock_is_known_by_the_name_and_the_groups_of_its_service_account(tmp_path: Path) -> None:
@@ -129,14 +136,14 @@ def test_ports_are_three_and_outside_those_of_outgoing_connections() -> None:
 def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
     with pytest.raises(Conflict, match="not empty"):
-        DevCluster(tmp_path, parts=Parts(tmp_path)).start()
+        DevCluster(tmp_path, parts=Binaries(tmp_path)).start()
     assert (tmp_path / "mine").read_text() == "kept"
 
 
 def test_what_cannot_be_started_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     for name in ("etcd", "kube-apiserver"):
         program(tmp_path / "bin" / name, f"echo {name} says no; exit 7")
-    cluster = DevCluster(tmp_path / "cluster", parts=Parts(tmp_path / "bin"))
+    cluster = DevCluster(tmp_path / "cluster", parts=Binaries(tmp_path / "bin"))
     with pytest.raises(Unavailable, match="etcd ended with 7: etcd says no"):
         cluster.start()
     assert not cluster.directory.exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.devcluster.binaries import PARTS, cache_directory, find_parts
+from penstock.devcluster.binaries import BINARIES, cache_directory, find_binaries
 
 SCRIPT = Path(__file__).resolve().parents[2] / "hack" / "controlplane" / "build.py"
 TIMEOUT_S = 60
@@ -89,14 +89,14 @@ def with_go(machine: Machine) -> Machine:
 def test_all_parts_are_built_once_with_progress(with_go: Machine) -> None:
     code, out, err = with_go.run()
     assert (code, err) == (0, "")
-    for number, part in enumerate(PARTS, 1):
+    for number, part in enumerate(BINARIES, 1):
         assert f"[{number} of 6] {part.name} {part.version}: building" in out
         assert f"[{number} of 6] {part.name} {part.version}: built in 0 s" in out
-    assert with_go.builds() == [part.package for part in PARTS]
-    assert find_parts(with_go.environ).directory == cache_directory(with_go.environ)
+    assert with_go.builds() == [part.package for part in BINARIES]
+    assert find_binaries(with_go.environ).directory == cache_directory(with_go.environ)
     code, out, _ = with_go.run()
     assert (code, out) == (0, f"ready: {cache_directory(with_go.environ)}\n")
-    assert len(with_go.builds()) == len(PARTS)
+    assert len(with_go.builds()) == len(BINARIES)
 
 
 def test_builds_are_static_and_know_their_version(with_go: Machine) -> None:
@@ -113,7 +113,7 @@ def test_two_runs_at_once_build_once(with_go: Machine) -> None:
     results = [ended(first), ended(second)]
     assert [code for code, _, _ in results] == [0, 0]
     assert "another run fills the cache; waiting for it" in results[1][1]
-    assert len(with_go.builds()) == len(PARTS)
+    assert len(with_go.builds()) == len(BINARIES)
 
 
 def test_a_part_that_is_missing_later_is_built_again_alone(with_go: Machine) -> None:
@@ -150,22 +150,22 @@ def test_a_build_that_fails_leaves_no_half_and_keeps_what_was_whole(with_go: Mac
 
 def test_programs_of_the_right_version_are_taken_from_elsewhere(machine: Machine, tmp_path: Path) -> None:
     assets = tmp_path / "assets"
-    for part in PARTS[:3]:
+    for part in BINARIES[:3]:
         machine.install(assets / part.name, f"#!/bin/sh\necho 'Version: v{part.version}'\n")
-    for part in PARTS[3:]:
+    for part in BINARIES[3:]:
         machine.install(machine.bin / part.name, f"#!/bin/sh\necho '{part.version}'\n")
     code, out, err = machine.run(KUBEBUILDER_ASSETS=str(assets))
     assert (code, err) == (0, "")  # nobody asked for a Go
     assert f"[1 of 6] etcd 3.6.8: copying {assets / 'etcd'}" in out
-    assert machine.cached() == {part.name for part in PARTS}
+    assert machine.cached() == {part.name for part in BINARIES}
 
 
 def test_programs_of_another_version_are_not_taken(with_go: Machine, tmp_path: Path) -> None:
     assets = tmp_path / "assets"
-    for part in PARTS:
+    for part in BINARIES:
         with_go.install(assets / part.name, "#!/bin/sh\necho 'Version: v1.33.0'\n")
     assert with_go.run(KUBEBUILDER_ASSETS=str(assets))[0] == 0
-    assert len(with_go.builds()) == len(PARTS)
+    assert len(with_go.builds()) == len(BINARIES)
 
 
 def test_a_cache_that_cannot_be_written_is_told(with_go: Machine, tmp_path: Path) -> None:

@@ -202,11 +202,11 @@ def test_nothing_is_left_when_the_owner_is_killed() -> None:
     wait_for(lambda: not processes_of(directory) and not directory.exists(), "everything to be gone", 20)
 
 
-def test_nothing_is_left_when_the_guardian_is_killed() -> None:
+def test_nothing_is_left_when_the_reaper_is_killed() -> None:
     with running_cluster(DevSettings(nodes=0, scheduler=False)) as cluster:
-        (guardian,) = (pid for pid in processes_of(cluster.directory) if b"guardian" in cmdline(pid))
-        os.kill(guardian, signal.SIGKILL)
-        wait_for(lambda: processes_of(cluster.directory) in ([], [guardian]), "the parts to die", 10)
+        (reaper,) = (pid for pid in processes_of(cluster.directory) if b"reaper" in cmdline(pid))
+        os.kill(reaper, signal.SIGKILL)
+        wait_for(lambda: processes_of(cluster.directory) in ([], [reaper]), "the parts to die", 10)
         with pytest.raises(Unavailable, match="guardian"):
             cluster.part("etcd")
         cluster.stop()

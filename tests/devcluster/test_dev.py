@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.client import Client
+from penstock.cli.client import ApiClient
 from penstock.errors import PenstockError
-from penstock.paths import places_of
+from penstock.paths import paths_of
 from tests.clusters import needs_controlplane, wait_for
 
 PENSTOCK = Path(sys.executable).parent / "penstock"
@@ -137,7 +137,7 @@ def test_nothing_is_left_of_a_cluster_that_is_killed(user: User) -> None:
 def test_penstock_runs_in_it_and_goes_with_it_even_if_it_is_killed(user: User) -> None:
     needs_controlplane()
     running = user.start()
-    inside = places_of(str(user.folder / "state" / "penstock-dev" / "cluster" / "penstock"), user.environ)
+    inside = paths_of(str(user.folder / "state" / "penstock-dev" / "cluster" / "penstock"), user.environ)
     ours = json.dumps({"spec": {"schedulerName": "penstock"}})
     told = ("--image=busybox", "--restart=Never", f"--overrides={ours}", "--", "sleep", "1")
     assert user.run("kubectl", "run", "hello", *told).returncode == 0
@@ -155,8 +155,8 @@ def test_penstock_runs_in_it_and_goes_with_it_even_if_it_is_killed(user: User) -
 def test_penstock_comes_back_if_it_is_killed_and_knows_what_it_knew(user: User) -> None:
     needs_controlplane()
     running = user.start()
-    inside = Client(
-        places_of(str(user.folder / "state" / "penstock-dev" / "cluster" / "penstock"), user.environ)
+    inside = ApiClient(
+        paths_of(str(user.folder / "state" / "penstock-dev" / "cluster" / "penstock"), user.environ)
     )
     ours = json.dumps({"spec": {"schedulerName": "penstock"}})
     told = ("--image=busybox", "--restart=Never", f"--overrides={ours}", "--", "sleep", "inf")
@@ -173,11 +173,11 @@ def test_penstock_comes_back_if_it_is_killed_and_knows_what_it_knew(user: User) 
     assert user.left() == []
 
 
-def states(inside: Client) -> list[str]:
+def states(inside: ApiClient) -> list[str]:
     return [job["state"] for job in inside.get("/v1/jobs", states="active")["jobs"]]
 
 
-def pid_of(inside: Client) -> int | None:
+def pid_of(inside: ApiClient) -> int | None:
     """Of an instance that is ready."""
     try:
         instance = inside.get("/v1/status")["instance"]
@@ -196,4 +196,4 @@ def test_a_directory_that_holds_something_is_refused(user: User) -> None:
     assert "not empty" in done.stderr
     assert (full / "mine").exists()
     assert user.left() == []
-    assert not places_of(str(full / "penstock"), user.environ).runtime.exists()
+    assert not paths_of(str(full / "penstock"), user.environ).runtime.exists()

@@ -49,7 +49,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Command:
+class ProcessCommand:
     place: str
     script: str
     expected: list[str]
@@ -64,7 +64,7 @@ def blocks_in(document: Path, language: str) -> list[Block]:
     ]
 
 
-def commands_in(block: Block) -> list[Command]:
+def commands_in(block: Block) -> list[ProcessCommand]:
     """`$ ` begins a command, `> ` goes on with it, and the lines up to the next one are its output."""
     commands: list[tuple[list[str], list[str]]] = []
     for line in block.text.splitlines():
@@ -75,7 +75,7 @@ def commands_in(block: Block) -> list[Command]:
         else:
             assert commands, f"{block}: output before any command"
             commands[-1][1].append(line)
-    return [Command(str(block), "\n".join(script), expected) for script, expected in commands]
+    return [ProcessCommand(str(block), "\n".join(script), expected) for script, expected in commands]
 
 
 def agrees(expected: list[str], found: list[str]) -> bool:
@@ -117,7 +117,7 @@ EXAMPLES = [document for document in DOCUMENTS if blocks_in(document, "python")]
 @pytest.mark.parametrize(
     "command", COMMANDS, ids=lambda command: f"{command.place} {command.script.splitlines()[0]}"
 )
-def test_a_command_prints_what_the_document_says(command: Command) -> None:
+def test_a_command_prints_what_the_document_says(command: ProcessCommand) -> None:
     if command.script.startswith("make ") and command.script != "make help":
         pytest.skip("a make target sets up an environment, or runs these tests again")
     run_command(command, {})
@@ -138,7 +138,7 @@ def test_the_commands_of_a_story_print_what_it_says_one_after_the_other(document
         shutil.rmtree(base)
 
 
-def run_command(command: Command, more: dict[str, str]) -> None:
+def run_command(command: ProcessCommand, more: dict[str, str]) -> None:
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1", **more}
     for inherited in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # Set when the tests themselves run under make.
         environment.pop(inherited, None)

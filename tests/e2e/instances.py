@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.client import Client
-from penstock.paths import Places, places_of
+from penstock.cli.client import ApiClient
+from penstock.paths import InstancePaths, paths_of
 from tests.cli.terminal import Screen, Terminal, environment, on_terminal, runtime
 from tests.store.servers import wait_until
 
@@ -51,8 +51,8 @@ class Place:
         return environment(self.state, **extra)
 
     @property
-    def places(self) -> Places:
-        return places_of(str(self.state), self.environment())
+    def paths(self) -> InstancePaths:
+        return paths_of(str(self.state), self.environment())
 
     def call(self, *arguments: str, stdin: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
         """The command with its output in a pipe, from the instance's own directory."""
@@ -112,8 +112,8 @@ class Running(Place):
     __slots__ = ()
 
     @property
-    def client(self) -> Client:
-        return Client(self.places)
+    def client(self) -> ApiClient:
+        return ApiClient(self.paths)
 
     def submit(self, *arguments: str) -> str:
         (job,) = self.ok("submit", *arguments).split()
@@ -184,7 +184,7 @@ def running_instance(*arguments: str) -> Iterator[Running]:
         try:
             yield running
         finally:
-            if running.places.socket.exists():
+            if running.paths.socket.exists():
                 stopped = running.call("stop")
                 assert stopped.returncode == 0, stopped
         wait_until(lambda: not left_behind(place), 5.0)

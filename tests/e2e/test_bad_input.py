@@ -245,7 +245,7 @@ def test_a_runtime_directory_with_too_long_a_path_is_refused(place: Place) -> No
 
 
 def test_a_socket_that_somebody_else_listens_on_is_not_taken(place: Place) -> None:
-    path = place.places.socket
+    path = place.paths.socket
     path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
@@ -257,7 +257,7 @@ def test_a_socket_that_somebody_else_listens_on_is_not_taken(place: Place) -> No
 
 
 def test_something_else_where_the_socket_belongs_is_not_removed(place: Place) -> None:
-    path = place.places.socket
+    path = place.paths.socket
     path.parent.mkdir(parents=True)
     path.write_text("precious")
     told = place.refused("start", *SHAPE, code=1)

@@ -37,7 +37,7 @@ def test_what_waits_survives_and_what_runs_is_ended(tmp_path: Path) -> None:
         instance.ok("queue", "stop")
         assert instance.ok("stop") == ""
         assert not left_behind(instance)
-        assert not instance.places.socket.exists()
+        assert not instance.paths.socket.exists()
         assert "no instance runs here" in instance.refused("jobs", code=3)
 
         assert "ready: 4 nodes, 8 cores" in instance.ok("start")  # It knows its shape.

@@ -44,8 +44,8 @@ def test_ids_decide_and_not_the_order_of_the_graph(policy: str, node: str) -> No
 def test_equal_scores_keep_the_order_in_which_they_were_found() -> None:
     for policy in ("low", "high"):
         engine = Engine(sockets_of(nodes=2, sockets=2, cores=1), policy)
-        places = [held(engine.match(job, ONE, 0))[0] for job in range(4)]
-        assert places == [
+        paths = [held(engine.match(job, ONE, 0))[0] for job in range(4)]
+        assert paths == [
             "node0/socket0/core0",
             "node0/socket1/core0",
             "node1/socket0/core0",

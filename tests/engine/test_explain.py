@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from builders import asks, asks_groups, at, on, pools_of, sockets_of, want
-from penstock.engine import Answer, Engine, Never, NotNow, Reason, Request, cluster_of, slot_request
-from penstock.engine.allocation import Blocker, Step
+from penstock.engine import Engine, MatchResult, Never, NotNow, Reason, Request, cluster_of, slot_request
+from penstock.engine.allocation import Blocker, FunnelStage
 from penstock.engine.graph_updates import set_status
 from penstock.model.constraint import Properties
 
 
-def reason_of(answer: Answer) -> Reason:
+def reason_of(answer: MatchResult) -> Reason:
     assert isinstance(answer, NotNow | Never), answer
     return answer.reason
 
@@ -73,7 +73,7 @@ def test_the_steps_lead_from_all_nodes_to_those_with_room() -> None:
         ("slots that fit", 1, 3),
     ]
     assert str(reason) == "asks for 3 slots; 2 nodes are up, it takes 3"
-    assert reason.steps[0] == Step("nodes", 4, 3)
+    assert reason.steps[0] == FunnelStage("nodes", 4, 3)
 
 
 def test_who_is_in_the_way_is_told_with_the_time_it_ends() -> None:

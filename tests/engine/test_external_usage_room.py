@@ -7,8 +7,8 @@ import pytest
 from builders import asks, at, held, want
 from penstock.engine import (
     Allocation,
+    AllocationKind,
     Engine,
-    Kind,
     MatchOp,
     Never,
     NotNow,
@@ -57,7 +57,7 @@ def test_a_hold_on_what_is_not_there_yet_counts_when_it_comes() -> None:
     node = at(engine, "node0")
     engine.holds.set("early", node, {"gpu": 1})
     engine.graph.add_child(node, VertexSpec("gpu", 0, rank=0))
-    engine.reprime()
+    engine.recompute_totals()
     assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), NotNow)
 
 
@@ -67,7 +67,7 @@ def test_one_comes_as_another_goes_and_the_hold_on_it_counts() -> None:
     engine.holds.set("early", at(engine, "node0"), {"gpu": 1})
     remove(engine, at(engine, "node1/gpu0"), recount=False)
     engine.graph.add_child(at(engine, "node0"), VertexSpec("gpu", 1, rank=0))
-    engine.reprime()
+    engine.recompute_totals()
     assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), NotNow)
     engine.holds.remove("early")
     assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), Allocation)
@@ -111,7 +111,9 @@ def test_an_extension_needs_a_time_too() -> None:
 def test_parts_of_one_pool_are_added_up_when_booked_again() -> None:
     engine = Engine(cluster_of(nodes=1, pools={"cpu": 4}))
     cpu = at(engine, "node0/cpu0")
-    engine.update(1, [Mark(cpu, 2, True, False), Mark(cpu, 2, True, False)], 0, 10, Kind.ALLOCATED, 0)
+    engine.update(
+        1, [Mark(cpu, 2, True, False), Mark(cpu, 2, True, False)], 0, 10, AllocationKind.ALLOCATED, 0
+    )
     assert isinstance(engine.match(2, slot_request({"cpu": 1}, duration_s=5), 0), NotNow)
 
 
@@ -119,12 +121,12 @@ def test_a_job_booked_again_keeps_to_its_domain() -> None:
     engine = Engine(cluster_of(nodes=4, cores=1, racks=2), "low")
     core = at(engine, "rack0/node0/core0")
     within = Placement(within="rack")
-    engine.update(1, [Mark(core, 1, True, True)], 0, None, Kind.ALLOCATED, 0, placement=within)
+    engine.update(1, [Mark(core, 1, True, True)], 0, None, AllocationKind.ALLOCATED, 0, placement=within)
     more = engine.extend(1, slot_request({"core": 1}, slots=2), 0)
     assert isinstance(more, NotNow), "the other rack is no place for this job"
-    apart = [Mark(at(engine, f"rack{n}/node{2 * n + 1}/core0"), 1, True, True) for n in (0, 1)]
+    anti_affinity = [Mark(at(engine, f"rack{n}/node{2 * n + 1}/core0"), 1, True, True) for n in (0, 1)]
     with pytest.raises(BadRequest, match="not inside one domain"):
-        engine.update(2, apart, 0, None, Kind.ALLOCATED, 0, placement=within)
+        engine.update(2, anti_affinity, 0, None, AllocationKind.ALLOCATED, 0, placement=within)
 
 
 def test_a_distinct_job_on_every_node_waits_for_one_of_its_own_to_leave() -> None:

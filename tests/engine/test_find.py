@@ -10,7 +10,7 @@ from penstock.engine.find import BadExpression, find, parse_expression
 from penstock.engine.graph_updates import set_property, set_status
 
 
-def world() -> Engine:
+def backend() -> Engine:
     """node0: job 1 on a socket. node1: job 2 on core 0, job 3 reserved there; fast. node2: down."""
     engine = Engine(sockets_of(nodes=3, sockets=1, cores=2), "low")
     engine.match(1, slot_request({"socket": 1}, constraint=on("node0")), 0)
@@ -65,7 +65,7 @@ def test_what_is_true_of_a_vertex_is_found(text: str, expected: list[str] | None
         with pytest.raises(BadExpression):
             parse_expression(text)
     else:
-        assert names(world(), text) == expected
+        assert names(backend(), text) == expected
 
 
 def test_an_expression_is_read_strictly_from_left_to_right() -> None:
@@ -75,7 +75,7 @@ def test_an_expression_is_read_strictly_from_left_to_right() -> None:
 
 
 def test_what_is_found_comes_with_all_above_it_whole_and_children_first() -> None:
-    engine = world()
+    engine = backend()
     picks = find(engine.graph.root, parse_expression("jobid-alloc=2"))
     paths = ["/cluster0/node1/socket0/core0", "/cluster0/node1/socket0", "/cluster0/node1", "/cluster0"]
     assert [pick.vertex.path() for pick in picks] == paths

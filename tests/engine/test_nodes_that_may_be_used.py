@@ -21,7 +21,7 @@ from penstock.engine.graph_updates import set_property, set_status
 from penstock.model.constraint import (
     And,
     Constraint,
-    NodeSet,
+    HostIn,
     Not,
     Or,
     Properties,
@@ -55,7 +55,7 @@ def four_nodes() -> Engine:
         (And((Properties(("fast",)), Not((Properties(("big",)),)))), [1]),
         (Or((on("node0", "node3"), Ranks(frozenset({2})))), [0, 2, 3]),
         (Not((Ranks(frozenset({0, 1})),)), [2, 3]),
-        (NodeSet(frozenset({"node3"})), [3]),
+        (HostIn(frozenset({"node3"})), [3]),
         (Properties(("nosuch",)), []),
         (Value("gen", ValueOperator.IN, ("1", "3")), [1, 3]),
         (Value("gen", ValueOperator.NOT_IN, ("1", "3")), [0, 2]),
@@ -69,8 +69,8 @@ def test_a_constraint_lets_only_some_nodes_in(constraint: Constraint, nodes: lis
     engine = four_nodes()
     request = slot_request({"core": 1}, constraint=constraint)
     answers = [engine.match(job, request, 0) for job in range(5)]
-    places = [held(answer)[0] for answer in answers if isinstance(answer, Allocation)]
-    assert places == [f"node{number}/core0" for number in nodes]
+    paths = [held(answer)[0] for answer in answers if isinstance(answer, Allocation)]
+    assert paths == [f"node{number}/core0" for number in nodes]
     assert isinstance(answers[4], NotNow if nodes else Never)
 
 

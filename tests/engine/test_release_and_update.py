@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from builders import asks, asks_groups, at, held, placed, pools_of, sockets_of, want
-from penstock.engine import Allocation, Engine, Kind, MatchOp, NotNow, Placement, cluster_of, slot_request
+from penstock.engine import (
+    Allocation,
+    AllocationKind,
+    Engine,
+    MatchOp,
+    NotNow,
+    Placement,
+    cluster_of,
+    slot_request,
+)
 from penstock.engine.booking import Mark
 from penstock.engine.engine import BadTime, UnknownJob
 from penstock.errors import BadRequest, Conflict
@@ -146,7 +155,7 @@ def test_a_set_is_booked_again_as_it_was() -> None:
         for pick in given.picks
         if pick.exclusive
     ]
-    assert first.update(1, again, 5, 55, Kind.ALLOCATED, 9, slots=given.slots) == given
+    assert first.update(1, again, 5, 55, AllocationKind.ALLOCATED, 9, slots=given.slots) == given
     assert first.release_slots(1, [next_slot(first)]) is False
     assert first.release_slots(1, [next_slot(first)]) is True
     assert idle(first)
@@ -158,7 +167,14 @@ def test_an_extension_after_an_update_knows_how_the_job_was_placed() -> None:
     given = placed(engine.match(1, slot_request({"core": 1}, placement=placement), 0))
     engine.release(1)
     engine.update(
-        1, marks(engine, "node0/core0"), 0, None, Kind.ALLOCATED, 0, slots=given.slots, placement=placement
+        1,
+        marks(engine, "node0/core0"),
+        0,
+        None,
+        AllocationKind.ALLOCATED,
+        0,
+        slots=given.slots,
+        placement=placement,
     )
     assert held(engine.extend(1, slot_request({"core": 1}), 0)) == ["node1/core0"]
 
@@ -177,24 +193,24 @@ def test_a_set_that_somebody_else_has_is_a_conflict(taken: dict[str, int], wante
     engine = Engine(cluster_of(nodes=1, cores=2), "low")
     engine.match(1, slot_request(taken, duration_s=10), 0)
     with pytest.raises(Conflict):
-        engine.update(2, marks(engine, wanted), 5, 20, Kind.ALLOCATED, 5)
+        engine.update(2, marks(engine, wanted), 5, 20, AllocationKind.ALLOCATED, 5)
     assert 2 not in engine.jobs
-    assert held(engine.update(2, marks(engine, wanted), 10, 20, Kind.RESERVED, 5)) == [wanted]
+    assert held(engine.update(2, marks(engine, wanted), 10, 20, AllocationKind.RESERVED, 5)) == [wanted]
 
 
 def test_a_live_set_whose_end_has_passed_needs_the_present_instant() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1))
     engine.match(1, slot_request({"core": 1}, duration_s=15), 15)
     with pytest.raises(Conflict):
-        engine.update(2, marks(engine, "node0/core0"), 0, 10, Kind.ALLOCATED, 20)
+        engine.update(2, marks(engine, "node0/core0"), 0, 10, AllocationKind.ALLOCATED, 20)
     engine.release(1)
-    assert engine.update(2, marks(engine, "node0/core0"), 0, 10, Kind.ALLOCATED, 20).end_s == 10
+    assert engine.update(2, marks(engine, "node0/core0"), 0, 10, AllocationKind.ALLOCATED, 20).end_s == 10
 
 
 def test_force_books_what_is_in_use_whatever_the_plan_says() -> None:
     engine = Engine(cluster_of(nodes=2, cores=1), "low")
     engine.match(1, slot_request({"core": 1}), 0)
-    engine.update(2, marks(engine, "node0/core0"), 0, 10, Kind.ALLOCATED, 0, force=True)
+    engine.update(2, marks(engine, "node0/core0"), 0, 10, AllocationKind.ALLOCATED, 0, force=True)
     assert held(engine.match(3, slot_request({"core": 1}), 0)) == ["node1/core0"], "others lose nothing by it"
     engine.release(1)
     assert isinstance(engine.match(4, slot_request({"core": 1}), 0), NotNow)
@@ -207,20 +223,20 @@ def test_an_update_must_name_a_free_number_a_time_and_something() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1))
     core = marks(engine, "node0/core0")
     with pytest.raises(BadTime):
-        engine.update(1, core, 5, 5, Kind.ALLOCATED, 0)
+        engine.update(1, core, 5, 5, AllocationKind.ALLOCATED, 0)
     with pytest.raises(BadTime):
-        engine.update(1, core, -1, 5, Kind.ALLOCATED, 0)
+        engine.update(1, core, -1, 5, AllocationKind.ALLOCATED, 0)
     with pytest.raises(BadRequest):
-        engine.update(1, [Mark(core[0].vertex, 1, False, False)], 0, 5, Kind.ALLOCATED, 0)
-    engine.update(1, core, 0, None, Kind.ALLOCATED, 0)
+        engine.update(1, [Mark(core[0].vertex, 1, False, False)], 0, 5, AllocationKind.ALLOCATED, 0)
+    engine.update(1, core, 0, None, AllocationKind.ALLOCATED, 0)
     with pytest.raises(Conflict):
-        engine.update(1, core, 0, 5, Kind.ALLOCATED, 0, force=True)
+        engine.update(1, core, 0, 5, AllocationKind.ALLOCATED, 0, force=True)
     assert isinstance(engine.match(2, slot_request({"core": 1}), 9), NotNow)
 
 
 def test_a_reservation_has_nothing_to_extend() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1))
-    engine.update(1, marks(engine, "node0/core0"), 10, 20, Kind.RESERVED, 0)
+    engine.update(1, marks(engine, "node0/core0"), 10, 20, AllocationKind.RESERVED, 0)
     with pytest.raises(Conflict):
         engine.extend(1, slot_request({"core": 1}), 0)
     with pytest.raises(UnknownJob):

@@ -7,10 +7,10 @@ import pytest
 from builders import asks, at, held, placed, sockets_of, want
 from penstock.engine import (
     Allocation,
-    Answer,
+    AllocationKind,
     Engine,
-    Kind,
     MatchOp,
+    MatchResult,
     Never,
     NotNow,
     Satisfiable,
@@ -33,21 +33,25 @@ def full(until_s: int | None = 100, nodes: int = 1) -> Engine:
     return engine
 
 
-def span(answer: Answer) -> tuple[Kind, int, int | None]:
+def span(answer: MatchResult) -> tuple[AllocationKind, int, int | None]:
     allocation = placed(answer)
     return allocation.kind, allocation.start_s, allocation.end_s
 
 
 def test_an_allocation_starts_now_and_ends_after_its_duration() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2))
-    assert span(engine.match(1, slot_request({"core": 1}, duration_s=60), 7)) == (Kind.ALLOCATED, 7, 67)
-    assert span(engine.match(2, slot_request({"core": 1}), 7)) == (Kind.ALLOCATED, 7, None)
+    assert span(engine.match(1, slot_request({"core": 1}, duration_s=60), 7)) == (
+        AllocationKind.ALLOCATED,
+        7,
+        67,
+    )
+    assert span(engine.match(2, slot_request({"core": 1}), 7)) == (AllocationKind.ALLOCATED, 7, None)
 
 
 def test_a_reservation_starts_exactly_at_an_end() -> None:
     engine = full(100)
     assert span(engine.match(9, slot_request({"core": 1}, duration_s=10), 0, RESERVE)) == (
-        Kind.RESERVED,
+        AllocationKind.RESERVED,
         100,
         110,
     )
@@ -66,7 +70,11 @@ def test_a_short_job_slips_in_before_a_reservation() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2), "low")
     engine.match(1, slot_request({"core": 1}, duration_s=100), 0)
     assert placed(engine.match(2, slot_request({"core": 2}, duration_s=50), 0, RESERVE)).start_s == 100
-    assert span(engine.match(3, slot_request({"core": 1}, duration_s=100), 0)) == (Kind.ALLOCATED, 0, 100)
+    assert span(engine.match(3, slot_request({"core": 1}, duration_s=100), 0)) == (
+        AllocationKind.ALLOCATED,
+        0,
+        100,
+    )
     engine.release(3)
     longer = engine.match(4, slot_request({"core": 1}, duration_s=101), 0)
     assert isinstance(longer, NotNow)
@@ -98,7 +106,7 @@ def test_a_job_that_overruns_holds_on_and_is_planned_to_end_at_the_next_instant(
     assert isinstance(answer, NotNow)
     assert answer.earliest_s == 26
     assert span(engine.match(9, slot_request({"core": 1}, duration_s=5), 25, RESERVE)) == (
-        Kind.RESERVED,
+        AllocationKind.RESERVED,
         26,
         31,
     )
@@ -163,7 +171,7 @@ def test_busy_and_impossible_differ_for_every_operation(op: MatchOp) -> None:
 def test_looking_leaves_no_trace(op: MatchOp) -> None:
     engine = Engine(cluster_of(nodes=1, cores=2), "low")
     answer = engine.match(1, slot_request({"core": 2}, duration_s=5), 3, op)
-    assert span(answer) == (Kind.MATCHED, 3, 8)
+    assert span(answer) == (AllocationKind.MATCHED, 3, 8)
     assert not engine.jobs
     assert all(vertex.state is None for vertex in engine.graph.vertices.values())
 
@@ -174,7 +182,7 @@ def test_looking_further_finds_the_earliest_time() -> None:
         engine.match(9, slot_request({"core": 1}, duration_s=5), 0, MatchOp.WITHOUT_ALLOCATING), NotNow
     )
     assert span(engine.match(9, slot_request({"core": 1}, duration_s=5), 0, LOOK_LATER)) == (
-        Kind.MATCHED,
+        AllocationKind.MATCHED,
         100,
         105,
     )
@@ -196,10 +204,14 @@ def test_time_runs_forward(now: int, duration_s: int) -> None:
 
 def test_what_would_end_beyond_the_horizon_ends_there() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1), horizon_s=100)
-    assert span(engine.match(1, slot_request({"core": 1}), 0)) == (Kind.ALLOCATED, 0, 100)
+    assert span(engine.match(1, slot_request({"core": 1}), 0)) == (AllocationKind.ALLOCATED, 0, 100)
     assert isinstance(engine.match(2, slot_request({"core": 1}, duration_s=1), 0, RESERVE), NotNow)
     engine.release(1)
-    assert span(engine.match(3, slot_request({"core": 1}, duration_s=60), 50)) == (Kind.ALLOCATED, 50, 100)
+    assert span(engine.match(3, slot_request({"core": 1}, duration_s=60), 50)) == (
+        AllocationKind.ALLOCATED,
+        50,
+        100,
+    )
 
 
 def test_a_cheap_refusal_says_less_but_the_same() -> None:
@@ -213,4 +225,4 @@ def test_a_cheap_refusal_says_less_but_the_same() -> None:
 def test_a_request_may_start_at_the_end_of_a_reservation_too() -> None:
     engine = full(10)
     engine.match(8, slot_request({"core": 2}, duration_s=10), 0, RESERVE)
-    assert span(engine.match(9, slot_request({"core": 2}), 0, RESERVE)) == (Kind.RESERVED, 20, None)
+    assert span(engine.match(9, slot_request({"core": 2}), 0, RESERVE)) == (AllocationKind.RESERVED, 20, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import held, jgf
-from penstock.engine import BadGraph, Engine, Kind, Never, cluster_of, slot_request
+from penstock.engine import AllocationKind, BadGraph, Engine, Never, cluster_of, slot_request
 from penstock.errors import BadRequest
 from penstock.fluxion.readers.grug import read_grug
 from penstock.fluxion.readers.jgf import attach_jgf, marks_in_jgf, read_jgf
@@ -170,7 +170,7 @@ def test_a_set_in_r_is_found_again_by_ranks_and_ids() -> None:
         "/cluster0/host8/core1", "/cluster0/host8/core2", "/cluster0/login/core2", "/cluster0/login",
     ]  # fmt: skip
     engine = Engine(graph)
-    engine.update(1, marks, 0, None, Kind.ALLOCATED, 0)
+    engine.update(1, marks, 0, None, AllocationKind.ALLOCATED, 0)
     assert ranks_in_rset(R) == [0, 1, 4]
 
 

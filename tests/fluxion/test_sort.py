@@ -26,9 +26,9 @@ def test_beyond_the_bound_equals_keep_their_order() -> None:
 
 @given(SCORES)
 def test_a_ranking_names_every_place_once_in_ascending_order(keys: list[int]) -> None:
-    places = ranking(keys)
-    assert sorted(places) == list(range(len(keys)))
-    assert [keys[place] for place in places] == sorted(keys)
+    paths = ranking(keys)
+    assert sorted(paths) == list(range(len(keys)))
+    assert [keys[place] for place in paths] == sorted(keys)
 
 
 @given(st.integers(2, 400))
@@ -84,15 +84,15 @@ def test_a_split_that_goes_badly_ends_in_a_heap_sort(
     heaps: list[int] = []
     heap_sorted = sort._heap_sorted
 
-    def spy(places: list[int], keys: list[int]) -> list[int]:
-        heaps.append(len(places))
-        return heap_sorted(places, keys)
+    def spy(paths: list[int], keys: list[int]) -> list[int]:
+        heaps.append(len(paths))
+        return heap_sorted(paths, keys)
 
     monkeypatch.setattr(sort, "_heap_sorted", spy)
-    places = ranking(keys)
+    paths = ranking(keys)
     assert heaps
-    assert sorted(places) == list(range(size))
-    assert [keys[place] for place in places] == sorted(keys)
+    assert sorted(paths) == list(range(size))
+    assert [keys[place] for place in paths] == sorted(keys)
 
 
 def test_the_heap_leaves_equals_as_the_c_plus_plus_library_does() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from builders import asks, at, jgf, placed, want
-from penstock.engine import Allocation, Engine, Graph, Kind, VertexSpec, cluster_of, slot_request
+from penstock.engine import Allocation, AllocationKind, Engine, Graph, VertexSpec, cluster_of, slot_request
 from penstock.engine.find import find, parse_expression
 from penstock.engine.graph_updates import set_property
 from penstock.fluxion.readers.jgf import marks_in_jgf, read_jgf
@@ -176,7 +176,7 @@ def test_a_whole_graph_survives_being_written_and_read() -> None:
     engine = tiny()
     set_property(at(engine, "rack0/node1"), "arch", "arm")
     everything = find(engine.graph.root, parse_expression("status=up"))
-    graph = read_jgf(text("jgf", Allocation(0, Kind.MATCHED, 0, None, everything, ())) or "")
+    graph = read_jgf(text("jgf", Allocation(0, AllocationKind.MATCHED, 0, None, everything, ())) or "")
     assert facts(graph) == facts(engine.graph)
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock import failpoints
-from penstock.backends.sim.backend import SimWorld
-from penstock.instance.steps import Passing, Turns, next_of
+from penstock.backends.sim.backend import SimBackend
+from penstock.instance.steps import Passing, StepRunner, next_of
 from penstock.model.job import JobEvent, state_after
 from penstock.protocol.backend import Sink
-from penstock.protocol.commands import Submission, Submit, Wish
+from penstock.protocol.commands import Command, Submission, Submit
 from penstock.protocol.facts import Fact
-from penstock.protocol.intents import Intent, Tell
+from penstock.protocol.intents import Intent, StatusUpdate
 from penstock.sched.records import Change, JobLogged
 from penstock.sched.scheduler import Step
 from penstock.sched.settings import Settings
@@ -43,29 +43,29 @@ def run_plain(work: Coroutine[Any, Any, T]) -> T:
 class _Port:
     """The simulated world behind the port."""
 
-    def __init__(self, world: SimWorld) -> None:
-        self._world = world
+    def __init__(self, backend: SimBackend) -> None:
+        self._backend = backend
 
     async def run(self, epoch: int, sink: Sink) -> None:
         del epoch
-        sink(self._world.snapshot())
+        sink(self._backend.snapshot())
 
     async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
-        self._world.apply(epoch, intents)
+        self._backend.apply(epoch, intents)
 
     async def probe(self, members: Sequence[str]) -> None:
-        self._world.probe(members)
+        self._backend.probe(members)
 
     def forget(self, members: Sequence[str]) -> None:
-        self._world.forget(members)
+        self._backend.forget(members)
 
-    def tell(self, tidings: Sequence[Tell]) -> None:
+    def publish_status(self, status_updates: Sequence[StatusUpdate]) -> None:
         pass
 
 
 @dataclass
 class Lives:
-    world: SimWorld
+    backend: SimBackend
     settings: Settings
     store: Callable[[], Store]
     run: Callable[[Coroutine[Any, Any, Any]], Any] = run_plain
@@ -73,7 +73,7 @@ class Lives:
     passed: int = 0
     lives: int = 0
     logs: dict[int, list[JobEvent]] = field(default_factory=dict)
-    turns: Turns = field(init=False)
+    turns: StepRunner = field(init=False)
     now_used: Store = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,16 +103,16 @@ class Lives:
         while True:
             self.lives += 1
             self.now_used = self.store()
-            self.turns = Turns(self.settings, self.now_used, _Port(self.world), self._see)
-            if self._guarded(lambda: self.turns.begin(self.world.now)) is None:
+            self.turns = StepRunner(self.settings, self.now_used, _Port(self.backend), self._see)
+            if self._guarded(lambda: self.turns.begin(self.backend.now)) is None:
                 continue
-            snapshot = self.world.snapshot()
-            if self._guarded(lambda: self.turns.turn([snapshot], self.world.now)) is not None:  # noqa: B023
+            snapshot = self.backend.snapshot()
+            if self._guarded(lambda: self.turns.step([snapshot], self.backend.now)) is not None:  # noqa: B023
                 return
 
-    def feed(self, *inputs: Fact | Wish) -> tuple[Reply, ...] | None:
+    def feed(self, *inputs: Fact | Command) -> tuple[Reply, ...] | None:
         """Takes inputs in; None if the instance died over them."""
-        replies = self._guarded(lambda: self.turns.turn(inputs, self.world.now))
+        replies = self._guarded(lambda: self.turns.step(inputs, self.backend.now))
         if replies is None:
             self.begin()
         return replies
@@ -130,7 +130,7 @@ class Lives:
 
     def settle(self) -> None:
         while True:
-            facts = self.world.advance(self.world.now)
+            facts = self.backend.advance(self.backend.now)
             scheduler = self.turns.scheduler
             assert scheduler is not None
             if facts:
@@ -146,7 +146,7 @@ class Lives:
         async def advance(passing: Passing) -> Step | None:
             return next_of(passing)
 
-        await self.turns.decide(self.world.now, deep=False, advance=advance, hurry=lambda: True)
+        await self.turns.decide(self.backend.now, deep=False, advance=advance, hurry=lambda: True)
         return True
 
     def run_until(self, at: float) -> None:
@@ -154,14 +154,14 @@ class Lives:
             self.settle()
             assert self.turns.scheduler is not None
             times = [
-                time for time in (self.world.next_at(), self.turns.scheduler.wake_at()) if time is not None
+                time for time in (self.backend.next_at(), self.turns.scheduler.wake_at()) if time is not None
             ]
             soon = min(times, default=None)
             if soon is None or soon > at:
                 break
-            facts = self.world.advance(max(soon, self.world.now))
+            facts = self.backend.advance(max(soon, self.backend.now))
             self.feed(*facts)
-        self.world.advance(at)
+        self.backend.advance(at)
 
     def rows(self) -> list[Any]:
         from penstock.store.port import JobFilter
@@ -173,12 +173,12 @@ class Lives:
 
     def check_over(self, numbers: Sequence[int]) -> None:
         """Nothing lost, nothing twice, everything freed once; the logs lead to the states."""
-        assert self.world.wrongs == []
+        assert self.backend.wrongs == []
         assert self.turns.scheduler is not None
-        core = self.turns.scheduler.core
-        assert not core.jobs, {job.id: (job.state, job.members) for job in core.jobs.values()}
-        assert not core.cluster.engine.jobs
-        assert not core.intents
+        state = self.turns.scheduler.state
+        assert not state.jobs, {job.id: (job.state, job.members) for job in state.jobs.values()}
+        assert not state.cluster.engine.jobs
+        assert not state.intents
         rows = {row.new.id: row for row in self.rows()}
         assert set(numbers) <= rows.keys()
         for number, row in rows.items():

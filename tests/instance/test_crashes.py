@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.backends.sim.backend import Fate, SimWorld, plain_nodes
+from penstock.backends.sim.backend import Fate, SimBackend, plain_nodes
 from penstock.protocol.commands import Cancel
-from penstock.protocol.facts import Capacity, HoldGone, HoldSet, Outcome, Requeue
-from penstock.protocol.intents import Place, Seat
+from penstock.protocol.facts import Capacity, ExternalUsageGone, ExternalUsageSet, Outcome, Requeue
+from penstock.protocol.intents import Assignment, Place
 from penstock.sched.commands import CanNeverRun
 from penstock.store.memory import MemoryStore, MemoryTables
 from penstock.store.postgres import PostgresStore
@@ -66,18 +66,18 @@ def fates(draw: st.DrawFn) -> list[Fate]:
     ]
 
 
-def sim(fate_list: list[Fate]) -> SimWorld:
-    world = SimWorld({node.node: node for node in plain_nodes(3, [Capacity("core", CORES)])})
+def sim(fate_list: list[Fate]) -> SimBackend:
+    backend = SimBackend({node.node: node for node in plain_nodes(3, [Capacity("core", CORES)])})
     placed: dict[str, int] = {}
 
-    def fate(_place: Place, seat: Seat) -> Fate:
-        turn = placed[seat.member] = placed.get(seat.member, 0) + 1
-        found = fate_list[(hash_of(seat.member) + turn) % len(fate_list)]
+    def fate(_place: Place, assignment: Assignment) -> Fate:
+        turn = placed[assignment.member] = placed.get(assignment.member, 0) + 1
+        found = fate_list[(hash_of(assignment.member) + turn) % len(fate_list)]
         # Nobody is refused for ever: then no group would ever be whole.
         return found if turn < 4 else replace(found, outcome=Outcome.APPLIED, refused="")
 
-    world.fate_of = fate
-    return world
+    backend.fate_of = fate
+    return backend
 
 
 def hash_of(text: str) -> int:
@@ -86,8 +86,8 @@ def hash_of(text: str) -> int:
 
 def play(lives: Lives, story: list[tuple[str, dict[str, object]]]) -> list[int]:
     """Lets a story happen, and waits until everything is over."""
-    world = lives.world
-    nodes = dict(world.nodes)
+    backend = lives.backend
+    nodes = dict(backend.nodes)
     numbers: list[int] = []
     for place, (kind, what) in enumerate(story):
         which = int(str(what["which"]))
@@ -104,38 +104,38 @@ def play(lives: Lives, story: list[tuple[str, dict[str, object]]]) -> list[int]:
             with contextlib.suppress(CanNeverRun):  # Nodes may be gone for the moment.
                 numbers.extend(lives.submit(asked, key=f"key{place}"))
         elif kind == "wait":
-            lives.run_until(world.now + which * 3)
+            lives.run_until(backend.now + which * 3)
         elif kind == "cancel" and numbers:
             lives.feed(Cancel((numbers[which % len(numbers)],), "enough"))
-        elif kind == "node-gone" and len(world.nodes) > 2 and name in world.nodes:
-            lives.feed(world.lose_node(name))
-        elif kind == "node-back" and name not in world.nodes:
-            world.nodes[name] = nodes[name]
+        elif kind == "node-gone" and len(backend.nodes) > 2 and name in backend.nodes:
+            lives.feed(backend.lose_node(name))
+        elif kind == "node-back" and name not in backend.nodes:
+            backend.nodes[name] = nodes[name]
             lives.feed(nodes[name])
-        elif kind == "hold" and name in world.nodes:
-            hold = HoldSet(f"other{which}", name, (("core", 1),))
-            world.holds[hold.hold] = hold
+        elif kind == "hold" and name in backend.nodes:
+            hold = ExternalUsageSet(f"other{which}", name, (("core", 1),))
+            backend.holds[hold.key] = hold
             lives.feed(hold)
-        elif kind == "hold-gone" and f"other{which}" in world.holds:
-            del world.holds[f"other{which}"]
-            lives.feed(HoldGone(f"other{which}"))
+        elif kind == "hold-gone" and f"other{which}" in backend.holds:
+            del backend.holds[f"other{which}"]
+            lives.feed(ExternalUsageGone(f"other{which}"))
         lives.settle()
-    for hold in list(world.holds):
-        del world.holds[hold]
-        lives.feed(HoldGone(hold))
+    for hold in list(backend.holds):
+        del backend.holds[hold]
+        lives.feed(ExternalUsageGone(hold))
     for name in sorted(nodes):
-        if name not in world.nodes:
-            world.nodes[name] = nodes[name]
+        if name not in backend.nodes:
+            backend.nodes[name] = nodes[name]
             lives.feed(nodes[name])
-    lives.run_until(world.now + 10_000)
+    lives.run_until(backend.now + 10_000)
     return numbers
 
 
 def lives_in_memory(fate_list: list[Fate], deaths: set[int]) -> Lives:
     tables = MemoryTables()
-    world = sim(fate_list)
-    world.is_prompt = not deaths
-    return Lives(world, settings_of("easy", lost_s=5.0), lambda: MemoryStore(tables), deaths=deaths)
+    backend = sim(fate_list)
+    backend.is_prompt = not deaths
+    return Lives(backend, settings_of("easy", lost_timeout_s=5.0), lambda: MemoryStore(tables), deaths=deaths)
 
 
 @settings(max_examples=700)
@@ -182,9 +182,9 @@ def test_the_same_with_postgresql() -> None:
                 return made
 
             try:
-                world = sim(fate_list)
-                world.is_prompt = not deaths
-                lives = Lives(world, settings_of("easy", lost_s=5.0), store, run, deaths)
+                backend = sim(fate_list)
+                backend.is_prompt = not deaths
+                lives = Lives(backend, settings_of("easy", lost_timeout_s=5.0), store, run, deaths)
                 lives.check_over(play(lives, story))
             finally:
                 for one in opened:
@@ -196,7 +196,7 @@ def test_the_same_with_postgresql() -> None:
 def test_an_older_epoch_is_heard_by_nobody() -> None:
     tables = MemoryTables()
     old = Lives(sim([Fate(runs_s=5)]), settings_of("easy"), lambda: MemoryStore(tables))
-    new = Lives(old.world, old.settings, lambda: MemoryStore(tables))
+    new = Lives(old.backend, old.settings, lambda: MemoryStore(tables))
     numbers = new.submit(submission(nodes=1), key="a")
     with pytest.raises(Exception, match="has taken over"):
         old.submit(submission(nodes=1), key="b")

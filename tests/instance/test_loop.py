@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from penstock.backends.sim.backend import plain_nodes
 from penstock.instance.loop import Instance
 from penstock.protocol.backend import Sink
-from penstock.protocol.facts import Capacity, HoldSet, Snapshot
-from penstock.protocol.intents import Intent, Tell
+from penstock.protocol.facts import Capacity, ExternalUsageSet, Snapshot
+from penstock.protocol.intents import Intent, StatusUpdate
 from penstock.sched.settings import Settings
 from penstock.store.memory import MemoryStore
 
@@ -23,7 +23,11 @@ class Large:
     async def run(self, epoch: int, sink: Sink) -> None:
         del epoch
         nodes = plain_nodes(400, [Capacity("cpu", 64_000, divisible=True)])
-        holds = (HoldSet(f"{node.node}-{n}", node.node, (("cpu", 1),)) for node in nodes for n in range(10))
+        holds = (
+            ExternalUsageSet(f"{node.node}-{n}", node.node, (("cpu", 1),))
+            for node in nodes
+            for n in range(10)
+        )
         sink(Snapshot(nodes, tuple(holds)))
         self.has_told.set()
         await asyncio.Event().wait()
@@ -37,7 +41,7 @@ class Large:
     def forget(self, members: Sequence[str]) -> None:
         pass
 
-    def tell(self, tidings: Sequence[Tell]) -> None:
+    def tell(self, status_updates: Sequence[StatusUpdate]) -> None:
         pass
 
 
@@ -45,10 +49,10 @@ def test_others_get_their_turns_while_a_large_cluster_is_taken_in() -> None:
     """What keeps us in office is among them."""
 
     async def scenario() -> int:
-        world = Large()
-        instance = Instance(Settings(), MemoryStore(), world)
+        backend = Large()
+        instance = Instance(Settings(), MemoryStore(), backend)
         running = asyncio.create_task(instance.run())
-        await world.has_told.wait()
+        await backend.has_told.wait()
         turns = 0
         while not instance.is_ready.is_set():
             await asyncio.sleep(0.001)

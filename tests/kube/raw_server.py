@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
 
 from penstock.kube.access import Access
-from penstock.kube.client import Client
+from penstock.kube.client import KubeClient
 from penstock.kube.transport import Retries
 
 QUICK = Retries(tries=4, first_s=0.001, pause_s_max=0.01, total_s=5.0)
@@ -145,8 +145,8 @@ async def raw_server(handler: Handler, context: ssl.SSLContext | None = None) ->
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def quick_client(url: str, **settings: object) -> Client:
-    return Client(Access(url), **{"retries": QUICK, "timeout_s": 5.0, **settings})  # type: ignore[arg-type]
+def quick_client(url: str, **settings: object) -> KubeClient:
+    return KubeClient(Access(url), **{"retries": QUICK, "timeout_s": 5.0, **settings})  # type: ignore[arg-type]
 
 
 async def eventually(holds: Callable[[], bool], what: str = "", limit_s: float = 10.0) -> None:

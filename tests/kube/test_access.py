@@ -17,7 +17,7 @@ import yaml
 
 from penstock.errors import BadRequest
 from penstock.kube.access import Access, find_access, from_kubeconfig, in_cluster
-from penstock.kube.client import Client
+from penstock.kube.client import KubeClient
 from penstock.kube.credentials import ExecCommand, ExecPlugin, FixedToken, TokenFile
 from penstock.kube.errors import Unauthorized, Unreachable
 from penstock.kube.tls import Tls
@@ -295,7 +295,7 @@ class TestInCluster:
             (tmp_path / "data").symlink_to("first")
             async with raw_server(handler) as server:
                 access = Access(server.url, credential=TokenFile(tmp_path / "data" / "token"))
-                async with Client(access, retries=QUICK) as client:
+                async with KubeClient(access, retries=QUICK) as client:
                     assert (await client.get("/version", dict[str, str]))["gitVersion"] == "v1.36.3"
                     valid = "second"
                     with pytest.raises(Unauthorized):
@@ -364,7 +364,7 @@ class TestPlugin:
             async with raw_server(handler) as server:
                 user = {"exec": {**plugin.stanza(version), "provideClusterInfo": True}}
                 access = from_kubeconfig(write(tmp_path / "config", config({"server": server.url}, user)))
-                async with Client(access, retries=QUICK) as client:
+                async with KubeClient(access, retries=QUICK) as client:
                     await asyncio.gather(*(client.get("/version", dict[str, str]) for _ in range(5)))
                     assert plugin.runs == 1
                     valid = "token-2"
@@ -473,7 +473,7 @@ class TestTls:
 
         async def scenario() -> Any:
             async with raw_server(handler, authority.server_context(directory, hosts=hosts)) as server:
-                async with Client(access_of(server.url), retries=QUICK) as client:
+                async with KubeClient(access_of(server.url), retries=QUICK) as client:
                     await client.get("/version", dict[str, str])
                 peer = server.peers[-1]
                 return common_name(peer) if peer else None
@@ -543,7 +543,7 @@ class TestTls:
             rotate("old")
             async with raw_server(handler, authority.server_context(tmp_path)) as server:
                 tls = Tls(ca_data=authority.pem, certificate_file=files["me.crt"], key_file=files["me.key"])
-                async with Client(Access(server.url, tls), retries=QUICK) as client:
+                async with KubeClient(Access(server.url, tls), retries=QUICK) as client:
                     seconds = 0.0
                     client._transport._tls._clock = lambda: seconds
                     await client.get("/version", dict[str, str])
@@ -565,7 +565,7 @@ class TestTls:
         access = Access("https://127.0.0.1:1", Tls(ca_file=tmp_path / "ca.crt"))
 
         async def scenario() -> None:
-            async with Client(access, retries=QUICK) as client:
+            async with KubeClient(access, retries=QUICK) as client:
                 await client.get("/version", dict[str, str])
 
         with pytest.raises(Unreachable, match=r"ca\.crt"):

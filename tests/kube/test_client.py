@@ -12,8 +12,8 @@ import pytest
 from penstock.errors import Conflict, Unavailable
 from penstock.kube import transport
 from penstock.kube.access import Access
-from penstock.kube.client import Client, PatchKind, Regarding
-from penstock.kube.credentials import Identity
+from penstock.kube.client import KubeClient, PatchKind, Regarding
+from penstock.kube.credentials import ClientIdentity
 from penstock.kube.errors import (
     AlreadyThere,
     ApiError,
@@ -44,7 +44,7 @@ from tests.kube.raw_server import (
     running,
 )
 
-Call = Callable[[Client], Awaitable[object]]
+Call = Callable[[KubeClient], Awaitable[object]]
 
 READ: Call = lambda client: client.get(pods("default", "a"), Pod)  # noqa: E731
 BIND: Call = lambda client: client.bind("default", "a", "uid-a", "node-1")  # noqa: E731
@@ -200,7 +200,7 @@ def test_a_write_whose_answer_is_lost_may_have_been_done(write: str, how: str) -
         elif how == "half a body":
             answer.writer.write(b"HTTP/1.1 201 OK\r\nContent-Length: 100\r\n\r\n{")
 
-    async def call(client: Client) -> object:
+    async def call(client: KubeClient) -> object:
         await READ(client)
         return await WRITES[write](client)
 
@@ -437,19 +437,19 @@ def test_a_write_that_waits_for_a_credential_is_not_sent_once_we_may_not_write(i
         class Slow:
             asked = 0
 
-            async def identity(self) -> Identity:
+            async def identity(self) -> ClientIdentity:
                 nonlocal is_in_office
                 self.asked += 1
                 if self.asked == 1 + is_refused:
                     is_in_office = False
-                return Identity(f"token-{self.asked}")
+                return ClientIdentity(f"token-{self.asked}")
 
-            def refused(self, _: Identity) -> bool:
+            def refused(self, _: ClientIdentity) -> bool:
                 return True
 
         async with raw_server(answering((401, b"", {}), DONE)) as server:
             access = Access(server.url, credential=Slow())
-            async with Client(access, retries=QUICK, may_write=lambda: is_in_office) as client:
+            async with KubeClient(access, retries=QUICK, may_write=lambda: is_in_office) as client:
                 with pytest.raises(Withheld):
                     await BIND(client)
             assert len(server.requests) == int(is_refused)
@@ -482,7 +482,7 @@ def test_writes_of_who_looks_again_by_itself_are_sent_once() -> None:
 
 
 def test_what_is_sent() -> None:
-    async def call(client: Client) -> object:
+    async def call(client: KubeClient) -> object:
         await client.bind("ns", "a", "uid-a", "node-1", {"k": "v"})
         await client.delete(pods("ns", "a"), uid="uid-a", grace_s=0, propagation="Background")
         await client.patch(pods("ns", "a", "status"), {"x": 1}, kind=PatchKind.STRATEGIC, field_manager="me")
@@ -517,7 +517,7 @@ def test_what_is_sent() -> None:
     [("short", 5), ("x" * 1024, 1024), ("x" * 1025, 1024), ("ä" * 600, 1023), ("🚰" * 300, 1023)],
 )
 def test_a_note_is_cut_at_a_character(note: str, bytes_expected: int) -> None:
-    def call(client: Client) -> Awaitable[object]:
+    def call(client: KubeClient) -> Awaitable[object]:
         about = Regarding("v1", "Pod", "a" * 253, "ns", "uid-a")
         return client.post_event(about, reason="R" * 200, note=note, action="Binding", warning=True)
 

@@ -242,7 +242,7 @@ def test_an_heir_waits_only_for_the_requests_of_the_dead() -> None:
     async def scenario() -> None:
         leases = Leases()
         one = candidate(Road(leases), "place_1")
-        heir = candidate(Road(leases), "place_2", heir_of="place_")
+        heir = candidate(Road(leases), "place_2", predecessor_of="place_")
         await one.acquire()
         died = now()
         await heir.acquire()

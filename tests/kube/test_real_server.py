@@ -11,12 +11,12 @@ import pytest
 from penstock.devcluster.cluster import DevCluster
 from penstock.devcluster.settings import DevSettings
 from penstock.kube.access import from_kubeconfig
-from penstock.kube.client import Client, PatchKind, Regarding
+from penstock.kube.client import KubeClient, PatchKind, Regarding
 from penstock.kube.errors import AlreadyThere, ApiError, Conflicted, Invalid, NotFound, TooMany
 from penstock.kube.lease import Election, LeaseLost
 from penstock.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODGROUPS, PODS, pods
 from penstock.kube.types import Node, Object, Pod
-from penstock.kube.watch import Change, Deleted, Pace, Relisted, Upserted, WatchState, reflect
+from penstock.kube.watch import Deleted, Pace, Relisted, Upserted, WatchEvent, WatchState, reflect
 from tests.clusters import cluster_fixture
 from tests.kube.raw_server import eventually, running
 
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.slow
 cluster = cluster_fixture(DevSettings(nodes=2, scheduler=False, audit_log=False))
 
 
-def run(cluster: DevCluster, scenario: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+def run(cluster: DevCluster, scenario: Callable[[KubeClient], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
-        async with Client(from_kubeconfig(cluster.kubeconfig)) as client:
+        async with KubeClient(from_kubeconfig(cluster.kubeconfig)) as client:
             await scenario(client)
 
     asyncio.run(whole())
@@ -47,20 +47,20 @@ def pod_body(name: str, *, scheduler: str = "nobody", **metadata: Any) -> dict[s
     }
 
 
-async def make_pod(client: Client, name: str, **more: Any) -> Pod:
+async def make_pod(client: KubeClient, name: str, **more: Any) -> Pod:
     return await client.create(pods("default"), pod_body(name, **more), Pod)
 
 
-async def make_namespace(client: Client, name: str) -> None:
+async def make_namespace(client: KubeClient, name: str) -> None:
     await client.create(NAMESPACES.path(), {"metadata": {"name": name}})
 
 
-async def node_names(client: Client) -> list[str]:
+async def node_names(client: KubeClient) -> list[str]:
     return [node.metadata.name for node in (await client.list(NODES.path(), Node)).items]
 
 
 def test_version_and_discovery(cluster: DevCluster) -> None:
-    async def scenario(client: Client) -> None:
+    async def scenario(client: KubeClient) -> None:
         assert (await client.get("/version", dict[str, str]))["gitVersion"].startswith("v")
         assert "pods/binding" in await client.discover("v1")
         assert "leases" in await client.discover("coordination.k8s.io/v1")
@@ -70,7 +70,7 @@ def test_version_and_discovery(cluster: DevCluster) -> None:
 
 
 def test_a_pod_from_its_making_to_its_end(cluster: DevCluster) -> None:
-    async def scenario(client: Client) -> None:
+    async def scenario(client: KubeClient) -> None:
         node = (await node_names(client))[0]
         pod = await make_pod(client, "life")
         assert pod.spec.scheduler_name == "nobody"
@@ -107,7 +107,7 @@ def test_a_pod_from_its_making_to_its_end(cluster: DevCluster) -> None:
 
 
 def test_eviction_and_its_budget(cluster: DevCluster) -> None:
-    async def scenario(client: Client) -> None:
+    async def scenario(client: KubeClient) -> None:
         node = (await node_names(client))[0]
         budget = {
             "metadata": {"name": "all"},
@@ -136,7 +136,7 @@ def test_eviction_and_its_budget(cluster: DevCluster) -> None:
 
 
 def test_an_event_of_the_greatest_length(cluster: DevCluster) -> None:
-    async def scenario(client: Client) -> None:
+    async def scenario(client: KubeClient) -> None:
         pod = await make_pod(client, "talked-about")
         about = Regarding("v1", "Pod", "talked-about", "default", pod.metadata.uid)
         for note in ("short", "🚰" * 1000):
@@ -150,7 +150,7 @@ def test_an_event_of_the_greatest_length(cluster: DevCluster) -> None:
 
 
 def test_pages_and_versions(cluster: DevCluster) -> None:
-    async def scenario(client: Client) -> None:
+    async def scenario(client: KubeClient) -> None:
         await make_namespace(client, "pages")
         for number in range(7):
             await client.create(pods("pages"), pod_body(f"pod-{number}"))
@@ -165,13 +165,13 @@ def test_pages_and_versions(cluster: DevCluster) -> None:
     run(cluster, scenario)
 
 
-class Mirror:
+class ClusterCache:
     def __init__(self) -> None:
         self.found: dict[str, Object] = {}
         self.changes = 0
         self.state = WatchState()
 
-    def on(self, change: Change[Any]) -> None:
+    def on(self, change: WatchEvent[Any]) -> None:
         self.changes += 1
         match change:
             case Relisted(items):
@@ -183,15 +183,15 @@ class Mirror:
 
 
 def test_a_reflection_follows_through_a_restart_of_the_server(cluster: DevCluster) -> None:
-    async def scenario(client: Client) -> None:
+    async def scenario(client: KubeClient) -> None:
         await make_namespace(client, "followed")
         node = (await node_names(client))[0]
-        mirror = Mirror()
+        cache = ClusterCache()
         work = reflect(
-            client, PODS, Pod, mirror.on, namespace="followed", pace=Pace(pause_s_max=1.0), state=mirror.state
+            client, PODS, Pod, cache.on, namespace="followed", pace=Pace(pause_s_max=1.0), state=cache.state
         )
         async with running(work):
-            await eventually(lambda: mirror.state.is_synced)
+            await eventually(lambda: cache.state.is_synced)
             made = [await client.create(pods("followed"), pod_body(f"p-{n}"), Pod) for n in range(20)]
             await asyncio.gather(
                 *(client.bind("followed", pod.metadata.name, pod.metadata.uid, node) for pod in made)
@@ -199,15 +199,15 @@ def test_a_reflection_follows_through_a_restart_of_the_server(cluster: DevCluste
             await asyncio.gather(
                 *(client.delete(pods("followed", pod.metadata.name), grace_s=0) for pod in made[:5])
             )
-            await eventually(lambda: set(mirror.found) == {f"p-{number}" for number in range(5, 20)})
-            assert mirror.state.relists == 1
+            await eventually(lambda: set(cache.found) == {f"p-{number}" for number in range(5, 20)})
+            assert cache.state.relists == 1
             await asyncio.to_thread(cluster.kill_part, "kube-apiserver")
-            await eventually(lambda: mirror.state.problem != "")
+            await eventually(lambda: cache.state.problem != "")
             await asyncio.to_thread(cluster.start_part, "kube-apiserver")
             await client.delete(pods("followed", "p-7"), grace_s=0)
             await client.create(pods("followed"), pod_body("after"))
             expected = {*(f"p-{number}" for number in range(5, 20)), "after"} - {"p-7"}
-            await eventually(lambda: set(mirror.found) == expected, limit_s=60)
+            await eventually(lambda: set(cache.found) == expected, limit_s=60)
 
         query = {"watch": "1", "resourceVersion": "1"}  # from before the restart, which nobody remembers
         async with client.stream(pods("followed"), query, open_s=5.0) as content:
@@ -215,7 +215,7 @@ def test_a_reflection_follows_through_a_restart_of_the_server(cluster: DevCluste
         assert line.startswith(b'{"type":"ERROR"')
         assert b'"code":410' in line
         listed = await client.list(pods("followed"), Pod)
-        assert set(mirror.found) == {pod.metadata.name for pod in listed.items}
+        assert set(cache.found) == {pod.metadata.name for pod in listed.items}
 
     run(cluster, scenario)
 
@@ -237,14 +237,14 @@ def test_a_definition_that_comes_and_goes(cluster: DevCluster) -> None:
         },
     }
 
-    async def scenario(client: Client) -> None:
-        mirror = Mirror()
+    async def scenario(client: KubeClient) -> None:
+        cache = ClusterCache()
         pace = Pace(first_s=0.05, pause_s_max=0.2, slow_s=0.2)
-        async with running(reflect(client, PODGROUPS, Object, mirror.on, pace=pace, state=mirror.state)):
-            await eventually(lambda: mirror.changes == 1)
-            assert not mirror.state.is_synced
+        async with running(reflect(client, PODGROUPS, Object, cache.on, pace=pace, state=cache.state)):
+            await eventually(lambda: cache.changes == 1)
+            assert not cache.state.is_synced
             await client.create(path, definition)
-            await eventually(lambda: mirror.state.is_synced, limit_s=30)
+            await eventually(lambda: cache.state.is_synced, limit_s=30)
             group_body = {
                 "apiVersion": PODGROUPS.group_version,
                 "kind": "PodGroup",
@@ -252,16 +252,16 @@ def test_a_definition_that_comes_and_goes(cluster: DevCluster) -> None:
                 "spec": {"minMember": 4},
             }
             await client.create(PODGROUPS.path("default"), group_body)
-            await eventually(lambda: set(mirror.found) == {"gang"})
+            await eventually(lambda: set(cache.found) == {"gang"})
             await client.delete(f"{path}/podgroups.{group}")
-            await eventually(lambda: mirror.found == {}, limit_s=30)
-            await eventually(lambda: not mirror.state.is_synced, limit_s=30)
+            await eventually(lambda: cache.found == {}, limit_s=30)
+            await eventually(lambda: not cache.state.is_synced, limit_s=30)
 
     run(cluster, scenario)
 
 
 def test_an_election(cluster: DevCluster) -> None:
-    async def scenario(client: Client) -> None:
+    async def scenario(client: KubeClient) -> None:
         settings: dict[str, Any] = {
             "duration_s": 3,
             "renew_s": 0.3,

@@ -11,26 +11,26 @@ import msgspec
 import pytest
 
 from penstock.errors import Unavailable
-from penstock.kube.client import Client
+from penstock.kube.client import KubeClient
 from penstock.kube.resources import PODS
 from penstock.kube.types import Object, Pod
-from penstock.kube.watch import Change, Deleted, Pace, Relisted, Upserted, WatchState, reflect
+from penstock.kube.watch import Deleted, Pace, Relisted, Upserted, WatchEvent, WatchState, reflect
 from tests.kube.fake_api import FakeApi, spoil, status, thing
 from tests.kube.raw_server import Answer, Request, eventually, quick_client, raw_server, running
 
 QUICK = Pace(first_s=0.002, pause_s_max=0.01, slow_s=0.02)
 
 
-class Mirror:
+class ClusterCache:
     """What a receiver makes of the changes. It refuses what cannot be: news of a version that it has seen."""
 
     def __init__(self) -> None:
         self.pods: dict[str, str] = {}
-        self.changes: list[Change[Pod]] = []
+        self.changes: list[WatchEvent[Pod]] = []
         self.newest = 0
         self.state = WatchState()
 
-    def on(self, change: Change[Pod]) -> None:
+    def on(self, change: WatchEvent[Pod]) -> None:
         self.changes.append(change)
         match change:
             case Relisted(items):
@@ -45,7 +45,7 @@ class Mirror:
         assert version > self.newest, "an event came twice, or too late"
         self.newest = version
 
-    def reflect(self, client: Client, **settings: object) -> asyncio.Future[None]:
+    def reflect(self, client: KubeClient, **settings: object) -> asyncio.Future[None]:
         given = {"stall_s": 5.0, "pace": QUICK, "state": self.state, **settings}
         return asyncio.ensure_future(reflect(client, PODS, Pod, self.on, **given))  # type: ignore[arg-type]
 
@@ -72,18 +72,18 @@ def test_lists_and_then_follows() -> None:
         api = FakeApi()
         for number in range(7):
             api.put(f"old-{number}")
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, page=3)),
+            running(cache.reflect(client, page=3)),
         ):
-            await eventually(lambda: mirror.state.is_synced)
+            await eventually(lambda: cache.state.is_synced)
             api.put("new")
             api.put("old-1")
             api.drop("old-2")
-            await eventually(lambda: mirror.pods == truth(api))
-        assert mirror.kinds() == ["Relisted", "Upserted", "Upserted", "Deleted"]
+            await eventually(lambda: cache.pods == truth(api))
+        assert cache.kinds() == ["Relisted", "Upserted", "Upserted", "Deleted"]
         assert api.lists == 3  # pages
         watch = next(request for request in server.requests if request.query.get("watch"))
         assert watch.query["resourceVersion"] == "107"
@@ -99,22 +99,22 @@ def test_nothing_is_lost_or_doubled_when_a_stream_has(fault: str) -> None:
     async def scenario() -> None:
         api = FakeApi(faults_at("line", "", fault, fault))
         api.put("first")
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, stall_s=0.15, line_max_bytes=50_000)),
+            running(cache.reflect(client, stall_s=0.15, line_max_bytes=50_000)),
         ):
-            await eventually(lambda: mirror.state.is_synced)
+            await eventually(lambda: cache.state.is_synced)
             for number in range(5):
                 api.put(f"pod-{number}")
             api.drop("first")
-            await eventually(lambda: mirror.pods == truth(api))
+            await eventually(lambda: cache.pods == truth(api))
         assert api.watches >= 2
         if fault in ("expired", "error"):
-            assert mirror.state.relists == 2
+            assert cache.state.relists == 2
         elif fault in ("cut", "end", "end in a line"):
-            assert mirror.state.relists <= 2  # a position is given up only after two streams without a word
+            assert cache.state.relists <= 2  # a position is given up only after two streams without a word
 
     asyncio.run(scenario())
 
@@ -125,15 +125,15 @@ def test_recovers_from_answers_that_are(fault: str, place: str) -> None:
     async def scenario() -> None:
         api = FakeApi(faults_at(place, *[fault] * 2))
         api.put("first")
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(api) as server,
             quick_client(server.url, timeout_s=0.1) as client,
-            running(mirror.reflect(client, stall_s=0.1)),
+            running(cache.reflect(client, stall_s=0.1)),
         ):
-            await eventually(lambda: mirror.state.is_synced)
+            await eventually(lambda: cache.state.is_synced)
             api.put("second")
-            await eventually(lambda: mirror.pods == truth(api))
+            await eventually(lambda: cache.pods == truth(api))
 
     asyncio.run(scenario())
 
@@ -142,18 +142,18 @@ def test_bookmarks_alone_move_the_position_and_keep_a_stream_alive() -> None:
     async def scenario() -> None:
         api = FakeApi()
         api.put("only")
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, stall_s=0.1)),
+            running(cache.reflect(client, stall_s=0.1)),
         ):
-            await eventually(lambda: mirror.state.is_synced)
+            await eventually(lambda: cache.state.is_synced)
             api.version += 50  # other objects changed, of which this watch sees nothing
-            await eventually(lambda: mirror.state.resource_version == "151")
-            heard = mirror.state.last_heard_at
-            await eventually(lambda: (mirror.state.last_heard_at or 0) > (heard or 0) + 0.15)
-        assert (api.watches, mirror.state.relists, mirror.kinds()) == (1, 1, ["Relisted"])
+            await eventually(lambda: cache.state.resource_version == "151")
+            heard = cache.state.last_heard_at
+            await eventually(lambda: (cache.state.last_heard_at or 0) > (heard or 0) + 0.15)
+        assert (api.watches, cache.state.relists, cache.kinds()) == (1, 1, ["Relisted"])
 
     asyncio.run(scenario())
 
@@ -176,13 +176,13 @@ def test_a_position_from_the_future_is_given_up_after_silence() -> None:
                 answer.event("ADDED", thing("here", 6))
             await answer.never()
 
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, stall_s=0.05)),
+            running(cache.reflect(client, stall_s=0.05)),
         ):
-            await eventually(lambda: mirror.pods == {"here": "6"})
+            await eventually(lambda: cache.pods == {"here": "6"})
 
     asyncio.run(scenario())
 
@@ -192,12 +192,12 @@ def test_a_server_that_forgets_at_once_is_not_hammered() -> None:
 
     async def scenario() -> None:
         api = FakeApi(lambda place: "410" if place == "watch" else "")
-        mirror = Mirror()
+        cache = ClusterCache()
         pace = Pace(first_s=0.02, pause_s_max=10.0, jitter=lambda: 1.0)
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, pace=pace)),
+            running(cache.reflect(client, pace=pace)),
         ):
             await asyncio.sleep(0.25)  # 0.02 + 0.04 + 0.08 + 0.16 = 0.3
         assert 3 <= api.lists <= 4
@@ -218,19 +218,19 @@ def test_streams_that_lived_for_a_while_were_a_success(steady_s: float, least: i
             await asyncio.sleep(0.03)
             answer.end()
 
-        mirror = Mirror()
+        cache = ClusterCache()
         pace = Pace(first_s=0.01, pause_s_max=10.0, steady_s=steady_s)
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, pace=pace)),
+            running(cache.reflect(client, pace=pace)),
         ):
             if least:
-                await eventually(lambda: mirror.state.streams >= least)
+                await eventually(lambda: cache.state.streams >= least)
             else:
                 await asyncio.sleep(0.5)
-                assert mirror.state.streams <= 6
-        assert mirror.state.relists == 1
+                assert cache.state.streams <= 6
+        assert cache.state.relists == 1
 
     asyncio.run(scenario())
 
@@ -250,15 +250,15 @@ def test_retry_after_is_waited_for() -> None:
             answer.begin()
             await answer.never()
 
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client)),
+            running(cache.reflect(client)),
         ):
             await eventually(lambda: len(asked) == 2)
         assert asked[1] - asked[0] >= 0.99
-        assert mirror.state.relists == 1
+        assert cache.state.relists == 1
 
     asyncio.run(scenario())
 
@@ -274,25 +274,25 @@ def test_what_is_not_served_is_empty_until_it_is() -> None:
             else:
                 answer.send(404, b"404 page not found\n", {"Content-Type": "text/plain"})
 
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client)),
+            running(cache.reflect(client)),
         ):
             await eventually(lambda: len(server.requests) >= 4)
-            assert mirror.changes == [Relisted(())]
-            assert not mirror.state.is_synced
-            assert "not served" in mirror.state.problem
+            assert cache.changes == [Relisted(())]
+            assert not cache.state.is_synced
+            assert "not served" in cache.state.problem
             api.put("one")
             is_served = True
-            await eventually(lambda: mirror.pods == truth(api))
-            assert mirror.state.problem == ""
+            await eventually(lambda: cache.pods == truth(api))
+            assert cache.state.problem == ""
             is_served = False  # its definition was deleted: the stream ends, and so do the objects
             api.mischief = faults_at("line", "end")
             api.put("two")
-            await eventually(lambda: mirror.pods == {})
-        assert mirror.kinds() == ["Relisted", "Relisted", "Relisted"]
+            await eventually(lambda: cache.pods == {})
+        assert cache.kinds() == ["Relisted", "Relisted", "Relisted"]
 
     asyncio.run(scenario())
 
@@ -313,16 +313,16 @@ def test_a_watch_that_is_not_found_says_nothing_of_the_objects() -> None:
             else:
                 await api(request, answer)
 
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client)),
+            running(cache.reflect(client)),
         ):
-            await eventually(lambda: mirror.state.relists == 2 and api.watches == 1)
+            await eventually(lambda: cache.state.relists == 2 and api.watches == 1)
             api.put("two")
-            await eventually(lambda: mirror.pods == truth(api))
-        assert all(change != Relisted(()) for change in mirror.changes)
+            await eventually(lambda: cache.pods == truth(api))
+        assert all(change != Relisted(()) for change in cache.changes)
 
     asyncio.run(scenario())
 
@@ -344,14 +344,14 @@ def test_an_error_within_a_stream_says_nothing_of_the_objects(code: int) -> None
             else:
                 await api(request, answer)
 
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, pace=Pace(first_s=0.002, pause_s_max=0.01, slow_s=60.0))),
+            running(cache.reflect(client, pace=Pace(first_s=0.002, pause_s_max=0.01, slow_s=60.0))),
         ):
-            await eventually(lambda: mirror.state.relists == 2, "it is no refusal, so it is not waited out")
-        assert all(change != Relisted(()) for change in mirror.changes)
+            await eventually(lambda: cache.state.relists == 2, "it is no refusal, so it is not waited out")
+        assert all(change != Relisted(()) for change in cache.changes)
 
     asyncio.run(scenario())
 
@@ -362,16 +362,16 @@ def test_who_is_refused_does_not_ask_again_soon(code: int) -> None:
         async def handler(_request: Request, answer: Answer) -> None:
             answer.send(code, status(code, "Refused", "no"))
 
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, pace=Pace(first_s=0.001, pause_s_max=0.002, slow_s=60.0))),
+            running(cache.reflect(client, pace=Pace(first_s=0.001, pause_s_max=0.002, slow_s=60.0))),
         ):
-            await eventually(lambda: mirror.state.problem != "")
+            await eventually(lambda: cache.state.problem != "")
             await asyncio.sleep(0.05)
             assert len(server.requests) == 1
-        assert mirror.changes == []
+        assert cache.changes == []
 
     asyncio.run(scenario())
 
@@ -387,16 +387,16 @@ def test_what_is_forbidden_is_said_with_verb_and_kind_once(caplog: pytest.LogCap
             else:
                 await api(request, answer)
 
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, pace=Pace(first_s=0.002, pause_s_max=0.01, slow_s=60.0))),
+            running(cache.reflect(client, pace=Pace(first_s=0.002, pause_s_max=0.01, slow_s=60.0))),
         ):
             await eventually(lambda: len(server.requests) >= 4)
-            assert "not allowed to list pods" in mirror.state.problem
+            assert "not allowed to list pods" in cache.state.problem
             refused = False
-            await eventually(lambda: mirror.state.is_synced)
+            await eventually(lambda: cache.state.is_synced)
 
     with caplog.at_level(logging.WARNING, logger="penstock.kube.watch"):
         asyncio.run(scenario())
@@ -408,21 +408,21 @@ def test_an_object_that_cannot_be_read_is_passed_over(caplog: pytest.LogCaptureF
         api = FakeApi()
         api.put("odd-in-list", spec={"containers": "none"})
         api.put("good")
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client)),
+            running(cache.reflect(client)),
         ):
-            await eventually(lambda: mirror.state.is_synced)
-            assert set(mirror.pods) == {"good"}
+            await eventually(lambda: cache.state.is_synced)
+            assert set(cache.pods) == {"good"}
             api.put("odd", status=["no", "status"])
             api.put("fine")
-            await eventually(lambda: set(mirror.pods) == {"good", "fine"})
+            await eventually(lambda: set(cache.pods) == {"good", "fine"})
             api.put("good", spec={"containers": 7})
             api.drop("good")  # its last state is odd as well, but gone is gone
-            await eventually(lambda: set(mirror.pods) == {"fine"})
-        assert (mirror.state.relists, api.watches, mirror.state.skipped) == (1, 1, 3)
+            await eventually(lambda: set(cache.pods) == {"fine"})
+        assert (cache.state.relists, api.watches, cache.state.skipped) == (1, 1, 3)
 
     asyncio.run(scenario())
     said = caplog.text
@@ -440,19 +440,19 @@ def test_what_can_be_salvaged_of_an_object_that_cannot_be_read_is_told() -> None
         api.put("odd-in-list", spec={"containers": "none"})
         api.put("lost", spec={"containers": "none"})
         api.put("good")
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, salvage=salvage)),
+            running(cache.reflect(client, salvage=salvage)),
         ):
-            await eventually(lambda: mirror.state.is_synced)
-            assert set(mirror.pods) == {"odd-in-list", "good"}
+            await eventually(lambda: cache.state.is_synced)
+            assert set(cache.pods) == {"odd-in-list", "good"}
             api.put("odd", status=["no", "status"])
             api.put("lost", status=["no", "status"])
             api.put("fine")
-            await eventually(lambda: set(mirror.pods) == {"odd-in-list", "good", "odd", "fine"})
-        assert (mirror.state.relists, api.watches) == (1, 1)
+            await eventually(lambda: set(cache.pods) == {"odd-in-list", "good", "odd", "fine"})
+        assert (cache.state.relists, api.watches) == (1, 1)
 
     asyncio.run(scenario())
 
@@ -462,7 +462,7 @@ def test_what_the_receiver_raises_ends_it(error: Exception) -> None:
     async def scenario() -> None:
         api = FakeApi()
 
-        def on(_: Change[Pod]) -> None:
+        def on(_: WatchEvent[Pod]) -> None:
             raise error
 
         async with raw_server(api) as server, quick_client(server.url) as client:
@@ -491,14 +491,14 @@ def test_events_in_another_order_of_keys_and_split_anywhere_are_read() -> None:
                 await asyncio.sleep(0)
             await answer.never()
 
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client)),
+            running(cache.reflect(client)),
         ):
-            await eventually(lambda: mirror.newest == 8)
-        assert mirror.pods == {"ä": "7"}
+            await eventually(lambda: cache.newest == 8)
+        assert cache.pods == {"ä": "7"}
 
     asyncio.run(scenario())
 
@@ -515,13 +515,13 @@ def test_a_line_without_an_end_is_not_kept() -> None:
                 await answer.writer.drain()
                 await asyncio.sleep(0.001)
 
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, line_max_bytes=50_000)),
+            running(cache.reflect(client, line_max_bytes=50_000)),
         ):
-            await eventually(lambda: mirror.state.streams >= 3)
+            await eventually(lambda: cache.state.streams >= 3)
 
     asyncio.run(scenario())
 
@@ -540,14 +540,14 @@ def test_a_list_that_expires_twice_is_made_in_one_piece() -> None:
                 api.forget()
             await api(request, answer)
 
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(mirror.reflect(client, page=2)),
+            running(cache.reflect(client, page=2)),
         ):
-            await eventually(lambda: mirror.state.is_synced)
-            assert mirror.pods == truth(api)
+            await eventually(lambda: cache.state.is_synced)
+            assert cache.pods == truth(api)
         assert [r.query.get("limit") for r in server.requests if not r.query.get("watch")][-1] is None
 
     asyncio.run(scenario())
@@ -570,11 +570,11 @@ def test_whatever_happens_the_reflection_is_the_truth_in_the_end(seed: int) -> N
             return "" if is_calm or chance.random() > 0.15 else chance.choice(FAULTS[place])
 
         api = FakeApi(mischief)
-        mirror = Mirror()
+        cache = ClusterCache()
         async with (
             raw_server(api) as server,
             quick_client(server.url, timeout_s=0.05) as client,
-            running(mirror.reflect(client, stall_s=0.06, page=5, line_max_bytes=50_000)) as task,
+            running(cache.reflect(client, stall_s=0.06, page=5, line_max_bytes=50_000)) as task,
         ):
             for _ in range(200):
                 name = f"pod-{chance.randrange(25)}"
@@ -588,9 +588,9 @@ def test_whatever_happens_the_reflection_is_the_truth_in_the_end(seed: int) -> N
                     await asyncio.sleep(chance.random() * 0.01)
                 assert not task.done()
             is_calm = True
-            await eventually(lambda: mirror.pods == truth(api))
+            await eventually(lambda: cache.pods == truth(api))
             api.put("afterwards")
-            await eventually(lambda: mirror.pods == truth(api))
+            await eventually(lambda: cache.pods == truth(api))
         assert api.watches > 3
 
     asyncio.run(scenario())

@@ -20,8 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In a parallel run one worker has the clusters of the gangs, another those of the faults."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
-            apart = any(word in item.path.name for word in ("faults", "readme"))
-            item.add_marker(pytest.mark.xdist_group("faults" if apart else "gangs"))
+            anti_affinity = any(word in item.path.name for word in ("faults", "readme"))
+            item.add_marker(pytest.mark.xdist_group("faults" if anti_affinity else "gangs"))
 
 
 @pytest.fixture(scope="session")

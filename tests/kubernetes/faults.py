@@ -190,7 +190,7 @@ def wait_placed(site: Site, namespace: str, prefix: str = "", limit_s: float = 6
 
 
 def broken(replica: Replica) -> list[str]:
-    return [job["broken"] for job in replica.jobs() if job["broken"]]
+    return [job["incomplete_reason"] for job in replica.jobs() if job["incomplete_reason"]]
 
 
 # What the API server was asked

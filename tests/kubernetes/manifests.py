@@ -22,7 +22,7 @@ def template(
     **spec: Any,
 ) -> Document:
     """The pods of `app`; `run` is how long a simulated one takes. What else is given goes into the spec."""
-    work = {
+    workload = {
         "name": "work",
         "image": "busybox:latest",
         "imagePullPolicy": "IfNotPresent",
@@ -35,7 +35,7 @@ def template(
             "labels": {"app": app, **(labels or {})},
             "annotations": {"penstock.dev/sim-run": run, **(annotations or {})},
         },
-        "spec": {"schedulerName": scheduler, "containers": [work], **spec},
+        "spec": {"schedulerName": scheduler, "containers": [workload], **spec},
     }
 
 

@@ -38,7 +38,7 @@ _PATHS = {  # by kind: where its objects are
     "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
 }
 _POD_GROUPS = "/apis/{}/namespaces/{{}}/podgroups"
-_MAKERS = ("Deployment", "ReplicaSet", "StatefulSet", "Job")
+_CONTROLLERS = ("Deployment", "ReplicaSet", "StatefulSet", "Job")
 _AT_ONCE = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
 
 
@@ -176,7 +176,7 @@ class Room:
 
     def clear(self) -> None:
         """Until nobody is there any more, here and in Penstock."""
-        for kind in (*_MAKERS, "Pod"):
+        for kind in (*_CONTROLLERS, "Pod"):
             self._api.delete(self._path(kind), _AT_ONCE)
         wait_for(self._is_empty, f"the pods of {self.namespace} to go")
         for path in self._cluster_wide:

@@ -27,12 +27,12 @@ from typing import Any
 
 import yaml
 
-from penstock.cli.client import Client
+from penstock.cli.client import ApiClient
 from penstock.devcluster.cluster import DevCluster
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import PenstockError
 from penstock.model.quantity import parse_quantity
-from penstock.paths import places_of
+from penstock.paths import paths_of
 from tests.clusters import needs_controlplane
 
 __all__ = [
@@ -51,10 +51,10 @@ ROOT = Path(__file__).parents[2]
 MANIFESTS = (ROOT / "deploy" / "rbac.yaml", ROOT / "deploy" / "podgroup-crd.yaml")
 SCHEDULERS = ("penstock", "fluence", "fluxnetes")
 _CONFIG = """
-whole = "{whole}"
+gang_repair_timeout = "{whole}"
 [kube]
 audit_every = "{audit_every}"
-assemble = "{assemble}"
+assembly_timeout = "{assemble}"
 """
 _DIFFERENCE = re.compile(r'^penstock_audit_differences\{kind="([^"]+)"\} (\S+)', re.M)
 _ROUNDS = re.compile(r"^penstock_audit_rounds_total (\S+)", re.M)
@@ -87,8 +87,8 @@ class Replica:
     process: subprocess.Popen[bytes] | None = None
 
     @property
-    def client(self) -> Client:
-        return Client(places_of(str(self.state), os.environ))
+    def client(self) -> ApiClient:
+        return ApiClient(paths_of(str(self.state), os.environ))
 
     @property
     def log(self) -> Path:
@@ -160,7 +160,7 @@ class Replica:
                 "curl",
                 "-s",
                 "--unix-socket",
-                str(places_of(str(self.state), os.environ).socket),
+                str(paths_of(str(self.state), os.environ).socket),
                 "http://x/metrics",
             ],
             capture_output=True,
@@ -379,4 +379,4 @@ def _stopping(site: Site) -> Iterator[None]:
                 capture_output=True,
                 check=False,
             )
-            shutil.rmtree(places_of(str(replica.state), os.environ).runtime, ignore_errors=True)
+            shutil.rmtree(paths_of(str(replica.state), os.environ).runtime, ignore_errors=True)

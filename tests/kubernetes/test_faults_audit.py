@@ -17,14 +17,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock.app.kube import KubeHabitat
+from penstock.app.kube import KubeRuntime
 from penstock.app.kube_options import KubeOptions
-from penstock.backends.kube.backend import KubeWorld
+from penstock.backends.kube.backend import KubeBackend
 from penstock.devcluster.settings import DevSettings
 from penstock.instance.loop import Instance
 from penstock.kube.access import find_access
-from penstock.kube.client import Client
-from penstock.paths import places_of
+from penstock.kube.client import KubeClient
+from penstock.paths import paths_of
 from penstock.podspec.settings import KubeSettings
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
@@ -75,7 +75,7 @@ def repairs(metrics: str) -> dict[str, float]:
 
 
 def execute(replica: Replica, statement: str) -> None:
-    embedded = EmbeddedPostgres(places_of(str(replica.state), os.environ))
+    embedded = EmbeddedPostgres(paths_of(str(replica.state), os.environ))
     with psycopg.connect(embedded.start(), autocommit=True) as connection:
         assert connection.execute(statement.encode()).rowcount == 1
 
@@ -183,28 +183,28 @@ async def run_inside(
     """An instance in this process, in which something is spoiled; its metrics when all is well again."""
     free_lease(site)
     options = KubeOptions(site.penstock_kubeconfig, audit_every_s=0.3)
-    settings = Settings(whole_s=20.0)
-    habitat = KubeHabitat(options, settings, "inside")
-    instance = Instance(settings, MemoryStore(), habitat.world)
-    running = asyncio.create_task(habitat.run(instance, instance.run))
+    settings = Settings(gang_repair_timeout_s=20.0)
+    runtime = KubeRuntime(options, settings, "inside")
+    instance = Instance(settings, MemoryStore(), runtime.backend)
+    running = asyncio.create_task(runtime.run(instance, instance.run))
     with a_namespace(site) as namespace:
         try:
             await asyncio.wait_for(instance.is_ready.wait(), 30)
             await asyncio.to_thread(create, site, namespace, *prepare)
             await asyncio.to_thread(wait_phases, site, namespace, Running=len(prepare))
-            await until(lambda: _rounds(habitat) > 1)
-            await instance.consult(lambda scheduler, _: spoil(scheduler))
-            await until(lambda: f'differences{{kind="{kind}"}} 1.0' in habitat.metrics().decode())
-            await until(lambda: not re.search(r"audit_differences\{.*\} [1-9]", habitat.metrics().decode()))
-            return habitat.metrics().decode()
+            await until(lambda: _rounds(runtime) > 1)
+            await instance.query(lambda scheduler, _: spoil(scheduler))
+            await until(lambda: f'differences{{kind="{kind}"}} 1.0' in runtime.metrics().decode())
+            await until(lambda: not re.search(r"audit_differences\{.*\} [1-9]", runtime.metrics().decode()))
+            return runtime.metrics().decode()
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            await habitat.stop(keep_tasks=True)
+            await runtime.stop(keep_tasks=True)
 
 
-def _rounds(habitat: KubeHabitat) -> float:
-    found = re.search(r"^penstock_audit_rounds_total (\S+)", habitat.metrics().decode(), re.M)
+def _rounds(runtime: KubeRuntime) -> float:
+    found = re.search(r"^penstock_audit_rounds_total (\S+)", runtime.metrics().decode(), re.M)
     return float(found[1]) if found else 0.0
 
 
@@ -215,20 +215,20 @@ async def until(holds: Callable[[], bool], limit_s: float = 40.0) -> None:
 
 
 def first_hold(scheduler: Scheduler) -> str:
-    return scheduler.core.cluster.holds()[0]
+    return scheduler.state.cluster.holds()[0]
 
 
 def first_job(scheduler: Scheduler) -> int:
-    return next(iter(scheduler.core.jobs))
+    return next(iter(scheduler.state.jobs))
 
 
 @pytest.mark.parametrize(
     ("kind", "repair", "spoil", "is_foreign"),
     [
-        ("hold_missing", "snapshot", lambda it: it.core.cluster.remove_hold(first_hold(it)), True),
-        ("held_differs", "restart", lambda it: it.core.cluster.engine.holds.remove(first_hold(it)), True),
-        ("node_missing", "snapshot", lambda it: it.core.cluster.remove_node("node-1"), True),
-        ("member_disagreed", "restart", lambda it: it.core.cluster.engine.release(first_job(it)), False),
+        ("hold_missing", "snapshot", lambda it: it.state.cluster.remove_external_usage(first_hold(it)), True),
+        ("held_differs", "restart", lambda it: it.state.cluster.engine.holds.remove(first_hold(it)), True),
+        ("node_missing", "snapshot", lambda it: it.state.cluster.remove_node("node-1"), True),
+        ("member_disagreed", "restart", lambda it: it.state.cluster.engine.release(first_job(it)), False),
     ],
 )
 def test_the_graph_is_spoiled(
@@ -262,9 +262,9 @@ async def _jump(site: Site) -> None:
     def clock() -> float:
         return time.time() + skew_s
 
-    async with Client(find_access(site.penstock_kubeconfig, "")) as client:
-        world = KubeWorld(client, KubeSettings(), identity="inside", clock=clock)
-        instance = Instance(Settings(), MemoryStore(), world, clock=clock)
+    async with KubeClient(find_access(site.penstock_kubeconfig, "")) as client:
+        backend = KubeBackend(client, KubeSettings(), identity="inside", clock=clock)
+        instance = Instance(Settings(), MemoryStore(), backend, clock=clock)
         running = asyncio.create_task(instance.run())
         with a_namespace(site) as namespace:
             try:

@@ -123,7 +123,7 @@ def test_others_stay_and_bare_pods_say_that_they_are_broken(
         wait_phases(site, namespace, "gang", Running=2, Pending=1)
         wait_for(lambda: broken(replica), "the job to be told broken", 60.0)
         assert "others have taken what was free" in broken(replica)[0]
-        wait_for(lambda: "GroupBroken" in reasons(site, namespace), "its pod to say so")
+        wait_for(lambda: "GroupIncomplete" in reasons(site, namespace), "its pod to say so")
         site.wait_sound(replica)
         api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/foreign", {"gracePeriodSeconds": 0})
         wait_phases(site, namespace, "gang", Running=3)  # Late is better than never.

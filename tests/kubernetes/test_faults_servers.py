@@ -17,7 +17,7 @@ import yaml
 
 from penstock.devcluster.cluster import DevCluster
 from penstock.devcluster.settings import DevSettings
-from penstock.paths import places_of
+from penstock.paths import paths_of
 from penstock.store.embedded import EmbeddedPostgres
 from tests.kubernetes.faults import (
     ENDLESS,
@@ -168,7 +168,7 @@ def test_events_that_were_missed_and_that_the_server_has_forgotten(site: Site, r
 
 
 def test_the_embedded_database_is_killed_while_gangs_come(site: Site, replica: Replica) -> None:
-    embedded = EmbeddedPostgres(places_of(str(replica.state), os.environ))
+    embedded = EmbeddedPostgres(paths_of(str(replica.state), os.environ))
     with one_cluster(site, replica) as namespace:
         three_gangs(site, namespace)
         for _ in range(2):

@@ -173,7 +173,7 @@ def test_a_group_that_never_completes_is_given_up_and_tried_again_when_somebody_
     with lab.room(lab.penstock(assemble="5s")) as room:
         room.put(*(bare_pod(f"half-{n}", app="half", annotations=group) for n in range(2)))
         room.wait_told("half", "GroupIncomplete", "2 of 3")
-        room.wait_told("half", "GroupGivenUp")
+        room.wait_told("half", "GroupInadmissible")
         wait_for(
             lambda: any(
                 event["reason"] == "FailedScheduling" and event["type"] == "Warning"

@@ -23,7 +23,7 @@ from pathlib import Path
 from penstock.devcluster.api import ApiRefused
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import PenstockError
-from penstock.paths import places_of
+from penstock.paths import paths_of
 from penstock.store.embedded import EmbeddedPostgres
 from tests.kubernetes.faults import (
     Points,
@@ -144,7 +144,7 @@ class Torture:
 
     def _kill_database(self, namespace: str) -> None:
         del namespace
-        pid = EmbeddedPostgres(places_of(str(self.replica.state), os.environ)).pid()
+        pid = EmbeddedPostgres(paths_of(str(self.replica.state), os.environ)).pid()
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.backends.kube.cache import Mirror
+from penstock.backends.kube.cache import ClusterCache
 from penstock.kube.types import Pod, PodAffinityTerm
-from penstock.podspec.anti_affinity import FOREIGN, SPAN, Apart, rule_of
+from penstock.podspec.anti_affinity import FOREIGN, SPAN, AntiAffinity, rule_of
 from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import MemberSet, NodeSet
 from tests.backends.kube_caches import NOW, mirror_of, put, told
@@ -56,18 +56,18 @@ def rules_of(found: Pod) -> list[Any]:
     ],
 )
 def test_a_rule_is_a_kind_that_people_can_read(selector: dict[str, Any], text: str) -> None:
-    apart = Apart()
+    anti_affinity = AntiAffinity()
     for name in "ab":
-        apart.note(name, carrier(name, selector), name)
-    assert apart.kinds() == {f"apart/default/{text}": SPAN}
+        anti_affinity.note(name, carrier(name, selector), name)
+    assert anti_affinity.kinds() == {f"apart/default/{text}": SPAN}
 
 
 def test_what_is_long_or_odd_is_shortened_and_stays_different() -> None:
-    apart = Apart()
+    anti_affinity = AntiAffinity()
     odd = [expressed(("app", "In", [value])) for value in ("\n", "\t", 90 * "x", 91 * "x")]
     for name in "ab":
-        apart.note(name, carrier(name, *odd), name)
-    kinds = list(apart.kinds())
+        anti_affinity.note(name, carrier(name, *odd), name)
+    kinds = list(anti_affinity.kinds())
     assert len(set(kinds)) == 4
     assert all(len(kind) < 110 and kind.isprintable() for kind in kinds)
 
@@ -99,7 +99,7 @@ def brute(pods: dict[str, tuple[Pod, str]]) -> tuple[set[str], dict[str, set[tup
             if one.spec.affinity and rule in rules_of(one):
                 uses[uid] = SPAN
         if len({pods[uid][1] for uid in uses}) > 1:
-            alone = Apart()
+            alone = AntiAffinity()
             alone.note("a", carrier("a", expressed(*map(_plain, rule.tests)), namespace=rule.namespace), "a")
             alone.note("b", carrier("b", expressed(*map(_plain, rule.tests)), namespace=rule.namespace), "b")
             (kind,) = alone.kinds()
@@ -132,75 +132,75 @@ def random_pod(chance: random.Random, name: str, **more: Any) -> Pod:
 @pytest.mark.parametrize("seed", range(30))
 def test_what_is_kept_is_what_all_pods_say(seed: int) -> None:
     chance = random.Random(seed)
-    apart, pods = Apart(), dict[str, tuple[Pod, str]]()
+    anti_affinity, pods = AntiAffinity(), dict[str, tuple[Pod, str]]()
     crossed = 0
     for _ in range(150):
         uid = f"p{chance.randrange(12)}"
         if chance.random() < 0.4:
-            apart.note(uid, None, FOREIGN)
+            anti_affinity.note(uid, None, FOREIGN)
             pods.pop(uid, None)
         else:
             one = random_pod(chance, uid, namespace="other" if uid in ("p1", "p2", "p3", "p4") else "default")
             pods[uid] = one, chance.choice(["", "w1", "w2"])
-            apart.note(uid, *pods[uid])
-        before = {one: set(apart.amounts(one)) for one in pods}
+            anti_affinity.note(uid, *pods[uid])
+        before = {one: set(anti_affinity.amounts(one)) for one in pods}
         kinds, amounts = brute(pods)
-        assert set(apart.kinds()) == kinds
+        assert set(anti_affinity.kinds()) == kinds
         assert before == amounts
         crossed += len(kinds)
     assert crossed
     for uid in pods:
-        apart.note(uid, None, FOREIGN)
-    assert not apart.kinds()
-    apart.take_dirty()
-    assert not any(vars(apart).values()), "nothing is left of pods that are gone"
+        anti_affinity.note(uid, None, FOREIGN)
+    assert not anti_affinity.kinds()
+    anti_affinity.take_dirty()
+    assert not any(vars(anti_affinity).values()), "nothing is left of pods that are gone"
 
 
 def test_who_begins_to_cross_is_told_and_who_ceases_too() -> None:
-    mirror = mirror_of(node("n1"), carrier("a"), pod("web", labels={"app": "web"}))
-    told(mirror)
-    put(mirror, pod("b", labels=DB))
-    facts = told(mirror)
+    cache = mirror_of(node("n1"), carrier("a"), pod("web", labels={"app": "web"}))
+    told(cache)
+    put(cache, pod("b", labels=DB))
+    facts = told(cache)
     assert isinstance(facts[0], NodeSet), "what is asked for is there before it is"
-    asked = {fact.member: dict(fact.amounts).get(KIND) for fact in facts if isinstance(fact, MemberSet)}
+    asked = {fact.member: dict(fact.requests).get(KIND) for fact in facts if isinstance(fact, MemberSet)}
     assert asked == {"uid-a": SPAN, "uid-b": 1}
-    put(mirror, carrier("a"), gone=True)
-    facts = told(mirror)
-    assert {fact.member: fact.amounts for fact in facts if isinstance(fact, MemberSet)} == {
+    put(cache, carrier("a"), gone=True)
+    facts = told(cache)
+    assert {fact.member: fact.requests for fact in facts if isinstance(fact, MemberSet)} == {
         "uid-b": (("cpu", 1000), ("pods", 1))
     }
     assert isinstance(facts[-1], NodeSet)
-    assert KIND not in {capacity.kind for capacity in facts[-1].capacity}
+    assert KIND not in {capacity.resource for capacity in facts[-1].capacity}
 
 
 def test_a_rule_within_one_work_needs_no_kind() -> None:
     mine = {"job-name": "train"}
     pods = [carrier(name, mine, labels=mine, owner=owned_by("Job", "train")) for name in "abc"]
-    mirror = mirror_of(node("n1"), *pods)  # also before their Job is heard of
-    assert not any(KIND in str(fact) for fact in told(mirror))
-    assert all("apart/" not in str(one) for one in mirror.snapshot(NOW).nodes)
+    cache = mirror_of(node("n1"), *pods)  # also before their Job is heard of
+    assert not any(KIND in str(fact) for fact in told(cache))
+    assert all("apart/" not in str(one) for one in cache.snapshot(NOW).nodes)
 
 
 def test_what_is_on_a_node_uses_the_kind_whoever_has_placed_it() -> None:
-    mirror = mirror_of(
+    cache = mirror_of(
         carrier("ours", node="n1", placed=True),
         carrier("theirs", node="n2", ours=False),
         pod("selected", node="n2", ours=False, labels=DB),
         carrier("over", node="n3", ours=False, phase="Succeeded"),
         carrier("waits-for-others", ours=False),
     )
-    found = mirror.snapshot(NOW)
-    assert {one.member: dict(one.amounts)[KIND] for one in found.observations} == {"uid-ours": SPAN}
-    assert {one.hold: dict(one.amounts)[KIND] for one in found.holds} == {
+    found = cache.snapshot(NOW)
+    assert {one.member: dict(one.usage)[KIND] for one in found.statuses} == {"uid-ours": SPAN}
+    assert {one.key: dict(one.usage)[KIND] for one in found.external_usage} == {
         "uid-theirs": SPAN,
         "uid-selected": 1,
     }
-    assert mirror.seen(carrier("ours", node="n1", placed=True), NOW).amounts == found.observations[0].amounts
+    assert cache.seen(carrier("ours", node="n1", placed=True), NOW).usage == found.statuses[0].usage
 
 
 def test_others_among_themselves_need_no_kind() -> None:
-    mirror = mirror_of(carrier("a", node="n1", ours=False), carrier("b", node="n2", ours=False))
-    assert all(KIND not in dict(one.amounts) for one in mirror.snapshot(NOW).holds)
+    cache = mirror_of(carrier("a", node="n1", ours=False), carrier("b", node="n2", ours=False))
+    assert all(KIND not in dict(one.usage) for one in cache.snapshot(NOW).external_usage)
 
 
 # Where pods go
@@ -230,7 +230,7 @@ def test_pods_of_an_ordered_stateful_set_each_have_their_own_node() -> None:
     cluster.happenings.put(pod("fourth", labels=DB))
     cluster.settle()
     assert nodes_of(cluster)["fourth"] == ""
-    (job,) = [job for job in cluster.scheduler.core.jobs.values() if job.spec.name == "fourth"]
+    (job,) = [job for job in cluster.scheduler.state.jobs.values() if job.spec.name == "fourth"]
     sentence = cluster.scheduler.why(job.id, cluster.now).sentence
     assert sentence.startswith("it asks for 1 slot; 0 nodes with room (those with app=db are kept apart), it")
 
@@ -332,7 +332,7 @@ def test_nothing_is_placed_beside_what_keeps_it_away_and_nothing_waits_without_n
             is_ours = {one.spec.scheduler_name, other.spec.scheduler_name} != {"default-scheduler"}
             assert not (is_beside and is_ours and are_apart(one, other)), (one, other)
     for one in pods:
-        if one.spec.node_name or one.metadata.uid in cluster.mirror.problems:
+        if one.spec.node_name or one.metadata.uid in cluster.cache.problems:
             continue
         kept_off = {other.spec.node_name for other in placed if are_apart(one, other)}
         assert kept_off == {f"n{number}" for number in range(4)}, one
@@ -348,14 +348,14 @@ def test_a_pod_in_a_rule_costs_the_same_among_ten_times_as_many() -> None:
 
 def _costs(pods: int) -> dict[str, int]:
     """A rule that crosses and selects a tenth of all pods, and a rule by its own name for each Job."""
-    mirror = Mirror(KubeSettings())
-    mirror.nodes_listed([node("n1", cpu="64")])
+    cache = ClusterCache(KubeSettings())
+    cache.nodes_listed([node("n1", cpu="64")])
     waiting = [carrier(f"c{number}") for number in range(pods // 10)]
     for number in range(pods):
         mine = {"job-name": f"j{number // 10}"}
         waiting.append(carrier(f"p{number}", mine, labels=mine, owner=owned_by("Job", f"j{number // 10}")))
-    mirror.pods_listed(waiting)
-    assert KIND in str(mirror.snapshot(NOW).nodes)
+    cache.pods_listed(waiting)
+    assert KIND in str(cache.snapshot(NOW).nodes)
     late = {"job-name": "late"}
     changes = {
         "joins a rule that crosses": (carrier("late"), False),
@@ -367,18 +367,18 @@ def _costs(pods: int) -> dict[str, int]:
     }
 
     def take(one: Pod, gone: bool) -> None:
-        put(mirror, one, gone=gone)
-        told(mirror)
+        put(cache, one, gone=gone)
+        told(cache)
 
     return {name: instructions(lambda how=how: take(*how)) for name, how in changes.items()}  # type: ignore[misc]
 
 
 def test_who_has_nothing_to_do_with_rules_pays_nothing_for_them() -> None:
     def cost(rules: int) -> int:
-        apart = Apart()
+        anti_affinity = AntiAffinity()
         for number in range(rules):
-            apart.note(f"c{number}", carrier(f"c{number}", {"app": f"a{number}"}), f"w{number}")
+            anti_affinity.note(f"c{number}", carrier(f"c{number}", {"app": f"a{number}"}), f"w{number}")
         plain = pod("plain", labels={"team": "x"})
-        return instructions(lambda: apart.note("plain", plain, "w"))
+        return instructions(lambda: anti_affinity.note("plain", plain, "w"))
 
     assert cost(200) <= 1.05 * cost(2)

@@ -13,7 +13,7 @@ from penstock.kube.types import PersistentVolume, PersistentVolumeClaim, Pod
 from penstock.model.constraint import (
     TAINTS_PROPERTY,
     And,
-    NodeSet,
+    HostIn,
     Taint,
     Tolerates,
     Toleration,
@@ -168,7 +168,7 @@ def test_a_node_can_be_named() -> None:
     here = expression("In", "n0", key="metadata.name")
     not_here = expression("NotIn", "n0", key="metadata.name")
     daemon = required_of(affinity=node_affinity({"matchFields": [here]}))
-    assert daemon.constraint == And((NodeSet(frozenset(["n0"])), Tolerates()))
+    assert daemon.constraint == And((HostIn(frozenset(["n0"])), Tolerates()))
     assert goes(daemon, "n0")
     assert not goes(daemon, "n1")
     elsewhere = required_of(affinity=node_affinity({"matchFields": [not_here]}))
@@ -241,22 +241,22 @@ def anti_affinity(*terms: Any) -> dict[str, Any]:
     return {"podAntiAffinity": {REQUIRED: list(terms)}}
 
 
-def apart(topology: str = "kubernetes.io/hostname", **term: Any) -> dict[str, Any]:
+def repelling(topology: str = "kubernetes.io/hostname", **term: Any) -> dict[str, Any]:
     return {"topologyKey": topology, "labelSelector": {"matchLabels": {"app": "x"}}, **term}
 
 
 @pytest.mark.parametrize(
     "term",
     [
-        apart(),
-        apart(namespaces=["ns"]),
-        apart(namespaces=[]),
-        apart(labelSelector={}),
-        apart(labelSelector={"matchExpressions": [expression("In", "x", "y", key="app")]}),
-        apart(labelSelector={"matchExpressions": [expression("NotIn", "y", key="app")]}),
-        apart(labelSelector={"matchExpressions": [expression("NotIn", "y", key="none")]}),
-        apart(labelSelector={"matchExpressions": [expression("Exists", key="app")]}),
-        apart(labelSelector={"matchExpressions": [expression("DoesNotExist", key="none")]}),
+        repelling(),
+        repelling(namespaces=["ns"]),
+        repelling(namespaces=[]),
+        repelling(labelSelector={}),
+        repelling(labelSelector={"matchExpressions": [expression("In", "x", "y", key="app")]}),
+        repelling(labelSelector={"matchExpressions": [expression("NotIn", "y", key="app")]}),
+        repelling(labelSelector={"matchExpressions": [expression("NotIn", "y", key="none")]}),
+        repelling(labelSelector={"matchExpressions": [expression("Exists", key="app")]}),
+        repelling(labelSelector={"matchExpressions": [expression("DoesNotExist", key="none")]}),
     ],
 )
 def test_a_pod_apart_from_its_like_wants_nodes_of_its_own(term: Any) -> None:
@@ -267,17 +267,17 @@ def test_a_pod_apart_from_its_like_wants_nodes_of_its_own(term: Any) -> None:
 @pytest.mark.parametrize(
     "term",
     [
-        apart(ZONE),
-        apart(namespaces=["other"]),
-        apart(namespaces=["ns", "other"]),
-        apart(namespaceSelector={}),
-        apart(labelSelector=None),
-        apart(labelSelector={"matchLabels": {"app": "y"}}),
-        apart(labelSelector={"matchLabels": {"app": "x", "more": ""}}),
-        apart(labelSelector={"matchExpressions": [expression("In", "y", key="app")]}),
-        apart(labelSelector={"matchExpressions": [expression("Exists", key="none")]}),
-        apart(labelSelector={"matchExpressions": [expression("DoesNotExist", key="app")]}),
-        apart(labelSelector={"matchExpressions": [expression("Near", "x", key="app")]}),
+        repelling(ZONE),
+        repelling(namespaces=["other"]),
+        repelling(namespaces=["ns", "other"]),
+        repelling(namespaceSelector={}),
+        repelling(labelSelector=None),
+        repelling(labelSelector={"matchLabels": {"app": "y"}}),
+        repelling(labelSelector={"matchLabels": {"app": "x", "more": ""}}),
+        repelling(labelSelector={"matchExpressions": [expression("In", "y", key="app")]}),
+        repelling(labelSelector={"matchExpressions": [expression("Exists", key="none")]}),
+        repelling(labelSelector={"matchExpressions": [expression("DoesNotExist", key="app")]}),
+        repelling(labelSelector={"matchExpressions": [expression("Near", "x", key="app")]}),
     ],
 )
 def test_a_pod_apart_from_others_is_refused(term: Any) -> None:
@@ -290,7 +290,10 @@ def test_a_pod_apart_from_others_is_refused(term: Any) -> None:
 def test_each_thing_that_is_not_honoured_is_told() -> None:
     requirements = required_of(
         labels={"app": "x"},
-        affinity={"podAffinity": {REQUIRED: [apart(ZONE)]}, **anti_affinity(apart(), apart(REGION))},
+        affinity={
+            "podAffinity": {REQUIRED: [repelling(ZONE)]},
+            **anti_affinity(repelling(), repelling(REGION)),
+        },
         topologySpreadConstraints=[
             {"topologyKey": ZONE, "whenUnsatisfiable": "ScheduleAnyway"},
             {"topologyKey": ZONE, "whenUnsatisfiable": "DoNotSchedule"},
@@ -412,7 +415,7 @@ def test_pods_of_one_template_have_one_constraint() -> None:
                 {"matchExpressions": [expression("In", "a", "b", key="host")]},
                 {"matchExpressions": [expression("Gt", "5", key="size")]},
             ),
-            **anti_affinity(apart()),
+            **anti_affinity(repelling()),
         },
         "volumes": CLAIMS,
     }

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.kube.types import Pod
-from penstock.podspec.grouping import Belonging, Maker, belonging_of, maker_of, work_fact
+from penstock.podspec.grouping import Controller, GroupMembership, controller_of, membership_of, workload_fact
 from penstock.podspec.settings import KubeSettings
-from penstock.protocol.facts import Requeue, WorkSet
+from penstock.protocol.facts import Requeue, WorkloadSet
 from tests.backends.kube_objects import deployment, job, owned_by, pod, replica_set, stateful_set, template
 
 SETTINGS = KubeSettings(queues=("default", "night"))
@@ -32,16 +32,16 @@ SIZES = [
 ]
 
 
-def belonging(one: Pod, *makers: Maker) -> Belonging:
-    return belonging_of(one, makers, SETTINGS)
+def membership(one: Pod, *controllers: Controller) -> GroupMembership:
+    return membership_of(one, controllers, SETTINGS)
 
 
-def said(**notes: str) -> Belonging:
-    return belonging(pod(notes={f"penstock.dev/{key}": value for key, value in notes.items()}))
+def said(**notes: str) -> GroupMembership:
+    return membership(pod(notes={f"penstock.dev/{key}": value for key, value in notes.items()}))
 
 
-def fact(*members: Belonging, settings: KubeSettings = SETTINGS, **groups: int) -> WorkSet:
-    return work_fact(members, {f"default/{name}": size for name, size in groups.items()}, settings)
+def fact(*members: GroupMembership, settings: KubeSettings = SETTINGS, **groups: int) -> WorkloadSet:
+    return workload_fact(members, {f"default/{name}": size for name, size in groups.items()}, settings)
 
 
 # Names
@@ -53,10 +53,10 @@ def fact(*members: Belonging, settings: KubeSettings = SETTINGS, **groups: int) 
 def test_every_key_names_the_group_wherever_it_stands(key: str, place: str, on: str) -> None:
     keys: dict[str, Any] = {place: {key: "ring"}}
     made = pod(owner=owned_by("ReplicaSet", "web-1"), **(keys if on == "pod" else {}))
-    maker = replica_set(deployment="web", **(keys if on == "maker" else {}))
+    controller = replica_set(deployment="web", **(keys if on == "maker" else {}))
     above = deployment(**(keys if on == "above" else {}))
-    found = belonging(made, maker_of(maker), maker_of(above))
-    assert (found.work, found.name) == ("default/group/ring", "ring")
+    found = membership(made, controller_of(controller), controller_of(above))
+    assert (found.workload, found.name) == ("default/group/ring", "ring")
     assert found.pod_group == "default/ring"
 
 
@@ -66,44 +66,49 @@ def test_every_key_names_the_group_wherever_it_stands(key: str, place: str, on: 
 def test_every_key_says_the_size_wherever_it_stands(key: str, place: str, on: str) -> None:
     keys: dict[str, Any] = {place: {key: "7"}}
     made = pod(owner=owned_by("ReplicaSet", "web-1"), **(keys if on == "pod" else {}))
-    maker = replica_set(deployment="web", **(keys if on == "maker" else {}))
+    controller = replica_set(deployment="web", **(keys if on == "maker" else {}))
     above = deployment(**(keys if on == "above" else {}))
-    assert fact(belonging(made, maker_of(maker), maker_of(above))).size == 7
+    assert fact(membership(made, controller_of(controller), controller_of(above))).size == 7
 
 
 def test_the_nearest_counts_and_an_annotation_more_than_a_label() -> None:
     key = "penstock.dev/group"
-    maker = maker_of(job(labels={key: "far"}))
-    assert belonging(pod(labels={key: "near"}), maker).name == "near"
-    assert belonging(pod(labels={key: "label"}, notes={key: "note"}), maker).name == "note"
-    assert belonging(pod(labels={key: ""}), maker).name == "far"
+    controller = controller_of(job(labels={key: "far"}))
+    assert membership(pod(labels={key: "near"}), controller).name == "near"
+    assert membership(pod(labels={key: "label"}, notes={key: "note"}), controller).name == "note"
+    assert membership(pod(labels={key: ""}), controller).name == "far"
 
 
 def test_a_forerunners_key_on_the_pod_counts_more_than_ours_on_its_maker() -> None:
-    maker = maker_of(job(labels={"penstock.dev/group": "ours"}))
-    assert belonging(pod(labels={"fluxnetes.group-name": "theirs"}), maker).name == "theirs"
+    controller = controller_of(job(labels={"penstock.dev/group": "ours"}))
+    assert membership(pod(labels={"fluxnetes.group-name": "theirs"}), controller).name == "theirs"
 
 
 def test_without_a_name_pods_of_one_maker_are_a_group() -> None:
-    assert belonging(pod(), maker_of(job())).work == "default/job/train/uid-train"
-    found = belonging(pod(), maker_of(replica_set(deployment="web")), maker_of(deployment()))
-    assert found.work == "default/deployment/web/uid-web"
-    assert belonging(pod(), maker_of(stateful_set(parallel=True))).work == "default/statefulset/db/uid-db"
-    assert belonging(pod("solo")).work == "default/pod/uid-solo"
+    assert membership(pod(), controller_of(job())).workload == "default/job/train/uid-train"
+    found = membership(pod(), controller_of(replica_set(deployment="web")), controller_of(deployment()))
+    assert found.workload == "default/deployment/web/uid-web"
+    assert (
+        membership(pod(), controller_of(stateful_set(parallel=True))).workload
+        == "default/statefulset/db/uid-db"
+    )
+    assert membership(pod("solo")).workload == "default/pod/uid-solo"
 
 
 def test_a_stateful_set_that_makes_one_after_the_other_has_single_pods() -> None:
-    maker = maker_of(stateful_set(wants=3))
-    found = belonging(pod("db-0"), maker)
-    assert (found.work, found.is_single) == ("default/pod/uid-db-0", True)
+    controller = controller_of(stateful_set(wants=3))
+    found = membership(pod("db-0"), controller)
+    assert (found.workload, found.is_single) == ("default/pod/uid-db-0", True)
     assert fact(found).size == 1
-    named = belonging(pod("db-0", labels={"penstock.dev/group": "ring"}), maker)
-    assert (named.work, fact(named).size) == ("default/group/ring", 1)
+    named = membership(pod("db-0", labels={"penstock.dev/group": "ring"}), controller)
+    assert (named.workload, fact(named).size) == ("default/group/ring", 1)
 
 
 def test_a_stateful_set_that_is_told_its_size_is_a_group_all_the_same() -> None:
-    found = belonging(pod("db-0", labels={"penstock.dev/group-size": "3"}), maker_of(stateful_set(wants=3)))
-    assert (found.work, found.is_single) == ("default/statefulset/db/uid-db", False)
+    found = membership(
+        pod("db-0", labels={"penstock.dev/group-size": "3"}), controller_of(stateful_set(wants=3))
+    )
+    assert (found.workload, found.is_single) == ("default/statefulset/db/uid-db", False)
     assert fact(found).size == 3
 
 
@@ -111,21 +116,23 @@ def test_a_stateful_set_that_is_told_its_size_is_a_group_all_the_same() -> None:
 
 
 def test_an_explicit_size_counts_before_a_pod_group_and_that_before_the_maker() -> None:
-    maker = maker_of(job(wants=5))
+    controller = controller_of(job(wants=5))
     named = {"scheduling.x-k8s.io/pod-group": "ring"}
-    told = belonging(pod(labels={**named, "penstock.dev/group-size": "2"}), maker)
-    grouped = belonging(pod(labels=named), maker)
+    told = membership(pod(labels={**named, "penstock.dev/group-size": "2"}), controller)
+    grouped = membership(pod(labels=named), controller)
     assert fact(told, ring=3).size == 2
     assert fact(grouped, ring=3).size == 3
     assert fact(grouped).size == 5
-    assert fact(belonging(pod(labels=named))).size == 1
+    assert fact(membership(pod(labels=named))).size == 1
     assert fact(grouped, ring=0).size == 1
 
 
 def test_makers_of_one_group_want_together() -> None:
     named = {"penstock.dev/group": "ring"}
-    launcher = belonging(pod("l", labels=named), maker_of(job("launcher", wants=1)))
-    workers = [belonging(pod(f"w{i}", labels=named), maker_of(job("workers", wants=4))) for i in range(4)]
+    launcher = membership(pod("l", labels=named), controller_of(job("launcher", wants=1)))
+    workers = [
+        membership(pod(f"w{i}", labels=named), controller_of(job("workers", wants=4))) for i in range(4)
+    ]
     assert fact(launcher, *workers).size == 5
 
 
@@ -142,27 +149,27 @@ def test_makers_of_one_group_want_together() -> None:
     ],
 )
 def test_what_a_maker_wants_at_a_time(made: Any, wants: int) -> None:
-    assert maker_of(made).wants == wants
+    assert controller_of(made).wants == wants
 
 
 @pytest.mark.parametrize("condition", ["Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"])
 def test_a_job_is_over_as_soon_as_its_end_is_decided(condition: str) -> None:
-    assert maker_of(job(over=condition)).is_over
-    assert not maker_of(job(over="Suspended")).is_over
+    assert controller_of(job(over=condition)).is_over
+    assert not controller_of(job(over="Suspended")).is_over
 
 
 def test_a_pod_needs_its_pod_group_where_nothing_else_says_the_size() -> None:
     named = {"scheduling.x-k8s.io/pod-group": "ring"}
-    assert belonging(pod(labels=named)).needs_pod_group
-    assert not belonging(pod(labels=named), maker_of(job())).needs_pod_group
-    assert not belonging(pod(labels={**named, "penstock.dev/group-size": "2"})).needs_pod_group
-    assert not belonging(pod(labels={"penstock.dev/group": "ring"})).needs_pod_group
+    assert membership(pod(labels=named)).needs_pod_group
+    assert not membership(pod(labels=named), controller_of(job())).needs_pod_group
+    assert not membership(pod(labels={**named, "penstock.dev/group-size": "2"})).needs_pod_group
+    assert not membership(pod(labels={"penstock.dev/group": "ring"})).needs_pod_group
 
 
 def test_a_pod_group_of_kubernetes_own_names_its_group() -> None:
     spec = {"schedulingGroup": {"podGroupName": "native"}}
-    found = belonging(pod(spec=spec, labels={"penstock.dev/group": "other"}), maker_of(job()))
-    assert (found.work, found.is_native) == ("default/podgroup/native", True)
+    found = membership(pod(spec=spec, labels={"penstock.dev/group": "other"}), controller_of(job()))
+    assert (found.workload, found.is_native) == ("default/podgroup/native", True)
     assert (found.pod_group, found.needs_pod_group) == ("default/native", True)
 
 
@@ -196,7 +203,7 @@ def test_a_pod_group_of_kubernetes_own_names_its_group() -> None:
 def test_what_is_not_understood_is_named_with_what_would_be_right(
     key: str, value: str, expected: str
 ) -> None:
-    problems = belonging(pod(notes={f"penstock.dev/{key}": value})).problems
+    problems = membership(pod(notes={f"penstock.dev/{key}": value})).problems
     assert len(problems) == 1
     assert problems[0].startswith(f"penstock.dev/{key} is {value[:80]!r}, expected ")
     assert expected in problems[0]
@@ -212,7 +219,7 @@ def test_what_is_said_is_taken() -> None:
     assert found.requeue is Requeue.NODE_FAILURE
     assert said(**{"distinct-nodes": "true"}).distinct_nodes
     assert not said(**{"distinct-nodes": "false"}).distinct_nodes
-    plain = belonging(pod())
+    plain = membership(pod())
     assert (plain.queue, plain.urgency, plain.requeue, plain.problems) == ("", 16, Requeue.NEVER, ())
 
 
@@ -231,7 +238,7 @@ def test_what_is_said_is_taken() -> None:
     ],
 )
 def test_a_limit_of_ours_is_for_jobs_and_for_pods_without_an_owner(owner: Any, is_kept: bool) -> None:
-    found = belonging(pod(owner=owner, notes={"penstock.dev/limit": "90"}))
+    found = membership(pod(owner=owner, notes={"penstock.dev/limit": "90"}))
     assert found.limit_s == 90
     assert (not found.problems) is is_kept
     if not is_kept:
@@ -239,24 +246,24 @@ def test_a_limit_of_ours_is_for_jobs_and_for_pods_without_an_owner(owner: Any, i
 
 
 def test_the_longest_limit_counts_and_is_kept_by_us() -> None:
-    work = fact(said(limit="90.5s"), said(limit="2m"), belonging(pod()))
-    assert (work.limit_s, work.enforced_by_world) == (120, False)
+    workload = fact(said(limit="90.5s"), said(limit="2m"), membership(pod()))
+    assert (workload.limit_s, workload.enforced_by_backend) == (120, False)
     assert fact(said(limit="90.5s")).limit_s == 91
 
 
 def test_deadlines_of_pods_count_if_all_have_one() -> None:
-    short, long = (belonging(pod(spec={"activeDeadlineSeconds": s})) for s in (60, 90))
-    assert (fact(short, long).limit_s, fact(short, long).enforced_by_world) == (90, True)
-    assert fact(short, belonging(pod())).limit_s is None
-    assert fact(belonging(pod()), settings=KubeSettings(limit_default_s=500)).limit_s == 500
+    short, long = (membership(pod(spec={"activeDeadlineSeconds": s})) for s in (60, 90))
+    assert (fact(short, long).limit_s, fact(short, long).enforced_by_backend) == (90, True)
+    assert fact(short, membership(pod())).limit_s is None
+    assert fact(membership(pod()), settings=KubeSettings(limit_default_s=500)).limit_s == 500
     assert fact(short, said(limit="10")).limit_s == 10
 
 
 def test_the_deadline_of_a_job_is_an_instant() -> None:
-    early = belonging(pod("a"), maker_of(job("a", started=1000.0, activeDeadlineSeconds=60)))
-    late = belonging(pod("b"), maker_of(job("b", started=1000.0, activeDeadlineSeconds=90)))
+    early = membership(pod("a"), controller_of(job("a", started=1000.0, activeDeadlineSeconds=60)))
+    late = membership(pod("b"), controller_of(job("b", started=1000.0, activeDeadlineSeconds=90)))
     assert fact(early, late).deadline_at == 1060.0
-    assert fact(belonging(pod(), maker_of(job(activeDeadlineSeconds=60)))).deadline_at is None
+    assert fact(membership(pod(), controller_of(job(activeDeadlineSeconds=60)))).deadline_at is None
 
 
 @pytest.mark.parametrize(
@@ -271,8 +278,8 @@ def test_the_deadline_of_a_job_is_an_instant() -> None:
 def test_a_deadline_that_we_have_set_says_nothing_of_what_the_owner_wants(
     stands: int, notes: dict[str, str], expected: float | None
 ) -> None:
-    made = maker_of(job(started=1000.0, activeDeadlineSeconds=stands, notes=notes))
-    assert fact(belonging(pod(), made)).deadline_at == expected
+    made = controller_of(job(started=1000.0, activeDeadlineSeconds=stands, notes=notes))
+    assert fact(membership(pod(), made)).deadline_at == expected
 
 
 @pytest.mark.parametrize(
@@ -285,9 +292,9 @@ def test_a_deadline_that_we_have_set_says_nothing_of_what_the_owner_wants(
     ],
 )
 def test_begin_times(text: str, at: float) -> None:
-    found = belonging(pod(created=1000.0, notes={"penstock.dev/begin": text}))
+    found = membership(pod(created=1000.0, notes={"penstock.dev/begin": text}))
     assert (found.begin_at, found.problems) == (at, ())
-    assert fact(found, belonging(pod())).begin_at == at
+    assert fact(found, membership(pod())).begin_at == at
 
 
 def test_a_group_begins_when_all_of_its_pods_may() -> None:
@@ -295,21 +302,21 @@ def test_a_group_begins_when_all_of_its_pods_may() -> None:
 
 
 def test_a_group_is_as_its_first_pod_says_and_as_urgent_as_any() -> None:
-    later = belonging(pod("b", created=20.0, notes={"penstock.dev/queue": "night"}, spec={"priority": 5}))
-    first = belonging(pod("a", created=10.0, notes={"penstock.dev/urgency": "20"}))
-    work = fact(later, first)
-    assert (work.queue, work.name, work.owner) == ("", "a", "default")
-    assert (work.urgency, work.class_value) == (20, 5)
-    assert work.assemble_s == SETTINGS.assemble_s
+    later = membership(pod("b", created=20.0, notes={"penstock.dev/queue": "night"}, spec={"priority": 5}))
+    first = membership(pod("a", created=10.0, notes={"penstock.dev/urgency": "20"}))
+    workload = fact(later, first)
+    assert (workload.queue, workload.name, workload.owner) == ("", "a", "default")
+    assert (workload.urgency, workload.class_value) == (20, 5)
+    assert workload.assembly_timeout_s == SETTINGS.assembly_timeout_s
 
 
 @pytest.mark.parametrize("key", ["batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index"])
 def test_the_index_of_a_pod(key: str) -> None:
-    assert belonging(pod(labels={key: "12"})).index == 12
-    assert belonging(pod(labels={key: "x"})).index == 0
+    assert membership(pod(labels={key: "12"})).index == 12
+    assert membership(pod(labels={key: "x"})).index == 0
 
 
 def test_a_template_is_read_like_a_pod() -> None:
-    maker = maker_of(job(of=template(labels={"penstock.dev/group": "ring"})))
-    assert maker.template is not None
-    assert maker.template.metadata.labels == {"penstock.dev/group": "ring"}
+    controller = controller_of(job(of=template(labels={"penstock.dev/group": "ring"})))
+    assert controller.template is not None
+    assert controller.template.metadata.labels == {"penstock.dev/group": "ring"}

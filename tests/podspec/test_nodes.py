@@ -10,12 +10,18 @@ import pytest
 from penstock.errors import BadRequest
 from penstock.kube.types import Node
 from penstock.model.constraint import TAINTS_PROPERTY, Taint, decode_taints
-from penstock.podspec.nodes import DEFAULT_LEVELS, LEVELS_MAX, Level, node_fact, parse_levels
+from penstock.podspec.nodes import (
+    DEFAULT_TOPOLOGY_LEVELS,
+    LEVELS_MAX,
+    TopologyLevel,
+    node_fact,
+    parse_topology_levels,
+)
 from penstock.protocol.facts import Capacity, NodeSet
 
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
 ALLOCATABLE = {"cpu": "63500m", "memory": "256Gi", "pods": "110"}
-RACK = Level("rack", "example.com/rack")
+RACK = TopologyLevel("rack", "example.com/rack")
 
 
 def node_of(
@@ -35,7 +41,7 @@ def node_of(
 
 
 def fact_of(node: Node, *port_kinds: str) -> NodeSet:
-    return node_fact(node, DEFAULT_LEVELS, dict.fromkeys(port_kinds, 1))
+    return node_fact(node, DEFAULT_TOPOLOGY_LEVELS, dict.fromkeys(port_kinds, 1))
 
 
 def pool(kind: str, units: int) -> Capacity:
@@ -52,7 +58,7 @@ def test_a_plain_node_is_told_whole() -> None:
     assert fact_of(node_of(labels=labels)) == NodeSet(
         node="n0",
         capacity=(pool("cpu", 63500), pool("memory", 256 << 30), pool("pods", 110)),
-        levels=(("zone", "a"),),
+        topology_levels=(("zone", "a"),),
         labels=(("kubernetes.io/hostname", "n0"), ("topology.kubernetes.io/zone", "a")),
         up=True,
         why="",
@@ -144,21 +150,21 @@ def test_taints_that_forbid_are_told_in_one_order() -> None:
 
 
 def test_levels_are_told_outermost_first_and_left_out_where_a_label_is_missing() -> None:
-    levels = parse_levels("rack=example.com/rack")
+    topology_levels = parse_topology_levels("rack=example.com/rack")
     labels = {
         "example.com/rack": "r7",
         "topology.kubernetes.io/zone": "a",
         "topology.kubernetes.io/region": "eu",
     }
-    assert node_fact(node_of(labels=labels), levels, ()).levels == (
+    assert node_fact(node_of(labels=labels), topology_levels, ()).topology_levels == (
         ("region", "eu"),
         ("zone", "a"),
         ("rack", "r7"),
     )
     del labels["topology.kubernetes.io/zone"]
     labels["topology.kubernetes.io/region"] = ""
-    assert node_fact(node_of(labels=labels), levels, ()).levels == (("rack", "r7"),)
-    assert node_fact(node_of(), levels, ()).levels == ()
+    assert node_fact(node_of(labels=labels), topology_levels, ()).topology_levels == (("rack", "r7"),)
+    assert node_fact(node_of(), topology_levels, ()).topology_levels == ()
 
 
 def test_a_heartbeat_changes_nothing() -> None:
@@ -173,17 +179,22 @@ def test_a_heartbeat_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "levels"),
+    ("text", "topology_levels"),
     [
         ("", ()),
         ("  ", ()),
         ("rack=example.com/rack", (RACK,)),
-        (" block = example.com/block , rack=example.com/rack", (Level("block", "example.com/block"), RACK)),
-        ("row=row", (Level("row", "row"),)),
+        (
+            " block = example.com/block , rack=example.com/rack",
+            (TopologyLevel("block", "example.com/block"), RACK),
+        ),
+        ("row=row", (TopologyLevel("row", "row"),)),
     ],
 )
-def test_levels_are_read_after_regions_and_zones(text: str, levels: tuple[Level, ...]) -> None:
-    assert parse_levels(text) == DEFAULT_LEVELS + levels
+def test_levels_are_read_after_regions_and_zones(
+    text: str, topology_levels: tuple[TopologyLevel, ...]
+) -> None:
+    assert parse_topology_levels(text) == DEFAULT_TOPOLOGY_LEVELS + topology_levels
 
 
 @pytest.mark.parametrize(
@@ -206,7 +217,7 @@ def test_levels_are_read_after_regions_and_zones(text: str, levels: tuple[Level,
 )
 def test_what_are_no_levels_is_refused(text: str, summary: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        parse_levels(text)
+        parse_topology_levels(text)
     assert (caught.value.summary, caught.value.where) == (summary, "levels")
     assert caught.value.found
     assert caught.value.expected

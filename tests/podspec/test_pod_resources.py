@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import BadRequest
 from penstock.kube.types import Pod
-from penstock.podspec.pod_resources import ask_of, host_port_kinds, port_kind, units_of, use_of
+from penstock.podspec.pod_resources import host_port_kinds, pod_requests, port_kind, units_of, use_of
 
 MI = 1 << 20
 GI = 1 << 30
@@ -55,18 +55,18 @@ def test_example_1_init_containers_run_one_after_the_other() -> None:
         container("500m", "512Mi"),
         init=(container("2", "1Gi"), container("500m", "3Gi")),
     )
-    assert ask_of(pod) == asked(cpu=2000, memory=3 * GI)
+    assert pod_requests(pod) == asked(cpu=2000, memory=3 * GI)
 
 
 def test_example_2_an_init_container_runs_beside_the_sidecars_before_it() -> None:
     pod = pod_of(container("1"), init=(container("1"), sidecar("300m"), container("2"), sidecar("200m")))
-    assert ask_of(pod) == asked(cpu=2300)
+    assert pod_requests(pod) == asked(cpu=2300)
 
 
 def test_example_3_a_sidecar_that_comes_later_does_not_burden_an_init_container() -> None:
     main = container("1900m")
-    assert ask_of(pod_of(main, init=(container("2"), sidecar("300m")))) == asked(cpu=2200)
-    assert ask_of(pod_of(main, init=(sidecar("300m"), container("2")))) == asked(cpu=2300)
+    assert pod_requests(pod_of(main, init=(container("2"), sidecar("300m")))) == asked(cpu=2200)
+    assert pod_requests(pod_of(main, init=(sidecar("300m"), container("2")))) == asked(cpu=2300)
 
 
 def test_example_4_what_the_pod_asks_for_as_a_whole_replaces_what_its_containers_do() -> None:
@@ -75,7 +75,7 @@ def test_example_4_what_the_pod_asks_for_as_a_whole_replaces_what_its_containers
         container("500m"),
         resources={"requests": {"cpu": "2"}, "limits": {"memory": "1Gi"}},
     )
-    assert ask_of(pod) == asked(cpu=2000, memory=256 * MI)
+    assert pod_requests(pod) == asked(cpu=2000, memory=256 * MI)
 
 
 def test_example_5_limits_come_as_requests_and_overhead_is_added() -> None:
@@ -84,9 +84,9 @@ def test_example_5_limits_come_as_requests_and_overhead_is_added() -> None:
         "requests": {"cpu": "1", "example.com/gpu": "2"},
     }
     pod = pod_of({"name": "main", "resources": filled_in})
-    assert ask_of(pod) == asked(cpu=1000, **{"example.com/gpu": 2})
+    assert pod_requests(pod) == asked(cpu=1000, **{"example.com/gpu": 2})
     with_overhead = pod_of(container("1", "1Gi"), overhead={"cpu": "250m", "memory": "120Mi"})
-    assert ask_of(with_overhead) == asked(cpu=1250, memory=1144 * MI)
+    assert pod_requests(with_overhead) == asked(cpu=1250, memory=1144 * MI)
 
 
 def test_example_6_a_resize_counts_in_full_until_it_is_refused_for_good() -> None:
@@ -104,7 +104,7 @@ def test_example_6_a_resize_counts_in_full_until_it_is_refused_for_good() -> Non
     assert use_of(resized()) == asked(cpu=2000)
     assert use_of(pending("Deferred")) == asked(cpu=2000)
     assert use_of(pending("Infeasible")) == asked(cpu=1000)
-    assert ask_of(pending("Infeasible")) == asked(cpu=2000)
+    assert pod_requests(pending("Infeasible")) == asked(cpu=2000)
 
 
 # Use
@@ -112,7 +112,7 @@ def test_example_6_a_resize_counts_in_full_until_it_is_refused_for_good() -> Non
 
 def test_a_pod_of_which_nothing_is_told_uses_what_it_asks_for() -> None:
     pod = pod_of(container("1", "1Gi"), status={"containerStatuses": [{"name": "main"}]})
-    assert use_of(pod) == ask_of(pod) == asked(cpu=1000, memory=GI)
+    assert use_of(pod) == pod_requests(pod) == asked(cpu=1000, memory=GI)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_what_a_pod_as_a_whole_was_given_counts() -> None:
 
 
 def test_a_pod_without_requests_asks_for_a_place() -> None:
-    assert ask_of(pod_of(container())) == asked()
-    assert ask_of(pod_of(container("0", "0"))) == asked()
-    assert ask_of(pod_of(container("0"), container())) == asked()
-    assert ask_of(pod_of({"name": "main"})) == asked()
+    assert pod_requests(pod_of(container())) == asked()
+    assert pod_requests(pod_of(container("0", "0"))) == asked()
+    assert pod_requests(pod_of(container("0"), container())) == asked()
+    assert pod_requests(pod_of({"name": "main"})) == asked()
 
 
 @pytest.mark.parametrize(
@@ -172,23 +172,29 @@ def test_a_pod_without_requests_asks_for_a_place() -> None:
 )
 def test_names_that_play_no_part_are_passed_over(name: str, counts: bool) -> None:
     ask = {name: 2000 if name == "cpu" else 2} if counts else {}
-    assert ask_of(pod_of(container(requests={name: "2"}))) == asked(**ask)
-    assert ask_of(pod_of(container(requests={name: "1"}), container(requests={name: "1"}))) == asked(**ask)
+    assert pod_requests(pod_of(container(requests={name: "2"}))) == asked(**ask)
+    assert pod_requests(pod_of(container(requests={name: "1"}), container(requests={name: "1"}))) == asked(
+        **ask
+    )
     if not counts:
-        assert ask_of(pod_of(container(requests={name: "bad"}))) == asked()
+        assert pod_requests(pod_of(container(requests={name: "bad"}))) == asked()
 
 
 def test_only_some_resources_can_be_asked_for_by_the_pod_as_a_whole() -> None:
     whole = {"requests": {"hugepages-2Mi": "4Mi", "ephemeral-storage": "9Gi", "example.com/gpu": "7"}}
     pod = pod_of(container("1", requests={"example.com/gpu": "1"}), resources=whole)
-    assert ask_of(pod) == asked(cpu=1000, **{"example.com/gpu": 1, "hugepages-2Mi": 4 * MI})
+    assert pod_requests(pod) == asked(cpu=1000, **{"example.com/gpu": 1, "hugepages-2Mi": 4 * MI})
 
 
 def test_sums_are_rounded_up_after_adding() -> None:
-    assert ask_of(pod_of(container("500u", "500m"))) == asked(cpu=1, memory=1)
-    assert ask_of(pod_of(container("500u", "500m"), container("500u", "500m"))) == asked(cpu=1, memory=1)
-    assert ask_of(pod_of(container("600u"), container("600u"))) == asked(cpu=2)
-    assert ask_of(pod_of(container("1", "64Gi"), container("1", "64Gi"))) == asked(cpu=2000, memory=128 * GI)
+    assert pod_requests(pod_of(container("500u", "500m"))) == asked(cpu=1, memory=1)
+    assert pod_requests(pod_of(container("500u", "500m"), container("500u", "500m"))) == asked(
+        cpu=1, memory=1
+    )
+    assert pod_requests(pod_of(container("600u"), container("600u"))) == asked(cpu=2)
+    assert pod_requests(pod_of(container("1", "64Gi"), container("1", "64Gi"))) == asked(
+        cpu=2000, memory=128 * GI
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +214,7 @@ def test_sums_are_rounded_up_after_adding() -> None:
 )
 def test_a_bad_quantity_is_told_with_its_place(pod: Pod, where: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        ask_of(pod)
+        pod_requests(pod)
     assert caught.value.where == where
     assert caught.value.found
     assert caught.value.expected
@@ -240,10 +246,10 @@ def test_host_ports_of_containers_and_sidecars_are_kinds_of_which_one_is_asked_f
     )
     kinds = ("hostport/SCTP/2", "hostport/TCP/8080", "hostport/UDP/53")
     assert host_port_kinds(pod) == kinds
-    assert ask_of(pod) == use_of(pod) == asked(cpu=1000, **dict.fromkeys(kinds, 1))
+    assert pod_requests(pod) == use_of(pod) == asked(cpu=1000, **dict.fromkeys(kinds, 1))
     assert port_kind("", 8080) == port_kind("TCP", 8080) == "hostport/TCP/8080"
     assert host_port_kinds(pod_of(container("1"))) == ()
-    assert ask_of(pod_of(container("1", **ports({"containerPort": 80})))) == asked(cpu=1000)
+    assert pod_requests(pod_of(container("1", **ports({"containerPort": 80})))) == asked(cpu=1000)
 
 
 @pytest.mark.parametrize("of", ["a container", "a sidecar"])
@@ -255,11 +261,11 @@ def test_a_host_port_is_asked_for_whoever_of_the_pod_has_it(of: str) -> None:
         else pod_of(container("1"), init=(sidecar(**port),))
     )
     assert host_port_kinds(pod) == ("hostport/TCP/8080",)
-    assert ask_of(pod) == use_of(pod) == asked(cpu=1000, **{"hostport/TCP/8080": 1})
+    assert pod_requests(pod) == use_of(pod) == asked(cpu=1000, **{"hostport/TCP/8080": 1})
 
 
 def test_pods_of_one_template_share_their_ask() -> None:
-    assert ask_of(pod_of(container("1", "1Gi"))) is ask_of(pod_of(container("1", "1Gi")))
+    assert pod_requests(pod_of(container("1", "1Gi"))) is pod_requests(pod_of(container("1", "1Gi")))
 
 
 def test_units_are_told_by_kind() -> None:
@@ -331,8 +337,8 @@ def test_an_ask_is_what_the_formula_says(
         overhead=overhead,
     )
     expected = {name: formula(name, containers, init, whole, overhead) for name in NAMES}
-    assert ask_of(pod) == asked(**{name: units for name, units in expected.items() if units})
-    assert use_of(pod) == ask_of(pod)
+    assert pod_requests(pod) == asked(**{name: units for name, units in expected.items() if units})
+    assert use_of(pod) == pod_requests(pod)
 
 
 @settings(max_examples=100, deadline=None)

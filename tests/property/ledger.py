@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.engine import Allocation, Engine, Graph, Kind, Request, Vertex
+from penstock.engine import Allocation, AllocationKind, Engine, Graph, Request, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.model.jobspec import Resource
 
@@ -33,7 +33,7 @@ class HeldPart:
 
 
 @dataclass(slots=True)
-class Hold:
+class ExternalUsage:
     at: str
     amounts: dict[str, int]
     standing: bool
@@ -61,7 +61,7 @@ def part_of(answer: Allocation, request: Request | None = None) -> HeldPart:
     return HeldPart(
         start=answer.start_s,
         end=FOREVER if answer.end_s is None else answer.end_s,
-        live=answer.kind is Kind.ALLOCATED,
+        live=answer.kind is AllocationKind.ALLOCATED,
         units={pick.vertex.path(): pick.units for pick in kept},
         alone={pick.vertex.path() for pick in kept if not pick.vertex.divisible or pick.vertex.type in alone},
         slots=[{grant.vertex.path(): grant.units for grant in slot.grants} for slot in answer.slots],
@@ -73,7 +73,7 @@ def part_of(answer: Allocation, request: Request | None = None) -> HeldPart:
 class Ledger:
     graph: Graph
     jobs: dict[int, list[HeldPart]] = field(default_factory=dict)
-    holds: dict[str, Hold] = field(default_factory=dict)
+    holds: dict[str, ExternalUsage] = field(default_factory=dict)
 
     def vertices(self) -> dict[str, Vertex]:
         return {vertex.path(): vertex for vertex in self.graph.vertices.values()}
@@ -133,10 +133,10 @@ class Ledger:
         """A vertex that is held whole stays as long as one slot on or below it does."""
         number = 0
         for part in list(self.jobs[job]):
-            places = [place for place in range(len(part.slots)) if number + place in gone]
+            paths = [place for place in range(len(part.slots)) if number + place in gone]
             number += len(part.slots)
-            if places:
-                _drop(part, places)
+            if paths:
+                _drop(part, paths)
             if not part.units:
                 self.jobs[job].remove(part)
         if not self.jobs[job]:
@@ -185,10 +185,10 @@ class Ledger:
         return wrong
 
 
-def _drop(part: HeldPart, places: list[int]) -> None:
-    dropped = {path for place in places for path in part.slots[place]}
-    part.slots = [slot for place, slot in enumerate(part.slots) if place not in places]
-    part.nodes = [node for place, node in enumerate(part.nodes) if place not in places]
+def _drop(part: HeldPart, paths: list[int]) -> None:
+    dropped = {path for place in paths for path in part.slots[place]}
+    part.slots = [slot for place, slot in enumerate(part.slots) if place not in paths]
+    part.nodes = [node for place, node in enumerate(part.nodes) if place not in paths]
     kept = {path for slot in part.slots for path in slot}
     for path in list(part.units):
         top = min((above for above in part.alone if is_below(path, above)), key=len, default=None)

@@ -14,16 +14,16 @@ import pytest
 from histories import SHAPES, SOCKET_SHAPES, Shape, Step, histories, requests, socket_requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger import HeldPart, Hold, Ledger, dump, is_below, part_of
+from ledger import ExternalUsage, HeldPart, Ledger, dump, is_below, part_of
 
 from builders import asks, jgf, want
 from penstock.engine import (
     Allocation,
-    Answer,
+    AllocationKind,
     Engine,
     Group,
-    Kind,
     MatchOp,
+    MatchResult,
     NotNow,
     Placement,
     Request,
@@ -57,7 +57,7 @@ def marks_of(said: Allocation, part: HeldPart) -> list[Mark]:
 
 
 @dataclass(slots=True)
-class World:
+class Backend:
     """An engine, the ledger beside it, and what was said so far."""
 
     engine: Engine
@@ -89,7 +89,7 @@ class World:
             assert dump(self.engine) == before
             return
         self.say(answer)
-        if isinstance(answer, Allocation) and answer.kind is not Kind.MATCHED:
+        if isinstance(answer, Allocation) and answer.kind is not AllocationKind.MATCHED:
             self.requests[job] = step.request
             self.book(job, answer, step.request)
             self.engine.release(job)
@@ -211,7 +211,7 @@ class World:
         name = f"hold {step.which % 3}"
         amounts = {kind: step.amount, "core": step.amount % 3}
         self.ledger.holds.pop(name, None)
-        self.ledger.holds[name] = Hold(node.path(), amounts, step.flag)
+        self.ledger.holds[name] = ExternalUsage(node.path(), amounts, step.flag)
         self.engine.holds.set(name, node, amounts, standing=step.flag)
         self.ledger.read_holds()
 
@@ -263,7 +263,7 @@ class World:
         assert set(told.shrunk) == {job for job in hit if job in self.ledger.jobs}
         self.ledger.holds = {name: h for name, h in self.ledger.holds.items() if h.at not in inside}
 
-    def say(self, answer: Answer) -> None:
+    def say(self, answer: MatchResult) -> None:
         self.said.append(str(answer))
 
     def book(self, job: int, answer: Allocation, request: Request) -> None:
@@ -320,26 +320,26 @@ class World:
         assert all(vertex.state is None for vertex in self.engine.graph.vertices.values())
 
 
-def world_of(shape: Shape, policy: str) -> World:
+def world_of(shape: Shape, policy: str) -> Backend:
     engine = Engine(shape.graph(), policy)
-    return World(engine, Ledger(engine.graph))
+    return Backend(engine, Ledger(engine.graph))
 
 
 @settings(max_examples=settings().max_examples * 2)
 @given(shape=SHAPES, policy=st.sampled_from(POLICIES), history=histories(requests()))
 def test_no_history_breaks_the_books(shape: Shape, policy: str, history: list[Step]) -> None:
-    world = world_of(shape, policy)
+    backend = world_of(shape, policy)
     for step in history:
-        world.play(step)
-    world.empty()
+        backend.play(step)
+    backend.empty()
 
 
 @given(shape=SOCKET_SHAPES, policy=st.sampled_from(POLICIES), history=histories(socket_requests()))
 def test_levels_inside_a_node_keep_the_books(shape: Shape, policy: str, history: list[Step]) -> None:
-    world = world_of(shape, policy)
+    backend = world_of(shape, policy)
     for step in history:
-        world.play(step)
-    world.empty()
+        backend.play(step)
+    backend.empty()
 
 
 @given(shape=SHAPES, policy=st.sampled_from(POLICIES), history=histories(requests()))

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger import Hold, Ledger, part_of
+from ledger import ExternalUsage, Ledger, part_of
 from oracle import Match, Oracle, allowed_count, fits_somehow
 
 from builders import want
 from penstock.engine import (
     Allocation,
-    Answer,
     Engine,
     Graph,
     Group,
     MatchOp,
+    MatchResult,
     Never,
     NotNow,
     Placement,
@@ -65,8 +65,8 @@ class Plot:
         self.nodes += 1
         if node is None:
             return
-        places = self.several(node, "socket", 2) if self.draw(st.integers(0, 3)) == 3 else [node]
-        for place in places:
+        paths = self.several(node, "socket", 2) if self.draw(st.integers(0, 3)) == 3 else [node]
+        for place in paths:
             self.several(place, "core", 4)
             self.several(place, "gpu", self.draw(st.integers(0, 1)))
             for number, size in enumerate(self.draw(st.sampled_from([(2, 2), (1, 3), (4,), (2, 1, 2), ()]))):
@@ -206,7 +206,7 @@ def expected(ledger: Ledger, engine: Engine, turn: Turn, now: int) -> tuple[int,
     return None
 
 
-def units(answer: Answer) -> dict[str, int]:
+def units(answer: MatchResult) -> dict[str, int]:
     assert isinstance(answer, Allocation), answer
     return part_of(answer).units
 
@@ -228,7 +228,7 @@ def play(graph: Graph, policy: str, turns: list[Turn]) -> None:
         if turn.hold is not None and nodes:
             node, amounts = nodes[turn.hold.node % len(nodes)], {turn.hold.kind: turn.hold.units}
             ledger.holds.pop("others", None)
-            ledger.holds["others"] = Hold(node.path(), amounts, turn.hold.standing)
+            ledger.holds["others"] = ExternalUsage(node.path(), amounts, turn.hold.standing)
             engine.holds.set("others", node, amounts, standing=turn.hold.standing)
         assert ledger.read_holds() == []
         op = MatchOp.ALLOCATE_ORELSE_RESERVE if turn.may_wait else MatchOp.ALLOCATE

@@ -48,7 +48,7 @@ def request(chance: random.Random) -> Request:
     return Request((Group((slot,)),), chance.choice([None, 60]), placement)
 
 
-def places(answer: object) -> object:
+def paths(answer: object) -> object:
     if not isinstance(answer, Allocation):
         return type(answer).__name__
     return [
@@ -76,7 +76,7 @@ def test_a_walk_that_stops_looking_finds_the_same(policy: str, seed: int) -> Non
                 engine.release(gone)
         wanted, op = request(chance), chance.choice([MatchOp.ALLOCATE, MatchOp.ALLOCATE_ORELSE_RESERVE])
         quick, thorough = (engine.match(job, wanted, job, op) for engine in engines)
-        assert places(quick) == places(thorough)
+        assert paths(quick) == paths(thorough)
         if isinstance(quick, Allocation):
             live.append(job)
 
@@ -93,7 +93,7 @@ def test_who_may_have_more_slots_than_it_must_gets_as_many_as_there_are(policy: 
     )
     assert isinstance(quick, Allocation)
     assert len(quick.slots) == 8
-    assert places(quick) == places(thorough)
+    assert paths(quick) == paths(thorough)
 
 
 @pytest.mark.parametrize("policy", ["lonode", "low", "first", "hinode", "pack", "spread"])
@@ -111,12 +111,12 @@ def test_nodes_that_are_known_to_be_full_need_not_be_looked_at_again(policy: str
     for job in range(60):
         kind = chance.randrange(len(wanted))
         op = chance.choice([MatchOp.ALLOCATE, MatchOp.ALLOCATE_ORELSE_RESERVE])
-        steps = engines[0].matching(job, wanted[kind], 5, op, full=full[kind])
+        steps = engines[0].match_stepwise(job, wanted[kind], 5, op, full=full[kind])
         try:
             while True:
                 next(steps)
         except StopIteration as done:
             quick = done.value
-        assert places(quick) == places(engines[1].match(job, wanted[kind], 5, op))
+        assert paths(quick) == paths(engines[1].match(job, wanted[kind], 5, op))
         noted += len(full[kind])
     assert noted

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.backends.sim.backend import Fate, SimWorld, plain_nodes
+from penstock.backends.sim.backend import Fate, SimBackend, plain_nodes
 from penstock.model.job import JobEvent
-from penstock.protocol.commands import Submission, Submit, Wish
+from penstock.protocol.commands import Command, Submission, Submit
 from penstock.protocol.facts import Capacity, Fact, Requeue
-from penstock.protocol.intents import Place, Seat
+from penstock.protocol.intents import Assignment, Place
 from penstock.sched.records import AllocationNew, Change, JobLogged, Recorded
 from penstock.sched.recovery import scheduler_from
 from penstock.sched.scheduler import Scheduler, Step
@@ -50,13 +50,13 @@ def submission(
     return Submission(jobspec(**asked), owner, urgency, requeue)  # type: ignore[arg-type]
 
 
-def nodes_of(count: int, cores: int) -> SimWorld:
-    return SimWorld({node.node: node for node in plain_nodes(count, [Capacity("core", cores)])})
+def nodes_of(count: int, cores: int) -> SimBackend:
+    return SimBackend({node.node: node for node in plain_nodes(count, [Capacity("core", cores)])})
 
 
-def pool_of(units: int) -> SimWorld:
+def pool_of(units: int) -> SimBackend:
     """One node that is one divisible pool: only amounts matter."""
-    return SimWorld({node.node: node for node in plain_nodes(1, [Capacity("core", units, divisible=True)])})
+    return SimBackend({node.node: node for node in plain_nodes(1, [Capacity("core", units, divisible=True)])})
 
 
 def settings_of(policy: str = "easy", **more: object) -> Settings:
@@ -66,14 +66,14 @@ def settings_of(policy: str = "easy", **more: object) -> Settings:
 
 @dataclass
 class Driver:
-    world: SimWorld
+    backend: SimBackend
     settings: Settings = field(default_factory=settings_of)
     runs_s: Callable[[int], float] | None = None
     deep: bool = True
     scheduler: Scheduler = field(init=False)
     changes: list[Change] = field(default_factory=list)
     logs: dict[int, list[JobEvent]] = field(default_factory=dict)
-    inputs: list[tuple[float, tuple[Fact | Wish, ...]]] = field(default_factory=list)
+    inputs: list[tuple[float, tuple[Fact | Command, ...]]] = field(default_factory=list)
     starts: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,17 +81,17 @@ class Driver:
         if self.runs_s is not None:
             runs_s = self.runs_s
 
-            def fate(place: Place, _seat: Seat) -> Fate:
+            def fate(place: Place, _assignment: Assignment) -> Fate:
                 return Fate(runs_s=runs_s(place.job))
 
-            self.world.fate_of = fate
-        self.feed(self.world.snapshot())
+            self.backend.fate_of = fate
+        self.feed(self.backend.snapshot())
 
     @property
     def now(self) -> float:
-        return self.world.now
+        return self.backend.now
 
-    def feed(self, *inputs: Fact | Wish) -> Step:
+    def feed(self, *inputs: Fact | Command) -> Step:
         self.inputs.append((self.now, inputs))
         step = self.scheduler.handle(inputs, self.now)
         self._act(step)
@@ -122,14 +122,14 @@ class Driver:
                 self.logs.setdefault(change.id, []).append(change.event)
             elif isinstance(change, AllocationNew) and change.job not in self.starts:
                 self.starts[change.job] = self.now
-        self.world.apply(1, step.intents)
-        self.world.probe(step.probes)
-        self.world.forget(step.forgotten)
+        self.backend.apply(1, step.intents)
+        self.backend.probe(step.probes)
+        self.backend.forget(step.forgotten)
 
     def settle(self) -> None:
         """Passes and facts of this instant, until nothing more happens in it."""
         while True:
-            facts = self.world.advance(self.now)
+            facts = self.backend.advance(self.now)
             if facts:
                 self.feed(*facts)
             elif self.scheduler.is_dirty:
@@ -140,24 +140,24 @@ class Driver:
     def run_until(self, at: float) -> None:
         while True:
             self.settle()
-            times = [time for time in (self.world.next_at(), self.scheduler.wake_at()) if time is not None]
+            times = [time for time in (self.backend.next_at(), self.scheduler.wake_at()) if time is not None]
             soon = min(times, default=None)
             if soon is None or soon > at:
                 break
-            facts = self.world.advance(max(soon, self.now))
+            facts = self.backend.advance(max(soon, self.now))
             self.feed(*facts)
-        self.world.advance(at)
+        self.backend.advance(at)
         self.feed()
 
     def run(self, limit: float = 1e9) -> None:
         """Until nothing is left to happen."""
         while True:
             self.settle()
-            times = [time for time in (self.world.next_at(), self.scheduler.wake_at()) if time is not None]
+            times = [time for time in (self.backend.next_at(), self.scheduler.wake_at()) if time is not None]
             soon = min(times, default=None)
             if soon is None or soon > limit:
                 return
-            facts = self.world.advance(max(soon, self.now))
+            facts = self.backend.advance(max(soon, self.now))
             self.feed(*facts)
 
     def names(self, job: int) -> list[str]:

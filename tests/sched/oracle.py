@@ -29,20 +29,22 @@ class _Free:
         times = {start, *([] if end is None else [end])} | {at for at, _ in self.steps}
         told: list[tuple[int, int]] = []
         for at in sorted(times):
-            level = next((free for since, free in reversed(self.steps) if since <= at), self.steps[0][1])
+            topology_level = next(
+                (free for since, free in reversed(self.steps) if since <= at), self.steps[0][1]
+            )
             inside = at >= start and (end is None or at < end)
-            told.append((at, level + (units if inside else 0)))
+            told.append((at, topology_level + (units if inside else 0)))
         self.steps = told
 
     def earliest(self, now: int, duration: int, units: int) -> int | None:
         for start in [now, *(at for at, _ in self.steps if at > now)]:
-            levels = [
+            topology_levels = [
                 free
                 for place, (at, free) in enumerate(self.steps)
                 if at < start + duration
                 and (place + 1 == len(self.steps) or self.steps[place + 1][0] > start)
             ]
-            if all(free >= units for free in levels):
+            if all(free >= units for free in topology_levels):
                 return start
         return None
 

@@ -13,17 +13,17 @@ from penstock.model.constraint import Properties
 from penstock.model.job import JobState
 from penstock.protocol.facts import (
     Capacity,
-    HoldGone,
-    HoldSet,
+    ExternalUsageGone,
+    ExternalUsageSet,
+    IntentResult,
     MemberGone,
+    MemberStatus,
     NodeGone,
-    Observed,
     Outcome,
     Phase,
     Requeue,
-    Settled,
-    WorkGone,
-    WorkSet,
+    WorkloadGone,
+    WorkloadSet,
 )
 from penstock.protocol.intents import How, Retract
 from penstock.sched.job import Job, MemberPhase
@@ -37,7 +37,7 @@ from tests.sched.workloads import endless, member, only_job, pods
 def test_a_group_waits_until_its_last_member_is_there_and_then_starts_whole() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("w", "mpi", 3), member("w", 0), member("w", 1))
+    driver.feed(WorkloadSet("w", "mpi", 3), member("w", 0), member("w", 1))
     driver.settle()
     assert only_job(driver).state is JobState.DEPEND
     assert driver.scheduler.why(only_job(driver).id, driver.now).sentence == "2 of 3 members are there"
@@ -51,7 +51,7 @@ def test_a_group_waits_until_its_last_member_is_there_and_then_starts_whole() ->
 
 def test_the_same_member_told_twice_counts_once() -> None:
     driver = Driver(pods(), settings_of("easy"))
-    driver.feed(WorkSet("w", "twice", 2), member("w", 0), member("w", 0))
+    driver.feed(WorkloadSet("w", "twice", 2), member("w", 0), member("w", 0))
     driver.settle()
     assert only_job(driver).state is JobState.DEPEND
 
@@ -59,7 +59,7 @@ def test_the_same_member_told_twice_counts_once() -> None:
 def test_unlike_members_each_get_what_they_ask_for() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("w", "mixed", 2), member("w", 0, cpu=900), member("w", 1, cpu=300))
+    driver.feed(WorkloadSet("w", "mixed", 2), member("w", 0, cpu=900), member("w", 1, cpu=300))
     driver.settle()
     grants = {
         one.index: {kind: units for kind, _, units in one.grants} for one in only_job(driver).members.values()
@@ -69,11 +69,11 @@ def test_unlike_members_each_get_what_they_ask_for() -> None:
 
 def test_every_member_gives_its_share_back_when_it_ends() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
-    driver.world.fate_of = lambda _place, seat: Fate(runs_s=10.0 + 10 * seat.index)
-    driver.feed(WorkSet("w", "gang", 2), member("w", 0), member("w", 1))
-    driver.feed(WorkSet("later", "one", 1), member("later", 0, cpu=500))
+    driver.backend.fate_of = lambda _place, assignment: Fate(runs_s=10.0 + 10 * assignment.index)
+    driver.feed(WorkloadSet("w", "gang", 2), member("w", 0), member("w", 1))
+    driver.feed(WorkloadSet("later", "one", 1), member("later", 0, cpu=500))
     driver.run_until(5)
-    waiting = driver.scheduler.core.jobs[driver.scheduler.core.job_of_work["later"]]
+    waiting = driver.scheduler.state.jobs[driver.scheduler.state.job_of_workload["later"]]
     assert waiting.state is JobState.SCHED
     driver.run_until(11)
     assert waiting.state is JobState.RUN
@@ -82,7 +82,7 @@ def test_every_member_gives_its_share_back_when_it_ends() -> None:
 def test_a_member_that_comes_late_extends_the_job_and_keeps_its_rules() -> None:
     driver = Driver(pods(nodes=3), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("w", "grow", 2, distinct_nodes=True), member("w", 0), member("w", 1))
+    driver.feed(WorkloadSet("w", "grow", 2, distinct_nodes=True), member("w", 0), member("w", 1))
     driver.settle()
     driver.feed(member("w", 2))
     driver.settle()
@@ -98,23 +98,23 @@ def test_a_member_that_comes_late_extends_the_job_and_keeps_its_rules() -> None:
 
 def test_a_work_ends_when_its_owner_is_gone_and_everything_is_free() -> None:
     driver = Driver(pods(), settings_of("easy"))
-    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=5)
-    driver.feed(WorkSet("w", "done", 2), member("w", 0), member("w", 1))
+    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=5)
+    driver.feed(WorkloadSet("w", "done", 2), member("w", 0), member("w", 1))
     driver.run_until(10)
     assert only_job(driver).state is JobState.RUN  # The owner may make more.
-    driver.feed(WorkGone("w"))
+    driver.feed(WorkloadGone("w"))
     driver.settle()
-    assert not driver.scheduler.core.jobs
-    assert not driver.scheduler.core.cluster.engine.jobs
+    assert not driver.scheduler.state.jobs
+    assert not driver.scheduler.state.cluster.engine.jobs
 
 
 def test_a_refused_member_goes_elsewhere_and_not_back() -> None:
     driver = Driver(pods(nodes=2), settings_of("easy"))
     refusing = {"node0"}
-    driver.world.fate_of = lambda _place, seat: Fate(
-        runs_s=1e9, refused="OutOfcpu" if seat.node in refusing else ""
+    driver.backend.fate_of = lambda _place, assignment: Fate(
+        runs_s=1e9, refused="OutOfcpu" if assignment.node in refusing else ""
     )
-    driver.feed(WorkSet("w", "refused", 1), member("w", 0))
+    driver.feed(WorkloadSet("w", "refused", 1), member("w", 0))
     driver.settle()
     assert only_job(driver).members["w-0"].node == "node1"
 
@@ -122,23 +122,23 @@ def test_a_refused_member_goes_elsewhere_and_not_back() -> None:
 def retractions(driver: Driver) -> list[Retract]:
     """What is taken away from now on, as it comes."""
     retracted: list[Retract] = []
-    apply = driver.world.apply
+    apply = driver.backend.apply
 
     def watch(epoch: int, intents: object) -> None:
         retracted.extend(one for one in intents if isinstance(one, Retract))  # type: ignore[attr-defined]
         apply(epoch, intents)  # type: ignore[arg-type]
 
-    driver.world.apply = watch  # type: ignore[method-assign]
+    driver.backend.apply = watch  # type: ignore[method-assign]
     return retracted
 
 
 def half_a_group(*, recreated: bool) -> tuple[Driver, Job, list[Retract]]:
     """Two nodes, a group of two; the second member is refused everywhere."""
     driver = Driver(pods(nodes=2, cpu=500), settings_of("easy"))
-    driver.world.fate_of = lambda _place, seat: Fate(
-        runs_s=1e9, refused="OutOfcpu" if seat.member == "w-1" else ""
+    driver.backend.fate_of = lambda _place, assignment: Fate(
+        runs_s=1e9, refused="OutOfcpu" if assignment.member == "w-1" else ""
     )
-    driver.feed(WorkSet("w", "half", 2), member("w", 0, recreated=recreated), member("w", 1))
+    driver.feed(WorkloadSet("w", "half", 2), member("w", 0, recreated=recreated), member("w", 1))
     driver.settle()
     return driver, only_job(driver), retractions(driver)
 
@@ -150,7 +150,7 @@ def test_a_group_that_cannot_be_made_whole_begins_anew_if_it_can_be_taken_away()
     assert [(one.how, one.members) for one in retracted] == [(How.EVICT, ("w-0",))]
     again = only_job(driver)  # What was not taken away waits for the member that is made again.
     assert (again.id != job.id, list(again.members), again.is_assembled) == (True, ["w-1"], False)
-    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
+    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
     driver.feed(member("w", 2, recreated=True))
     driver.settle()
     assert {one.phase for one in again.members.values()} == {MemberPhase.RUNNING}
@@ -159,31 +159,33 @@ def test_a_group_that_cannot_be_made_whole_begins_anew_if_it_can_be_taken_away()
 def test_a_group_that_cannot_be_made_whole_and_not_be_taken_away_is_told_as_broken() -> None:
     driver, job, retracted = half_a_group(recreated=False)
     driver.run_until(121)
-    assert "1 of 2 members have no place: OutOfcpu" in job.broken
+    assert "1 of 2 members have no place: OutOfcpu" in job.incomplete_reason
     assert retracted == []
-    assert driver.scheduler.why(job.id, driver.now).kind == "broken"
+    assert driver.scheduler.why(job.id, driver.now).kind == "incomplete"
 
 
 def test_a_group_that_never_becomes_complete_ends_with_the_reason() -> None:
     driver = Driver(pods(), settings_of("easy"))
-    driver.feed(WorkSet("w", "stuck", 3, assemble_s=60.0), member("w", 0))
+    driver.feed(WorkloadSet("w", "stuck", 3, assembly_timeout_s=60.0), member("w", 0))
     driver.run_until(61)
     (log,) = driver.logs.values()
     assert any("only 1 of 3 members came in time" in str(event.context) for event in log)
-    assert not driver.scheduler.core.jobs
+    assert not driver.scheduler.state.jobs
 
 
 def test_what_can_never_run_is_parked_and_tried_again_when_nodes_change() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
-    step = driver.feed(WorkSet("w", "huge", 1), member("w", 0, cpu=5000))
+    step = driver.feed(WorkloadSet("w", "huge", 1), member("w", 0, cpu=5000))
     driver.settle()
     job = only_job(driver)
     assert (job.state, driver.scheduler.why(job.id, driver.now).kind) == (JobState.SCHED, "never")
-    assert [(tidings.work, tidings.verdict) for tidings in step.tidings] == [("w", "never")]
+    assert [(status_updates.workload, status_updates.verdict) for status_updates in step.status_updates] == [
+        ("w", "never")
+    ]
     (large,) = plain_nodes(1, [Capacity("cpu", 8000, divisible=True)])
-    driver.world.nodes["big"] = replace(large, node="big")
-    driver.feed(driver.world.nodes["big"])
+    driver.backend.nodes["big"] = replace(large, node="big")
+    driver.feed(driver.backend.nodes["big"])
     driver.settle()
     assert job.state is JobState.RUN
 
@@ -191,33 +193,33 @@ def test_what_can_never_run_is_parked_and_tried_again_when_nodes_change() -> Non
 def test_a_hold_without_an_end_gets_no_promise_and_blocks_nobody() -> None:
     driver = Driver(pods(nodes=1), settings_of("fcfs"))
     endless(driver)
-    driver.world.holds["other"] = HoldSet("other", "node0", (("cpu", 700),))
-    driver.feed(driver.world.holds["other"])
-    driver.feed(WorkSet("first", "large", 1), member("first", 0, cpu=600))
-    driver.feed(WorkSet("second", "small", 1), member("second", 0, cpu=200))
+    driver.backend.holds["other"] = ExternalUsageSet("other", "node0", (("cpu", 700),))
+    driver.feed(driver.backend.holds["other"])
+    driver.feed(WorkloadSet("first", "large", 1), member("first", 0, cpu=600))
+    driver.feed(WorkloadSet("second", "small", 1), member("second", 0, cpu=200))
     driver.settle()
-    core = driver.scheduler.core
-    first, second = (core.jobs[core.job_of_work[name]] for name in ("first", "second"))
+    state = driver.scheduler.state
+    first, second = (state.jobs[state.job_of_workload[name]] for name in ("first", "second"))
     assert first.state is JobState.SCHED
     assert first.forecast is None
     assert second.state is JobState.RUN
 
 
 def test_a_lost_member_keeps_its_units_until_it_is_back_or_the_wait_is_over() -> None:
-    driver = Driver(pods(nodes=1), settings_of("easy", lost_s=30.0))
+    driver = Driver(pods(nodes=1), settings_of("easy", lost_timeout_s=30.0))
     endless(driver)
-    driver.feed(WorkSet("w", "lost", 1), member("w", 0, cpu=800))
+    driver.feed(WorkloadSet("w", "lost", 1), member("w", 0, cpu=800))
     driver.settle()
-    driver.feed(Observed("w-0", Phase.LOST, driver.now, "node0"))
-    driver.feed(WorkSet("x", "next", 1), member("x", 0, cpu=800))
+    driver.feed(MemberStatus("w-0", Phase.LOST, driver.now, "node0"))
+    driver.feed(WorkloadSet("x", "next", 1), member("x", 0, cpu=800))
     driver.run_until(20)
-    core = driver.scheduler.core
-    following = core.jobs[core.job_of_work["x"]]
+    state = driver.scheduler.state
+    following = state.jobs[state.job_of_workload["x"]]
     assert following.state is JobState.SCHED
-    driver.feed(Observed("w-0", Phase.RUNNING, driver.now, "node0"))
+    driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, "node0"))
     driver.run_until(40)
     assert following.state is JobState.SCHED  # It was found again.
-    driver.feed(Observed("w-0", Phase.LOST, driver.now, "node0"))
+    driver.feed(MemberStatus("w-0", Phase.LOST, driver.now, "node0"))
     driver.run_until(80)
     assert following.state is JobState.RUN
 
@@ -225,12 +227,12 @@ def test_a_lost_member_keeps_its_units_until_it_is_back_or_the_wait_is_over() ->
 def test_what_runs_although_its_job_is_over_counts_as_use_by_others_until_it_ends() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
-    driver.feed(Observed("ghost", Phase.RUNNING, 0.0, "node0", amounts=(("cpu", 900),)))
-    driver.feed(WorkSet("w", "waits", 1), member("w", 0, cpu=500))
+    driver.feed(MemberStatus("ghost", Phase.RUNNING, 0.0, "node0", usage=(("cpu", 900),)))
+    driver.feed(WorkloadSet("w", "waits", 1), member("w", 0, cpu=500))
     driver.plan()
     job = only_job(driver)
     assert job.state is JobState.SCHED
-    driver.feed(Observed("ghost", Phase.ENDED, 1.0, "node0"))
+    driver.feed(MemberStatus("ghost", Phase.ENDED, 1.0, "node0"))
     driver.settle()
     assert job.state is JobState.RUN
 
@@ -250,59 +252,63 @@ def test_what_runs_although_its_job_is_over_counts_as_use_by_others_until_it_end
 def test_whatever_members_and_nodes_do_nothing_is_over_committed_or_left(
     story: list[tuple[str, int, int]],
 ) -> None:
-    driver = Driver(pods(nodes=3), settings_of("easy", lost_s=5.0))
-    world = driver.world
+    driver = Driver(pods(nodes=3), settings_of("easy", lost_timeout_s=5.0))
+    backend = driver.backend
     refusing: set[str] = set()
-    world.fate_of = lambda _place, seat: Fate(runs_s=7.0, refused="no" if seat.node in refusing else "")
-    nodes = dict(world.nodes)
+    backend.fate_of = lambda _place, assignment: Fate(
+        runs_s=7.0, refused="no" if assignment.node in refusing else ""
+    )
+    nodes = dict(backend.nodes)
     for kind, which, size in story:
-        work, node = f"w{which % 3}", f"node{which % 3}"
+        workload, node = f"w{which % 3}", f"node{which % 3}"
         if kind == "member":
-            driver.feed(WorkSet(work, work, 1 + which % 3), member(work, size, cpu=100 * size))
-            world.works[work] = WorkSet(work, work, 1 + which % 3)
+            driver.feed(
+                WorkloadSet(workload, workload, 1 + which % 3), member(workload, size, cpu=100 * size)
+            )
+            backend.workloads[workload] = WorkloadSet(workload, workload, 1 + which % 3)
         elif kind == "gone":
-            driver.feed(MemberGone(f"{work}-{size}"))
+            driver.feed(MemberGone(f"{workload}-{size}"))
         elif kind == "work-gone":
-            driver.feed(WorkGone(work))
-        elif kind == "node-gone" and node in world.nodes:
-            driver.feed(world.lose_node(node))
-        elif kind == "node-back" and node not in world.nodes:
-            world.nodes[node] = nodes[node]
+            driver.feed(WorkloadGone(workload))
+        elif kind == "node-gone" and node in backend.nodes:
+            driver.feed(backend.lose_node(node))
+        elif kind == "node-back" and node not in backend.nodes:
+            backend.nodes[node] = nodes[node]
             driver.feed(nodes[node])
-        elif kind == "shrink" and node in world.nodes:
+        elif kind == "shrink" and node in backend.nodes:
             smaller = (Capacity("cpu", 100 * size, divisible=True),)
-            world.nodes[node] = replace(nodes[node], capacity=smaller)
-            driver.feed(world.nodes[node])
+            backend.nodes[node] = replace(nodes[node], capacity=smaller)
+            driver.feed(backend.nodes[node])
         elif kind == "refuse":
             refusing.symmetric_difference_update({node})
             driver.feed(
-                replace(world.nodes[node], labels=(("turn", str(size)),))
-                if node in world.nodes
+                replace(backend.nodes[node], labels=(("turn", str(size)),))
+                if node in backend.nodes
                 else NodeGone("x")
             )
         else:
             driver.run_until(driver.now + size)
         driver.settle()
-    for work in ("w0", "w1", "w2"):
-        driver.feed(WorkGone(work))
+    for workload in ("w0", "w1", "w2"):
+        driver.feed(WorkloadGone(workload))
     driver.run(limit=driver.now + 10_000)
-    assert world.wrongs == []
-    assert not driver.scheduler.core.cluster.engine.jobs
-    assert not driver.scheduler.core.jobs
-    assert not driver.scheduler.core.intents
+    assert backend.wrongs == []
+    assert not driver.scheduler.state.cluster.engine.jobs
+    assert not driver.scheduler.state.jobs
+    assert not driver.scheduler.state.intents
 
 
 def test_a_waiting_group_that_loses_a_member_waits_until_it_is_whole_again() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("o", "occupant", 1), member("o", 0, cpu=800))
+    driver.feed(WorkloadSet("o", "occupant", 1), member("o", 0, cpu=800))
     driver.settle()
-    driver.feed(WorkSet("w", "gang", 2), member("w", 0, cpu=500), member("w", 1, cpu=500))
+    driver.feed(WorkloadSet("w", "gang", 2), member("w", 0, cpu=500), member("w", 1, cpu=500))
     driver.settle()
-    core = driver.scheduler.core
-    gang = core.jobs[core.job_of_work["w"]]
+    state = driver.scheduler.state
+    gang = state.jobs[state.job_of_workload["w"]]
     driver.feed(MemberGone("w-1"))
-    driver.feed(MemberGone("o-0"), WorkGone("o"))
+    driver.feed(MemberGone("o-0"), WorkloadGone("o"))
     driver.settle()
     assert gang.state is JobState.SCHED
     assert driver.scheduler.why(gang.id, driver.now).sentence == "1 of 2 members are there"
@@ -315,20 +321,20 @@ def test_a_waiting_group_that_loses_a_member_waits_until_it_is_whole_again() -> 
 def test_a_member_that_is_refused_and_gone_at_once_is_not_placed_again() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("w", "gang", 2), member("w", 0), member("w", 1))
+    driver.feed(WorkloadSet("w", "gang", 2), member("w", 0), member("w", 1))
     driver.settle()
     node = only_job(driver).members["w-1"].node
-    driver.feed(Observed("w-1", Phase.REFUSED, driver.now, node, cause="OutOfcpu"), MemberGone("w-1"))
-    assert len(driver.scheduler.core.pending) == 0
+    driver.feed(MemberStatus("w-1", Phase.REFUSED, driver.now, node, cause="OutOfcpu"), MemberGone("w-1"))
+    assert len(driver.scheduler.state.pending) == 0
 
 
 def test_the_time_to_assemble_is_known_after_a_restart() -> None:
     tables = MemoryTables()
-    work = WorkSet("w", "stuck", 3, assemble_s=60.0)
-    world = pods()
-    lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
-    world.works["w"], world.members["w-0"] = work, member("w", 0)
-    lives.feed(work, member("w", 0))
+    workload = WorkloadSet("w", "stuck", 3, assembly_timeout_s=60.0)
+    backend = pods()
+    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    backend.workloads["w"], backend.members["w-0"] = workload, member("w", 0)
+    lives.feed(workload, member("w", 0))
     lives.run_until(10)
     lives.begin()
     lives.run_until(61)
@@ -338,39 +344,39 @@ def test_the_time_to_assemble_is_known_after_a_restart() -> None:
 @pytest.mark.parametrize("lost", ["the node", "the record"])
 def test_a_member_whose_place_is_lost_over_a_restart_counts_as_use_by_others(lost: str) -> None:
     tables = MemoryTables()
-    world = pods(nodes=2)
-    world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
-    lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
-    world.works["w"] = WorkSet("w", "gang", 2, distinct_nodes=True)
-    world.members.update({key: member("w", number) for number, key in enumerate(("w-0", "w-1"))})
-    lives.feed(world.works["w"], *world.members.values())
+    backend = pods(nodes=2)
+    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    backend.workloads["w"] = WorkloadSet("w", "gang", 2, distinct_nodes=True)
+    backend.members.update({key: member("w", number) for number, key in enumerate(("w-0", "w-1"))})
+    lives.feed(backend.workloads["w"], *backend.members.values())
     lives.run_until(10)
     if lost == "the node":
-        del world.nodes["node0"]
+        del backend.nodes["node0"]
     else:
         tables.allocations.clear()
     lives.begin()
     scheduler = lives.turns.scheduler
     assert scheduler is not None
-    (job,) = scheduler.core.jobs.values()
-    left = {hold.removeprefix("left over: ") for hold in scheduler.core.cluster.holds()}
+    (job,) = scheduler.state.jobs.values()
+    left = {hold.removeprefix("left over: ") for hold in scheduler.state.cluster.holds()}
     seated = {one.key for one in job.live_members()}
     assert left | seated == {"w-0", "w-1"}
     assert not left & seated
     assert seated == {
-        one.key for one in job.members.values() if one.slot in scheduler.core.cluster.seats(job.id)
+        one.key for one in job.members.values() if one.slot in scheduler.state.cluster.assignments(job.id)
     }
     assert len(seated) == (1 if lost == "the node" else 0)
 
 
 def test_a_place_whose_member_is_not_recorded_any_more_is_given_back() -> None:
     tables = MemoryTables()
-    world = pods(nodes=2)
-    world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
-    lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
-    world.works["w"] = WorkSet("w", "gang", 2)
-    world.members.update({key: member("w", number) for number, key in enumerate(("w-0", "w-1"))})
-    lives.feed(world.works["w"], *world.members.values())
+    backend = pods(nodes=2)
+    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    backend.workloads["w"] = WorkloadSet("w", "gang", 2)
+    backend.members.update({key: member("w", number) for number, key in enumerate(("w-0", "w-1"))})
+    lives.feed(backend.workloads["w"], *backend.members.values())
     lives.run_until(10)
     ((number, live),) = tables.live.items()
     members = live.detail["members"]
@@ -379,17 +385,17 @@ def test_a_place_whose_member_is_not_recorded_any_more_is_given_back() -> None:
     lives.begin()
     scheduler = lives.turns.scheduler
     assert scheduler is not None
-    assert len(scheduler.core.cluster.seats(number)) == 1
-    assert scheduler.core.cluster.holds() == ["left over: w-0"]
+    assert len(scheduler.state.cluster.assignments(number)) == 1
+    assert scheduler.state.cluster.holds() == ["left over: w-0"]
 
 
 def test_a_late_member_goes_only_where_its_queue_may() -> None:
-    world = pods(nodes=3)
-    world.nodes["node2"] = replace(world.nodes["node2"], labels=(("fast", "yes"),))
+    backend = pods(nodes=3)
+    backend.nodes["node2"] = replace(backend.nodes["node2"], labels=(("fast", "yes"),))
     queues = (QueueSettings("default"), QueueSettings("fast", constraint=Properties(("fast",))))
-    driver = Driver(world, Settings(queues=queues))
+    driver = Driver(backend, Settings(queues=queues))
     endless(driver)
-    driver.feed(WorkSet("w", "grow", 1, queue="fast"), member("w", 0))
+    driver.feed(WorkloadSet("w", "grow", 1, queue="fast"), member("w", 0))
     driver.settle()
     driver.feed(member("w", 1))
     driver.settle()
@@ -400,20 +406,20 @@ def test_a_late_member_goes_only_where_its_queue_may() -> None:
 def test_a_node_that_refused_a_member_is_tried_again_when_it_changes(what: str) -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     refusing = {"node0"}
-    driver.world.fate_of = lambda _place, seat: Fate(
-        runs_s=1e9, refused="OutOfcpu" if seat.node in refusing else ""
+    driver.backend.fate_of = lambda _place, assignment: Fate(
+        runs_s=1e9, refused="OutOfcpu" if assignment.node in refusing else ""
     )
-    driver.world.holds["other"] = HoldSet("other", "node0", (("cpu", 100),))
-    driver.feed(driver.world.holds["other"])
-    driver.feed(WorkSet("w", "refused", 1), member("w", 0))
+    driver.backend.holds["other"] = ExternalUsageSet("other", "node0", (("cpu", 100),))
+    driver.feed(driver.backend.holds["other"])
+    driver.feed(WorkloadSet("w", "refused", 1), member("w", 0))
     driver.settle()
     refusing.clear()
     driver.run_until(10)
     assert only_job(driver).members["w-0"].phase is MemberPhase.WAITING  # Nothing has changed there.
     if what == "the node":
-        driver.feed(replace(driver.world.nodes["node0"], labels=(("kernel", "new"),)))
+        driver.feed(replace(driver.backend.nodes["node0"], labels=(("kernel", "new"),)))
     else:
-        driver.feed(HoldGone("other"))
+        driver.feed(ExternalUsageGone("other"))
     driver.settle()
     assert only_job(driver).members["w-0"].phase is MemberPhase.RUNNING
 
@@ -421,28 +427,28 @@ def test_a_node_that_refused_a_member_is_tried_again_when_it_changes(what: str) 
 def running_group(**more: object) -> tuple[Driver, Job]:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
-    work = WorkSet("w", "group", 2, **more)  # type: ignore[arg-type]
-    driver.feed(work, member("w", 0, recreated=True), member("w", 1, recreated=True))
+    workload = WorkloadSet("w", "group", 2, **more)  # type: ignore[arg-type]
+    driver.feed(workload, member("w", 0, recreated=True), member("w", 1, recreated=True))
     driver.settle()
     return driver, only_job(driver)
 
 
 def used_by_others(driver: Driver) -> dict[str, tuple[str, tuple[tuple[str, int], ...]]]:
-    cluster = driver.scheduler.core.cluster
+    cluster = driver.scheduler.state.cluster
     found = {name: cluster.hold(name) for name in cluster.holds()}
-    return {name: (hold.node, hold.amounts) for name, hold in found.items() if hold is not None}
+    return {name: (hold.node, hold.usage) for name, hold in found.items() if hold is not None}
 
 
 def test_a_member_that_others_have_placed_is_not_ours_any_more() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("w", "group", 2), member("w", 0))
+    driver.feed(WorkloadSet("w", "group", 2), member("w", 0))
     driver.settle()
-    seen = Observed("w-0", Phase.RUNNING, driver.now, "node1", amounts=(("cpu", 700),), is_kept=True)
+    seen = MemberStatus("w-0", Phase.RUNNING, driver.now, "node1", usage=(("cpu", 700),), is_kept=True)
     step = driver.feed(seen)
     assert used_by_others(driver) == {"left over: w-0": ("node1", (("cpu", 700),))}
     assert step.intents == ()  # Somebody looks after it: it is not asked to end.
-    assert not driver.scheduler.core.jobs
+    assert not driver.scheduler.state.jobs
     driver.feed(MemberGone("w-0"))
     assert used_by_others(driver) == {}
 
@@ -450,8 +456,8 @@ def test_a_member_that_others_have_placed_is_not_ours_any_more() -> None:
 def test_a_placed_member_that_turns_up_on_another_node_gives_its_place_back() -> None:
     driver, job = running_group()
     node = job.members["w-0"].node
-    other = next(name for name in driver.scheduler.core.cluster.nodes if name != node)
-    driver.feed(Observed("w-0", Phase.RUNNING, driver.now, other, amounts=(("cpu", 1000),), is_kept=True))
+    other = next(name for name in driver.scheduler.state.cluster.nodes if name != node)
+    driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, other, usage=(("cpu", 1000),), is_kept=True))
     assert job.members["w-0"].phase is MemberPhase.ENDED
     assert used_by_others(driver) == {"left over: w-0": (other, (("cpu", 1000),))}
 
@@ -459,12 +465,12 @@ def test_a_placed_member_that_turns_up_on_another_node_gives_its_place_back() ->
 def test_what_a_member_uses_beyond_its_share_counts_as_use_by_others() -> None:
     driver, job = running_group()
     node = job.members["w-0"].node
-    driver.feed(Observed("w-0", Phase.RUNNING, driver.now, node, amounts=(("cpu", 700),)))
+    driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, node, usage=(("cpu", 700),)))
     assert used_by_others(driver) == {"more: w-0": (node, (("cpu", 300),))}
-    driver.feed(Observed("w-0", Phase.RUNNING, driver.now, node, amounts=(("cpu", 400),)))
+    driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, node, usage=(("cpu", 400),)))
     assert used_by_others(driver) == {}
-    driver.feed(Observed("w-0", Phase.RUNNING, driver.now, node, amounts=(("cpu", 700),)))
-    driver.feed(Observed("w-0", Phase.ENDED, driver.now, node))
+    driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, node, usage=(("cpu", 700),)))
+    driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now, node))
     assert used_by_others(driver) == {}
 
 
@@ -483,7 +489,7 @@ def test_a_group_begins_anew_as_a_whole_by_its_policy(
 ) -> None:
     driver, job = running_group(requeue=policy)
     retracted = retractions(driver)
-    driver.feed(Observed("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, status, cause))
+    driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, status, cause))
     driver.feed(member("w", 2, recreated=True))
     driver.settle()
     assert bool(retracted) is again
@@ -502,11 +508,11 @@ def test_a_group_begins_anew_as_a_whole_by_its_policy(
 @pytest.mark.parametrize("recreated", [True, False])
 def test_a_member_that_did_not_come_to_its_node_goes_elsewhere_whoever_made_it(recreated: bool) -> None:
     driver = Driver(pods(nodes=3), settings_of("easy"))
-    driver.world.fate_of = lambda _place, seat: Fate(
-        runs_s=1e9, outcome=Outcome.CONFLICT if seat.node == "node0" else Outcome.APPLIED
+    driver.backend.fate_of = lambda _place, assignment: Fate(
+        runs_s=1e9, outcome=Outcome.CONFLICT if assignment.node == "node0" else Outcome.APPLIED
     )
     driver.feed(
-        WorkSet("w", "group", 2, distinct_nodes=True),
+        WorkloadSet("w", "group", 2, distinct_nodes=True),
         member("w", 0, recreated=recreated),
         member("w", 1, recreated=recreated),
     )
@@ -517,9 +523,11 @@ def test_a_member_that_did_not_come_to_its_node_goes_elsewhere_whoever_made_it(r
 @pytest.mark.parametrize("recreated", [True, False])
 def test_a_member_on_its_way_to_a_node_that_goes_away_goes_elsewhere(recreated: bool) -> None:
     driver = Driver(pods(nodes=3), settings_of("easy"))
-    driver.world.fate_of = lambda _place, seat: Fate(runs_s=1e9, place_s=1e9 if seat.node == "node0" else 0.0)
-    work = WorkSet("w", "group", 2, distinct_nodes=True)
-    driver.feed(work, member("w", 0, recreated=recreated), member("w", 1, recreated=recreated))
+    driver.backend.fate_of = lambda _place, assignment: Fate(
+        runs_s=1e9, place_s=1e9 if assignment.node == "node0" else 0.0
+    )
+    workload = WorkloadSet("w", "group", 2, distinct_nodes=True)
+    driver.feed(workload, member("w", 0, recreated=recreated), member("w", 1, recreated=recreated))
     driver.settle()
     job = only_job(driver)
     assert {one.node: one.phase for one in job.members.values()}["node0"] is MemberPhase.PLACING
@@ -534,14 +542,14 @@ def test_a_member_that_did_not_come_to_its_node_is_there_for_the_next_job_of_its
     """Its group begins anew meanwhile: nobody makes it again, as it is still there."""
     driver = Driver(pods(nodes=2), settings_of("easy"))
     fates = {"w-0": Fate(runs_s=1e9), "w-1": Fate(runs_s=1e9, place_s=1e9)}
-    driver.world.fate_of = lambda _place, seat: fates[seat.member]
-    work = WorkSet("w", "group", 2, requeue=Requeue.ALWAYS)
-    driver.feed(work, member("w", 0, recreated=True), member("w", 1, recreated=True))
+    driver.backend.fate_of = lambda _place, assignment: fates[assignment.member]
+    workload = WorkloadSet("w", "group", 2, requeue=Requeue.ALWAYS)
+    driver.feed(workload, member("w", 0, recreated=True), member("w", 1, recreated=True))
     driver.settle()
     job = only_job(driver)
-    (place,) = (one.intent.intent for one in driver.scheduler.core.intents.values())
-    driver.feed(Observed("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, "Error"))
-    driver.feed(Settled(place, "w-1", Outcome.CONFLICT, "others were quicker"))
+    (place,) = (one.intent.intent for one in driver.scheduler.state.intents.values())
+    driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, "Error"))
+    driver.feed(IntentResult(place, "w-1", Outcome.CONFLICT, "others were quicker"))
     following = only_job(driver)
     assert (following.id != job.id, list(following.members)) == (True, ["w-1"])
 
@@ -553,58 +561,58 @@ def test_a_member_that_its_node_did_not_start_is_replaced_or_the_job_says_that_i
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
     one, two = member("w", 0, recreated=recreated), member("w", 1, recreated=recreated)
-    driver.feed(WorkSet("w", "group", 2), one, two)
+    driver.feed(WorkloadSet("w", "group", 2), one, two)
     driver.settle()
     job = only_job(driver)
-    refused = Observed("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, "OutOfcpu", False)
+    refused = MemberStatus("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, "OutOfcpu", False)
     driver.feed(refused)
-    assert bool(job.broken) is not recreated
+    assert bool(job.incomplete_reason) is not recreated
     if recreated:
         retracted = retractions(driver)
         driver.run_until(driver.now + 121)
         assert [one.members for one in retracted] == [("w-1",)]  # Nobody came in its place in time.
     else:
-        assert "OutOfcpu" in job.broken
+        assert "OutOfcpu" in job.incomplete_reason
 
 
 def test_a_work_with_no_end_of_members_keeps_few_of_those_that_have_ended() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("w", "long", 1), member("w", 0, recreated=True))
+    driver.feed(WorkloadSet("w", "long", 1), member("w", 0, recreated=True))
     driver.settle()
     job = only_job(driver)
     for number in range(400):
         status = 3 << 8 if number == 7 else 0
         node = job.members[f"w-{number}"].node
-        driver.feed(Observed(f"w-{number}", Phase.ENDED, driver.now, node, status))
+        driver.feed(MemberStatus(f"w-{number}", Phase.ENDED, driver.now, node, status))
         driver.feed(member("w", number + 1, recreated=True))
         driver.settle()
     assert len(job.members) < 200
     assert len(job.members) + job.past_members == 401
-    driver.feed(Observed("w-400", Phase.ENDED, driver.now), WorkGone("w"))
+    driver.feed(MemberStatus("w-400", Phase.ENDED, driver.now), WorkloadGone("w"))
     driver.settle()
     assert job.status == 3 << 8  # The failure of one that is not kept counts all the same.
-    assert not driver.scheduler.core.cluster.engine.jobs
+    assert not driver.scheduler.state.cluster.engine.jobs
 
 
 def test_a_member_that_comes_late_is_told_why_it_waits() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("w", "web", 2), member("w", 0), member("w", 1))
+    driver.feed(WorkloadSet("w", "web", 2), member("w", 0), member("w", 1))
     driver.settle()
     driver.feed(member("w", 2))
     driver.settle()
-    told = driver.scheduler.core.told["w"]
+    told = driver.scheduler.state.last_status["w"]
     assert told.verdict == "waiting"
     assert "cpu: 200m of 400m" in told.reason
 
 
 def test_a_group_has_its_time_to_assemble_from_its_last_member_on() -> None:
     driver = Driver(pods(), settings_of("easy"))
-    driver.feed(WorkSet("w", "slow", 3, assemble_s=60.0), member("w", 0))
+    driver.feed(WorkloadSet("w", "slow", 3, assembly_timeout_s=60.0), member("w", 0))
     driver.run_until(50)
     driver.feed(member("w", 1))
     driver.run_until(100)
     assert not only_job(driver).is_assembled
     driver.run_until(111)
-    assert not driver.scheduler.core.jobs
+    assert not driver.scheduler.state.jobs

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.backends.sim.backend import SimWorld
+from penstock.backends.sim.backend import SimBackend
 from penstock.protocol.commands import Cancel
-from penstock.protocol.facts import MemberGone, MemberSet, WorkGone, WorkSet
-from penstock.protocol.intents import Tell
-from penstock.sched.records import GivenUpGone
+from penstock.protocol.facts import MemberGone, MemberSet, WorkloadGone, WorkloadSet
+from penstock.protocol.intents import StatusUpdate
+from penstock.sched.records import InadmissibleGone
 from penstock.sched.scheduler import Scheduler
 from penstock.store.memory import MemoryStore, MemoryTables
 from tests.instance.terms import Lives
@@ -24,18 +24,18 @@ TOO_LARGE = 700  # two of them are more than the node has
 class Cancelled:
     """A group of two that waited for room and was cancelled; its members are still there."""
 
-    world: SimWorld = field(default_factory=lambda: pods(nodes=1))
+    backend: SimBackend = field(default_factory=lambda: pods(nodes=1))
     tables: MemoryTables = field(default_factory=MemoryTables)
 
     def __post_init__(self) -> None:
-        self.lives = Lives(self.world, settings_of("easy"), lambda: MemoryStore(self.tables))
-        self.world.works["w"] = WorkSet("w", "gang", 2)
-        self.world.members.update({f"w-{number}": member("w", number, TOO_LARGE) for number in range(2)})
-        self.lives.feed(self.world.works["w"], *self.world.members.values())
+        self.lives = Lives(self.backend, settings_of("easy"), lambda: MemoryStore(self.tables))
+        self.backend.workloads["w"] = WorkloadSet("w", "gang", 2)
+        self.backend.members.update({f"w-{number}": member("w", number, TOO_LARGE) for number in range(2)})
+        self.lives.feed(self.backend.workloads["w"], *self.backend.members.values())
         self.lives.run_until(10)
-        (number,) = self.scheduler.core.jobs
+        (number,) = self.scheduler.state.jobs
         self.lives.feed(Cancel((number,), "not today"))
-        assert not self.scheduler.core.jobs
+        assert not self.scheduler.state.jobs
 
     @property
     def scheduler(self) -> Scheduler:
@@ -43,16 +43,16 @@ class Cancelled:
         assert found is not None
         return found
 
-    def works(self) -> list[str]:
-        return [job.work for job in self.scheduler.core.jobs.values()]
+    def workloads(self) -> list[str]:
+        return [job.workload for job in self.scheduler.state.jobs.values()]
 
 
 def test_members_of_a_cancelled_group_make_no_job_after_a_restart() -> None:
     cancelled = Cancelled()
     for _ in range(2):
         cancelled.lives.begin()
-        cancelled.lives.run_until(cancelled.world.now + 10)
-        assert cancelled.works() == []
+        cancelled.lives.run_until(cancelled.backend.now + 10)
+        assert cancelled.workloads() == []
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -61,52 +61,55 @@ def test_somebody_who_comes_brings_all_back_who_wait(restarts: bool, first: str)
     cancelled = Cancelled()
     if restarts:
         cancelled.lives.begin()
-    waiting = list(cancelled.world.members.values())
+    waiting = list(cancelled.backend.members.values())
     newcomer = member("w", 2, TOO_LARGE)
-    cancelled.world.members["w-2"] = newcomer
+    cancelled.backend.members["w-2"] = newcomer
     cancelled.lives.feed(*((*waiting, newcomer) if first == "who waits" else (newcomer, *waiting)))
-    (job,) = cancelled.scheduler.core.jobs.values()
+    (job,) = cancelled.scheduler.state.jobs.values()
     assert sorted(job.members) == ["w-0", "w-1", "w-2"]
     cancelled.lives.begin()
-    assert cancelled.works() == ["w"]
-    assert not cancelled.tables.given_up
+    assert cancelled.workloads() == ["w"]
+    assert not cancelled.tables.inadmissible
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_work_that_is_gone_leaves_nothing(restarts: bool) -> None:
     cancelled = Cancelled()
-    cancelled.world.works.clear()
-    cancelled.world.members.clear()
+    cancelled.backend.workloads.clear()
+    cancelled.backend.members.clear()
     if restarts:
         cancelled.lives.begin()
     else:
-        cancelled.lives.feed(WorkGone("w"))
-    assert not cancelled.tables.given_up
-    assert not cancelled.scheduler.core.given_up
+        cancelled.lives.feed(WorkloadGone("w"))
+    assert not cancelled.tables.inadmissible
+    assert not cancelled.scheduler.state.inadmissible
 
 
 def test_the_world_is_told_again_by_whoever_still_waits_and_those_who_left_do_not_come_back() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     waiting = [member("w", number, TOO_LARGE) for number in range(3)]
-    driver.feed(WorkSet("w", "gang", 3), *waiting)
+    driver.feed(WorkloadSet("w", "gang", 3), *waiting)
     driver.settle()
     driver.feed(Cancel((only_job(driver).id,), "not today"))
     step = driver.feed(*waiting)
-    assert step.tidings == (Tell("w", 0, "given-up", "CANCELED: not today"),)
+    assert step.status_updates == (StatusUpdate("w", 0, "inadmissible", "CANCELED: not today"),)
     driver.feed(MemberGone("w-1"))
     step = driver.feed(MemberSet("w", "w-3", 3, (("cpu", 1),)))
-    assert GivenUpGone("w") in step.changes
+    assert InadmissibleGone("w") in step.changes
     assert sorted(only_job(driver).members) == ["w-0", "w-2", "w-3"]
 
 
 def test_a_group_that_never_became_whole_makes_no_job_after_a_restart() -> None:
-    tables, world = MemoryTables(), pods(nodes=1)
-    lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
-    world.works["w"], world.members["w-0"] = WorkSet("w", "stuck", 2, assemble_s=60.0), member("w", 0)
-    lives.feed(world.works["w"], world.members["w-0"])
+    tables, backend = MemoryTables(), pods(nodes=1)
+    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    backend.workloads["w"], backend.members["w-0"] = (
+        WorkloadSet("w", "stuck", 2, assembly_timeout_s=60.0),
+        member("w", 0),
+    )
+    lives.feed(backend.workloads["w"], backend.members["w-0"])
     lives.run_until(61)
     lives.begin()
     lives.run_until(62)
     scheduler = lives.turns.scheduler
     assert scheduler is not None
-    assert not scheduler.core.jobs
+    assert not scheduler.state.jobs

@@ -13,7 +13,7 @@ from penstock.errors import BadRequest, Conflict, PenstockError
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
 from penstock.protocol.commands import Cancel, Drain, QueueChange, SetUrgency, Submit, Undrain
-from penstock.protocol.facts import NodeGone, Observed, Phase, Requeue
+from penstock.protocol.facts import MemberStatus, NodeGone, Phase, Requeue
 from penstock.sched.commands import CanNeverRun
 from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
@@ -22,7 +22,7 @@ from tests.sched.driving import Driver, nodes_of, pool_of, settings_of, submissi
 
 
 def state(driver: Driver, job: int) -> JobState:
-    found = driver.scheduler.core.jobs.get(job)
+    found = driver.scheduler.state.jobs.get(job)
     return found.state if found is not None else JobState.INACTIVE
 
 
@@ -66,7 +66,9 @@ def test_a_held_job_waits_until_it_is_released_and_says_so() -> None:
 )
 def test_a_dependency_lets_a_job_go_or_ends_it(scheme: str, status: int, runs: bool) -> None:
     driver = Driver(pool_of(4), settings_of())
-    driver.world.fate_of = lambda place, _seat: Fate(runs_s=5, status=status if place.job == first else 0)
+    driver.backend.fate_of = lambda place, _assignment: Fate(
+        runs_s=5, status=status if place.job == first else 0
+    )
     (first,) = driver.submit(submission())
     (second,) = driver.submit(submission(dependencies=after(scheme, first)))
     assert state(driver, second) is JobState.DEPEND
@@ -85,7 +87,7 @@ def test_dependencies_that_cannot_be_are_refused_with_flux_words() -> None:
         driver.submit(submission(dependencies=[{"scheme": "never", "value": "1"}]))
     with pytest.raises(BadRequest, match="is not a valid jobid"):
         driver.submit(submission(dependencies=[{"scheme": "afterok", "value": "!"}]))
-    assert not driver.scheduler.core.jobs
+    assert not driver.scheduler.state.jobs
 
 
 def test_singletons_run_one_after_the_other() -> None:
@@ -113,14 +115,14 @@ def test_a_request_that_can_never_run_is_refused_with_what_would_fit() -> None:
     assert "4 node" in str(refused.value)
     with pytest.raises(CanNeverRun, match="2 core"):
         driver.submit(submission(cores=3))
-    assert not driver.scheduler.core.jobs
+    assert not driver.scheduler.state.jobs
 
 
 def test_of_many_in_one_call_all_are_taken_or_none() -> None:
     driver = Driver(nodes_of(1, 2), settings_of())
     with pytest.raises(BadRequest, match=r"jobs\[1\]"):
         driver.submit(submission(), submission(cores=3), submission())
-    assert not driver.scheduler.core.jobs
+    assert not driver.scheduler.state.jobs
 
 
 def test_the_same_key_is_the_same_submission() -> None:
@@ -128,7 +130,7 @@ def test_the_same_key_is_the_same_submission() -> None:
     one = driver.feed(Submit((submission(),), "key")).replies[0].value
     again = driver.feed(Submit((submission(),), "key")).replies[0].value
     assert one == again
-    assert len(driver.scheduler.core.jobs) == 1
+    assert len(driver.scheduler.state.jobs) == 1
 
 
 def test_a_stopped_queue_schedules_nothing_and_a_disabled_one_takes_nothing() -> None:
@@ -156,7 +158,7 @@ def test_a_drained_node_gets_nothing_new_and_what_runs_there_goes_on() -> None:
     driver = Driver(nodes_of(2, 1), settings_of("easy"), runs_s=lambda _job: 50)
     (first,) = driver.submit(submission())
     driver.settle()
-    node = driver.scheduler.core.jobs[first].members[f"{first}/1/0"].node
+    node = driver.scheduler.state.jobs[first].members[f"{first}/1/0"].node
     driver.feed(Drain((node,), "bad DIMM"))
     gang, single = driver.submit(submission(nodes=2), submission())
     driver.settle()
@@ -174,18 +176,20 @@ def test_a_drained_node_gets_nothing_new_and_what_runs_there_goes_on() -> None:
 
 def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cause() -> None:
     driver = Driver(pool_of(1), settings_of("easy"))
-    driver.world.fate_of = lambda place, _seat: Fate(500 if place.job == late else 1, ends_on_request_s=400.0)
+    driver.backend.fate_of = lambda place, _assignment: Fate(
+        500 if place.job == late else 1, ends_on_request_s=400.0
+    )
     (late,) = driver.submit(submission(duration_s=100))
     (behind,) = driver.submit(submission(duration_s=10))
     driver.run_until(99)
-    job = driver.scheduler.core.jobs[behind]
+    job = driver.scheduler.state.jobs[behind]
     assert job.forecast is not None
     assert job.forecast.start_at == 100
     driver.run_until(114)
-    driver.scheduler.core.disturb()
+    driver.scheduler.state.mark_dirty()
     driver.settle()
     driver.run_until(300)
-    driver.scheduler.core.disturb()
+    driver.scheduler.state.mark_dirty()
     driver.settle()
     slips = [event for event in driver.logs[behind] if event.name == "promise" and "cause" in event.context]
     assert slips
@@ -196,11 +200,11 @@ def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cau
 
 def test_a_job_without_an_end_blocks_nobody_who_fits_beside_it() -> None:
     driver = Driver(pool_of(2), settings_of("easy"))
-    driver.world.fate_of = lambda place, _seat: Fate(runs_s=1e9 if place.job == endless else 5)
+    driver.backend.fate_of = lambda place, _assignment: Fate(runs_s=1e9 if place.job == endless else 5)
     (endless,) = driver.submit(submission(duration_s=0))
     large, small = driver.submit(submission(cores=2), submission(cores=1))
     driver.run_until(1)
-    assert driver.scheduler.core.jobs[large].forecast is None
+    assert driver.scheduler.state.jobs[large].forecast is None
     assert state(driver, small) is JobState.RUN
 
 
@@ -211,8 +215,8 @@ def test_a_job_that_loses_its_node_runs_again_only_if_it_said_so(policy: Requeue
     driver = Driver(nodes_of(2, 1), settings_of(), runs_s=lambda _job: 10)
     (job,) = driver.submit(submission(requeue=policy))
     driver.settle()
-    node = driver.scheduler.core.jobs[job].members[f"{job}/1/0"].node
-    driver.feed(driver.world.lose_node(node))
+    node = driver.scheduler.state.jobs[job].members[f"{job}/1/0"].node
+    driver.feed(driver.backend.lose_node(node))
     driver.run()
     assert driver.names(job).count("alloc") == (2 if again else 1)
     assert ("requeue" in driver.names(job)) == again
@@ -220,7 +224,7 @@ def test_a_job_that_loses_its_node_runs_again_only_if_it_said_so(policy: Requeue
 
 def test_what_fails_by_itself_does_not_run_again() -> None:
     driver = Driver(nodes_of(1, 1), settings_of())
-    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1, status=256)
+    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1, status=256)
     (job,) = driver.submit(submission(requeue=Requeue.ALWAYS))
     driver.run()
     assert driver.names(job).count("alloc") == 1
@@ -228,7 +232,7 @@ def test_what_fails_by_itself_does_not_run_again() -> None:
 
 def test_a_cancelled_job_is_over_when_its_last_member_is() -> None:
     driver = Driver(nodes_of(2, 1), settings_of())
-    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1e9, ends_on_request_s=3.0)
+    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9, ends_on_request_s=3.0)
     (job,) = driver.submit(submission(nodes=2, duration_s=0))
     driver.settle()
     driver.feed(Cancel((job,), "enough"))
@@ -241,7 +245,7 @@ def test_a_cancelled_job_is_over_when_its_last_member_is() -> None:
 
 def test_a_part_of_a_gang_that_has_ended_is_free_at_once() -> None:
     driver = Driver(nodes_of(2, 1), settings_of())
-    driver.world.fate_of = lambda _place, seat: Fate(runs_s=5 if seat.index == 0 else 50)
+    driver.backend.fate_of = lambda _place, assignment: Fate(runs_s=5 if assignment.index == 0 else 50)
     (gang,) = driver.submit(submission(nodes=2))
     (small,) = driver.submit(submission())
     driver.run()
@@ -305,7 +309,7 @@ def test_within_a_pass_nothing_delays_a_reservation_made_earlier_in_it(
         (number,) = driver.submit(submission(cores=cores, duration_s=limit_s))
         limits[number] = limit_s
     driver.settle()
-    promised = dict(driver.scheduler.core.reservations)
+    promised = dict(driver.scheduler.state.reservations)
     driver.run()
     for number, start in promised.items():
         assert driver.starts[number] <= start
@@ -314,8 +318,14 @@ def test_within_a_pass_nothing_delays_a_reservation_made_earlier_in_it(
 def test_bad_input_changes_nothing() -> None:
     driver = Driver(nodes_of(1, 1), settings_of())
     before = len(driver.changes)
-    for wish in (SetUrgency(5, 16), SetUrgency(5, 99), Drain(("nowhere",)), Undrain(("node0",)), Submit(())):
-        reply = driver.feed(wish).replies[0]
+    for command in (
+        SetUrgency(5, 16),
+        SetUrgency(5, 99),
+        Drain(("nowhere",)),
+        Undrain(("node0",)),
+        Submit(()),
+    ):
+        reply = driver.feed(command).replies[0]
         assert isinstance(reply.error, PenstockError)
     assert len(driver.changes) == before
     assert parse_backfill("hybrid:8").depth == 8
@@ -326,7 +336,7 @@ def test_bad_input_changes_nothing() -> None:
 def test_facts_about_what_is_not_known_are_harmless() -> None:
     driver = Driver(nodes_of(1, 1), settings_of())
     before = len(driver.changes)
-    driver.feed(NodeGone("nowhere"), Observed("nobody", Phase.ENDED, 0.0))
+    driver.feed(NodeGone("nowhere"), MemberStatus("nobody", Phase.ENDED, 0.0))
     assert len(driver.changes) == before
 
 
@@ -335,7 +345,7 @@ def test_who_waited_behind_a_reservation_starts_when_that_job_leaves_the_queue(
     leaves: Callable[[int], SetUrgency | Cancel],
 ) -> None:
     driver = Driver(nodes_of(1, 4), settings_of("easy"))
-    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1e6)
+    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e6)
     driver.submit(submission(cores=2, duration_s=1000))
     large, long = driver.submit(submission(cores=4, duration_s=100), submission(cores=2, duration_s=5000))
     driver.settle()
@@ -348,7 +358,7 @@ def test_who_waited_behind_a_reservation_starts_when_that_job_leaves_the_queue(
 def test_a_strict_queue_is_not_overtaken_because_another_queue_asked_for_the_same() -> None:
     queues = (QueueSettings("a", parse_backfill("easy")), QueueSettings("b", parse_backfill("fcfs")))
     driver = Driver(nodes_of(1, 4), Settings(queues=queues))
-    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1e6)
+    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e6)
     driver.submit(submission(cores=3, duration_s=100, queue="a"))
     driver.settle()
     _, first, second = driver.submit(

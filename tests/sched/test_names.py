@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.backends.sim.backend import Fate
-from penstock.protocol.facts import HoldSet, MemberSet, Observed, Phase, Requeue, WorkSet
-from penstock.sched.job import Job, Member, detail_of, take_in
+from penstock.protocol.facts import ExternalUsageSet, MemberSet, MemberStatus, Phase, Requeue, WorkloadSet
+from penstock.sched.job import Job, Member, dump, load
 from tests.sched.driving import Driver, settings_of
 from tests.sched.test_gangs import endless, only_job, pods
 
@@ -25,10 +25,10 @@ def test_a_member_without_a_name_is_shown_by_its_key() -> None:
 
 def test_a_refusal_names_the_member_as_people_know_it() -> None:
     driver = Driver(pods(nodes=2), settings_of("easy"))
-    driver.world.fate_of = lambda _place, seat: Fate(
-        runs_s=1e9, refused="OutOfcpu" if seat.node == "node0" else ""
+    driver.backend.fate_of = lambda _place, assignment: Fate(
+        runs_s=1e9, refused="OutOfcpu" if assignment.node == "node0" else ""
     )
-    driver.feed(WorkSet("w", "refused", 1), named(0))
+    driver.feed(WorkloadSet("w", "refused", 1), named(0))
     driver.settle()
     assert notes(only_job(driver)) == ["node0 refused web-0: OutOfcpu"]
 
@@ -36,30 +36,30 @@ def test_a_refusal_names_the_member_as_people_know_it() -> None:
 def test_a_member_that_was_not_started_is_named_as_people_know_it() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("w", "admitted", 2), named(0), named(1))
+    driver.feed(WorkloadSet("w", "admitted", 2), named(0), named(1))
     driver.settle()
     job = only_job(driver)
     node = job.members["uid-0"].node
-    driver.feed(Observed("uid-0", Phase.ENDED, driver.now, node, 1 << 8, "OutOfcpu", started=False))
+    driver.feed(MemberStatus("uid-0", Phase.ENDED, driver.now, node, 1 << 8, "OutOfcpu", started=False))
     assert notes(job)[0] == f"web-0 was not started on {node}: OutOfcpu"
 
 
 def test_a_name_is_recorded_with_the_member() -> None:
     driver = Driver(pods(), settings_of("easy"))
-    driver.feed(WorkSet("w", "kept", 2), named(0), MemberSet("w", "plain", 1, (("cpu", 1),)))
+    driver.feed(WorkloadSet("w", "kept", 2), named(0), MemberSet("w", "plain", 1, (("cpu", 1),)))
     job = only_job(driver)
-    again = Job(job.id, job.owner, job.spec, job.plain, job.seen_at, job.work)
-    take_in(again, detail_of(job))
+    again = Job(job.id, job.owner, job.spec, job.plain, job.seen_at, job.workload)
+    load(again, dump(job))
     assert [member.name for member in again.members.values()] == ["web-0", ""]
 
 
 def test_what_others_use_is_in_the_way_by_its_name() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     driver.feed(
-        HoldSet("uid-7", "node0", (("cpu", 500),), name="kube-system/proxy"),
-        HoldSet("nameless", "node0", (("cpu", 300),)),
+        ExternalUsageSet("uid-7", "node0", (("cpu", 500),), name="kube-system/proxy"),
+        ExternalUsageSet("nameless", "node0", (("cpu", 300),)),
     )
-    driver.feed(WorkSet("w", "waits", 1), named(0))
+    driver.feed(WorkloadSet("w", "waits", 1), named(0))
     driver.settle()
     why = driver.scheduler.why(only_job(driver).id, driver.now)
     assert sorted(who for who, _, _ in why.blockers) == ["kube-system/proxy", "nameless"]
@@ -69,13 +69,13 @@ def test_what_others_use_is_in_the_way_by_its_name() -> None:
 def test_a_member_that_grew_in_place_is_in_the_way_by_its_name() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("w", "grows", 1), named(0))
+    driver.feed(WorkloadSet("w", "grows", 1), named(0))
     driver.settle()
-    driver.feed(Observed("uid-0", Phase.RUNNING, driver.now, "node0", amounts=(("cpu", 700),)))
-    driver.feed(WorkSet("x", "waits", 1), MemberSet("x", "x-0", 0, (("cpu", 500),)))
+    driver.feed(MemberStatus("uid-0", Phase.RUNNING, driver.now, "node0", usage=(("cpu", 700),)))
+    driver.feed(WorkloadSet("x", "waits", 1), MemberSet("x", "x-0", 0, (("cpu", 500),)))
     driver.settle()
-    core = driver.scheduler.core
-    why = driver.scheduler.why(core.job_of_work["x"], driver.now)
+    state = driver.scheduler.state
+    why = driver.scheduler.why(state.job_of_workload["x"], driver.now)
     assert "more: web-0" in [who for who, _, _ in why.blockers]
 
 
@@ -83,12 +83,12 @@ def test_a_member_that_makes_the_next_job_keeps_its_name() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
     made_again = replace(named(0), recreated=True)
-    driver.feed(WorkSet("w", "again", 1, requeue=Requeue.ALWAYS), made_again)
+    driver.feed(WorkloadSet("w", "again", 1, requeue=Requeue.ALWAYS), made_again)
     driver.settle()
     first = only_job(driver)
     driver.feed(replace(named(1, cpu=900), recreated=True))  # It finds no room, and is there afterwards.
     driver.settle()
-    driver.feed(Observed("uid-0", Phase.ENDED, driver.now, "node0", 1 << 8))
+    driver.feed(MemberStatus("uid-0", Phase.ENDED, driver.now, "node0", 1 << 8))
     driver.settle()
     following = only_job(driver)
     assert following.id != first.id

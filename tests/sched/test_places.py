@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.backends.sim.backend import Fate, SimWorld
+from penstock.backends.sim.backend import Fate, SimBackend
 from penstock.model.job import JobState
-from penstock.protocol.facts import Capacity, HoldSet, MemberGone, NodeGone, WorkSet
+from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberGone, NodeGone, WorkloadSet
 from penstock.sched.job import MemberPhase
 from penstock.sched.scheduler import Scheduler
 from penstock.store.memory import MemoryStore, MemoryTables
@@ -19,28 +19,28 @@ from tests.sched.workloads import endless, member, only_job, pods
 GPU = Capacity("example.com/gpu", 1, divisible=True)
 
 
-def in_zone(world: SimWorld, node: str, zone: str) -> None:
-    world.nodes[node] = replace(world.nodes[node], levels=(("zone", zone),) if zone else ())
+def in_zone(backend: SimBackend, node: str, zone: str) -> None:
+    backend.nodes[node] = replace(backend.nodes[node], topology_levels=(("zone", zone),) if zone else ())
 
 
 def zones_of(scheduler: Scheduler) -> dict[str, str]:
     """The zones that the graph has for nodes; "": none."""
     found = {}
-    for name, known in scheduler.core.cluster.nodes.items():
+    for name, known in scheduler.state.cluster.nodes.items():
         above = known.vertex.parent()
         assert above is not None
         found[name] = above.name if above.type == "zone" else ""
     return found
 
 
-def running_life(world: SimWorld, *, cpu: int = 400, **work: object) -> Lives:
+def running_life(backend: SimBackend, *, cpu: int = 400, **workload: object) -> Lives:
     """A group of two that runs."""
-    world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
+    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
     tables = MemoryTables()
-    lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
-    world.works["w"] = WorkSet("w", "gang", 2, **work)  # type: ignore[arg-type]
-    world.members.update({f"w-{number}": member("w", number, cpu=cpu) for number in range(2)})
-    lives.feed(world.works["w"], *world.members.values())
+    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    backend.workloads["w"] = WorkloadSet("w", "gang", 2, **workload)  # type: ignore[arg-type]
+    backend.members.update({f"w-{number}": member("w", number, cpu=cpu) for number in range(2)})
+    lives.feed(backend.workloads["w"], *backend.members.values())
     lives.run_until(10)
     return lives
 
@@ -54,18 +54,18 @@ def scheduler_of(lives: Lives) -> Scheduler:
 @pytest.mark.parametrize("before", ["", "a"])
 @pytest.mark.parametrize("after", ["", "b"])
 def test_members_run_on_when_their_nodes_lie_elsewhere_after_a_restart(before: str, after: str) -> None:
-    world = pods(nodes=2)
-    for node in world.nodes:
-        in_zone(world, node, before)
-    lives = running_life(world, distinct_nodes=True)
-    for node in world.nodes:
-        in_zone(world, node, after)
+    backend = pods(nodes=2)
+    for node in backend.nodes:
+        in_zone(backend, node, before)
+    lives = running_life(backend, distinct_nodes=True)
+    for node in backend.nodes:
+        in_zone(backend, node, after)
     lives.begin()
     scheduler = scheduler_of(lives)
-    (job,) = scheduler.core.jobs.values()
+    (job,) = scheduler.state.jobs.values()
     assert [one.phase for one in job.members.values()] == [MemberPhase.RUNNING] * 2
-    assert scheduler.core.cluster.seats(job.id) == {one.slot: one.node for one in job.members.values()}
-    assert not scheduler.core.cluster.holds()
+    assert scheduler.state.cluster.assignments(job.id) == {one.slot: one.node for one in job.members.values()}
+    assert not scheduler.state.cluster.holds()
     assert zones_of(scheduler) == {"node0": after, "node1": after}
 
 
@@ -73,18 +73,18 @@ def test_a_node_whose_labels_come_late_moves_when_no_job_has_it() -> None:
     """Others are on it from the first moment on: its own daemons."""
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
-    driver.feed(HoldSet("daemon", "node0", (("cpu", 100),), standing=True))
-    driver.feed(WorkSet("w", "one", 1), member("w", 0))
+    driver.feed(ExternalUsageSet("daemon", "node0", (("cpu", 100),), standing=True))
+    driver.feed(WorkloadSet("w", "one", 1), member("w", 0))
     driver.settle()
-    in_zone(driver.world, "node0", "a")
-    driver.feed(driver.world.nodes["node0"])
+    in_zone(driver.backend, "node0", "a")
+    driver.feed(driver.backend.nodes["node0"])
     assert zones_of(driver.scheduler) == {"node0": ""}
     driver.feed(MemberGone("w-0"))
     driver.feed()
     assert zones_of(driver.scheduler) == {"node0": "a"}
-    driver.feed(WorkSet("z", "zoned", 1, within="zone"), member("z", 0, cpu=901))
+    driver.feed(WorkloadSet("z", "zoned", 1, within="zone"), member("z", 0, cpu=901))
     driver.settle()
-    waiting = driver.scheduler.core.jobs[driver.scheduler.core.job_of_work["z"]]
+    waiting = driver.scheduler.state.jobs[driver.scheduler.state.job_of_workload["z"]]
     assert waiting.state is JobState.SCHED, "what its daemons use is not forgotten on the way"
     driver.feed(member("z", 0, cpu=900))
     driver.settle()
@@ -94,26 +94,26 @@ def test_a_node_whose_labels_come_late_moves_when_no_job_has_it() -> None:
 def test_a_group_inside_a_level_that_no_node_has_is_told_so_and_waits_for_one() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("w", "zoned", 1, within="zone"), member("w", 0))
+    driver.feed(WorkloadSet("w", "zoned", 1, within="zone"), member("w", 0))
     driver.settle()
     job = only_job(driver)
     assert job.state is JobState.SCHED
-    assert job.is_parked == "asks to lie inside one zone, and no node lies in any"
-    in_zone(driver.world, "node0", "a")
-    driver.feed(driver.world.nodes["node0"])
+    assert job.unsatisfiable_reason == "asks to lie inside one zone, and no node lies in any"
+    in_zone(driver.backend, "node0", "a")
+    driver.feed(driver.backend.nodes["node0"])
     driver.settle()
     assert job.state is JobState.RUN
 
 
 def test_a_group_inside_a_level_waits_when_the_last_node_that_lay_in_one_is_gone() -> None:
-    world = pods(nodes=2)
-    in_zone(world, "node0", "a")
-    driver = Driver(world, settings_of("easy"))
+    backend = pods(nodes=2)
+    in_zone(backend, "node0", "a")
+    driver = Driver(backend, settings_of("easy"))
     endless(driver)
-    driver.feed(HoldSet("other", "node0", (("cpu", 1000),)))
-    driver.feed(WorkSet("w", "zoned", 1, within="zone"), member("w", 0))
+    driver.feed(ExternalUsageSet("other", "node0", (("cpu", 1000),)))
+    driver.feed(WorkloadSet("w", "zoned", 1, within="zone"), member("w", 0))
     driver.settle()
-    del world.nodes["node0"]
+    del backend.nodes["node0"]
     driver.feed(NodeGone("node0"))
     driver.settle()
     assert only_job(driver).state is JobState.SCHED
@@ -122,91 +122,93 @@ def test_a_group_inside_a_level_waits_when_the_last_node_that_lay_in_one_is_gone
 def test_a_group_that_is_too_large_to_be_planned_is_told_so() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     members = [member("w", number, cpu=0) for number in range(70_000)]
-    driver.feed(WorkSet("w", "huge", len(members)), *members)
-    assert "asks for what cannot be" in only_job(driver).is_parked
+    driver.feed(WorkloadSet("w", "huge", len(members)), *members)
+    assert "asks for what cannot be" in only_job(driver).unsatisfiable_reason
 
 
 def test_what_was_given_of_a_kind_that_is_away_at_a_restart_is_not_free_when_it_is_back() -> None:
-    world = pods(nodes=1)
-    plain = world.nodes["node0"]
-    full = world.nodes["node0"] = replace(plain, capacity=(*plain.capacity, GPU))
-    world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
+    backend = pods(nodes=1)
+    plain = backend.nodes["node0"]
+    full = backend.nodes["node0"] = replace(plain, capacity=(*plain.capacity, GPU))
+    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
     tables = MemoryTables()
-    lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
-    asking = replace(member("w", 0), amounts=(("cpu", 400), (GPU.kind, 1)))
-    world.works["w"], world.members["w-0"] = WorkSet("w", "one", 1), asking
-    lives.feed(world.works["w"], asking)
+    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    asking = replace(member("w", 0), requests=(("cpu", 400), (GPU.resource, 1)))
+    backend.workloads["w"], backend.members["w-0"] = WorkloadSet("w", "one", 1), asking
+    lives.feed(backend.workloads["w"], asking)
     lives.run_until(10)
-    world.nodes["node0"] = plain
+    backend.nodes["node0"] = plain
     lives.begin()
-    world.nodes["node0"] = full
-    world.works["v"] = WorkSet("v", "other", 1)
-    world.members["v-0"] = replace(asking, work="v", member="v-0")
-    lives.feed(full, world.works["v"], world.members["v-0"])
+    backend.nodes["node0"] = full
+    backend.workloads["v"] = WorkloadSet("v", "other", 1)
+    backend.members["v-0"] = replace(asking, workload="v", member="v-0")
+    lives.feed(full, backend.workloads["v"], backend.members["v-0"])
     lives.run_until(20)
-    core = scheduler_of(lives).core
-    states = {job.work: job.state for job in core.jobs.values()}
+    state = scheduler_of(lives).state
+    states = {job.workload: job.state for job in state.jobs.values()}
     assert states == {"w": JobState.RUN, "v": JobState.SCHED}
 
 
 @pytest.mark.parametrize("rule", ["distinct_nodes", "within"])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_work_whose_members_have_all_ended_keeps_its_rules(rule: str, restarts: bool) -> None:
-    world = pods(nodes=2)
-    in_zone(world, "node0", "a")
-    in_zone(world, "node1", "b")
+    backend = pods(nodes=2)
+    in_zone(backend, "node0", "a")
+    in_zone(backend, "node1", "b")
     is_distinct = rule == "distinct_nodes"
-    lives = running_life(world, cpu=500 if is_distinct else 300, **{rule: is_distinct or "zone"})
+    lives = running_life(backend, cpu=500 if is_distinct else 300, **{rule: is_distinct or "zone"})
     for key in ("w-0", "w-1"):
-        del world.members[key]
-        world.runs.pop(key, None)
+        del backend.members[key]
+        backend.runs.pop(key, None)
     lives.feed(MemberGone("w-0"), MemberGone("w-1"))
     if restarts:
         lives.begin()
     cpu = 400 if is_distinct else 600
     newcomers = [member("w", number, cpu=cpu) for number in (2, 3)]
-    world.members.update({one.member: one for one in newcomers})
+    backend.members.update({one.member: one for one in newcomers})
     lives.feed(*newcomers)
     lives.run_until(20)
-    (job,) = scheduler_of(lives).core.jobs.values()
-    places = [one.node for one in job.members.values() if one.phase is not MemberPhase.ENDED]
+    (job,) = scheduler_of(lives).state.jobs.values()
+    paths = [one.node for one in job.members.values() if one.phase is not MemberPhase.ENDED]
     if is_distinct:
-        assert sorted(places) == ["node0", "node1"]
+        assert sorted(paths) == ["node0", "node1"]
     else:
-        assert sorted(places) == ["", "node0"], "the other zone has room, and is another zone"
+        assert sorted(paths) == ["", "node0"], "the other zone has room, and is another zone"
 
 
-@pytest.mark.parametrize("work", ["the same", "another"])
-def test_a_late_member_that_is_set_aside_for_a_while_is_placed_when_it_is_back(work: str) -> None:
+@pytest.mark.parametrize("workload", ["the same", "another"])
+def test_a_late_member_that_is_set_aside_for_a_while_is_placed_when_it_is_back(workload: str) -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("w", "grow", 1), member("w", 0, cpu=600))
+    driver.feed(WorkloadSet("w", "grow", 1), member("w", 0, cpu=600))
     driver.settle()
     driver.feed(member("w", 1, cpu=600))
     driver.settle()
     driver.feed(MemberGone("w-1"))
     driver.settle()
-    name = "w" if work == "the same" else "v"
-    driver.feed(WorkSet(name, "grow", 1), replace(member("w", 1, cpu=300), work=name))
+    name = "w" if workload == "the same" else "v"
+    driver.feed(WorkloadSet(name, "grow", 1), replace(member("w", 1, cpu=300), workload=name))
     driver.settle()
-    core = driver.scheduler.core
-    job = core.jobs[core.job_of_work[name]]
+    state = driver.scheduler.state
+    job = state.jobs[state.job_of_workload[name]]
     assert job.members["w-1"].node == "node0"
-    assert core.job_of_member["w-1"] == job.id
+    assert state.job_of_member["w-1"] == job.id
     driver.feed(MemberGone("w-0"))
     driver.settle()
-    assert core.job_of_member["w-1"] == job.id
+    assert state.job_of_member["w-1"] == job.id
 
 
 def test_a_snapshot_leaves_nothing_of_what_is_not_in_it() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
-    driver.feed(WorkSet("idle", "idle", 1), WorkSet("w", "one", 1), member("w", 0))
+    driver.feed(WorkloadSet("idle", "idle", 1), WorkloadSet("w", "one", 1), member("w", 0))
     driver.settle()
-    driver.feed(HoldSet("w-0", "node0", (("cpu", 100),)), HoldSet("other", "node0", (("cpu", 100),)))
-    driver.world.works = {"w": WorkSet("w", "one", 1)}
-    driver.feed(driver.world.snapshot())
-    core = driver.scheduler.core
-    assert list(core.works) == ["w"]
-    assert core.cluster.holds() == []
+    driver.feed(
+        ExternalUsageSet("w-0", "node0", (("cpu", 100),)), ExternalUsageSet("other", "node0", (("cpu", 100),))
+    )
+    driver.backend.workloads = {"w": WorkloadSet("w", "one", 1)}
+    driver.feed(driver.backend.snapshot())
+    state = driver.scheduler.state
+    assert list(state.workloads) == ["w"]
+    assert state.cluster.holds() == []
     assert only_job(driver).members["w-0"].phase is MemberPhase.RUNNING

@@ -37,15 +37,15 @@ def starts_of(
     """The starts that a scheduler gives on one divisible pool, on a virtual clock."""
     runs: dict[int, float] = {}
     driver = driver or Driver(pool_of(units), settings_of(policy), runs_s=lambda job: runs[job], deep=False)
-    places: dict[int, int] = {}
+    paths: dict[int, int] = {}
     for place, job in enumerate(jobs):
         driver.run_until(job.arrives)
         if job.units > units:
             continue
         (number,) = driver.submit(submission(cores=job.units, duration_s=job.limit_s))
-        runs[number], places[number] = job.runs_s, place
+        runs[number], paths[number] = job.runs_s, place
     driver.run()
-    return {places[number]: start for number, start in driver.starts.items()}
+    return {paths[number]: start for number, start in driver.starts.items()}
 
 
 @pytest.mark.parametrize("policy", DEPTHS)
@@ -69,9 +69,9 @@ def test_every_policy_drains_the_queue_and_commits_no_core_twice(
         runs[number] = job.runs_s
         numbers.append(number)
     driver.run()
-    assert not driver.scheduler.core.jobs
-    assert not driver.scheduler.core.cluster.engine.jobs
-    assert driver.world.wrongs == []
+    assert not driver.scheduler.state.jobs
+    assert not driver.scheduler.state.cluster.engine.jobs
+    assert driver.backend.wrongs == []
     assert sorted(driver.starts) == sorted(numbers)
 
 
@@ -88,8 +88,8 @@ def test_forecasts_are_exact_when_durations_are_and_nothing_arrives_later(
     policy: str, jobs: list[OracleJob], shape: str
 ) -> None:
     runs: dict[int, float] = {}
-    world = pool_of(8) if shape == "pool" else nodes_of(4, 2)
-    driver = Driver(world, settings_of(policy), runs_s=lambda job: runs[job])
+    backend = pool_of(8) if shape == "pool" else nodes_of(4, 2)
+    driver = Driver(backend, settings_of(policy), runs_s=lambda job: runs[job])
     numbers = []
     for job in jobs:
         asked = {"cores": min(job.units, 8)} if shape == "pool" else {"nodes": min(job.units, 4), "cores": 1}
@@ -100,9 +100,9 @@ def test_forecasts_are_exact_when_durations_are_and_nothing_arrives_later(
     told = {
         number: job.forecast.start_at
         for number in numbers
-        if (job := driver.scheduler.core.jobs[number]).state is JobState.SCHED and job.forecast is not None
+        if (job := driver.scheduler.state.jobs[number]).state is JobState.SCHED and job.forecast is not None
     }
-    waiting = [number for number in numbers if driver.scheduler.core.jobs[number].state is JobState.SCHED]
+    waiting = [number for number in numbers if driver.scheduler.state.jobs[number].state is JobState.SCHED]
     assert sorted(told) == waiting
     driver.run()
     assert {number: driver.starts[number] for number in told} == told
@@ -111,7 +111,7 @@ def test_forecasts_are_exact_when_durations_are_and_nothing_arrives_later(
 @given(jobs=workloads(), policy=st.sampled_from(sorted(DEPTHS)))
 def test_a_forecast_leaves_everything_booked_as_it_was(jobs: list[OracleJob], policy: str) -> None:
     driver = Driver(nodes_of(3, 2), settings_of(policy), deep=False)
-    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=1e6)
+    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e6)
     for job in jobs:
         driver.submit(submission(slots=min(job.units, 6), duration_s=job.limit_s))
     driver.settle()
@@ -123,7 +123,7 @@ def test_a_forecast_leaves_everything_booked_as_it_was(jobs: list[OracleJob], po
 
 def booked(driver: Driver) -> dict[str, object]:
     """All that is booked at every vertex."""
-    graph = driver.scheduler.core.cluster.engine.graph
+    graph = driver.scheduler.state.cluster.engine.graph
     told: dict[str, object] = {}
     for vertex in graph.vertices.values():
         state = vertex.state

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.backends.sim.backend import Fate, SimWorld, plain_nodes
-from penstock.protocol.facts import Capacity, HoldGone, HoldSet, MemberSet, WorkSet
+from penstock.backends.sim.backend import Fate, SimBackend, plain_nodes
+from penstock.protocol.facts import Capacity, ExternalUsageGone, ExternalUsageSet, MemberSet, WorkloadSet
 from penstock.store.memory import MemoryStore, MemoryTables
 from tests.instance.terms import Lives
 from tests.sched.driving import Driver, settings_of
@@ -14,42 +14,42 @@ CPU = Capacity("cpu", 8, divisible=True)
 def told(driver: Driver, *kinds: str) -> None:
     """Every node has these kinds, and no others."""
     capacity = (CPU, *(Capacity(kind, 1, divisible=True) for kind in kinds))
-    nodes = plain_nodes(len(driver.world.nodes), capacity)
-    driver.world.nodes = {node.node: node for node in nodes}
+    nodes = plain_nodes(len(driver.backend.nodes), capacity)
+    driver.backend.nodes = {node.node: node for node in nodes}
     driver.feed(*nodes)
 
 
 def kinds(driver: Driver) -> set[str]:
-    return set(driver.scheduler.core.cluster.engine.graph.types()) - {"cluster", "node"}
+    return set(driver.scheduler.state.cluster.engine.graph.types()) - {"cluster", "node"}
 
 
 def driver_of(nodes: int) -> Driver:
-    return Driver(SimWorld({node.node: node for node in plain_nodes(nodes, (CPU,))}))
+    return Driver(SimBackend({node.node: node for node in plain_nodes(nodes, (CPU,))}))
 
 
 def test_a_pool_that_a_node_has_no_more_leaves_nothing() -> None:
     driver = driver_of(2)
-    vertices = len(driver.scheduler.core.cluster.engine.graph)
+    vertices = len(driver.scheduler.state.cluster.engine.graph)
     for number in range(5):
         told(driver, f"port/{number}")
         assert kinds(driver) == {"cpu", f"port/{number}"}
     told(driver)
-    assert len(driver.scheduler.core.cluster.engine.graph) == vertices
+    assert len(driver.scheduler.state.cluster.engine.graph) == vertices
 
 
 def test_a_pool_that_is_booked_goes_with_the_change_after_its_end() -> None:
     driver = driver_of(1)
-    driver.world.fate_of = lambda _place, _seat: Fate(runs_s=10.0)
+    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=10.0)
     told(driver, "port/80")
     amounts = (("cpu", 1), ("port/80", 1))
-    driver.feed(WorkSet("w", "w", 1), MemberSet("w", "w-0", 0, amounts))
+    driver.feed(WorkloadSet("w", "w", 1), MemberSet("w", "w-0", 0, amounts))
     driver.settle()
     told(driver)
     assert kinds(driver) == {"cpu", "port/80"}
-    driver.feed(WorkSet("v", "v", 1), MemberSet("v", "v-0", 0, (("port/80", 1),)))
+    driver.feed(WorkloadSet("v", "v", 1), MemberSet("v", "v-0", 0, (("port/80", 1),)))
     driver.settle()
     told(driver, "port/80")
-    assert len(driver.scheduler.core.cluster.engine.jobs) == 1, "it is the same pool, and it is taken"
+    assert len(driver.scheduler.state.cluster.engine.jobs) == 1, "it is the same pool, and it is taken"
     told(driver)
     driver.run_until(driver.now + 60.0)
     told(driver, "port/81")
@@ -59,36 +59,39 @@ def test_a_pool_that_is_booked_goes_with_the_change_after_its_end() -> None:
 def test_what_others_use_of_a_pool_is_used_again_when_it_is_back() -> None:
     driver = driver_of(1)
     told(driver, "port/80")
-    driver.feed(HoldSet("other", "node0", (("cpu", 1), ("port/80", 1))))
+    driver.feed(ExternalUsageSet("other", "node0", (("cpu", 1), ("port/80", 1))))
     told(driver)
     assert kinds(driver) == {"cpu"}
     told(driver, "port/80")
-    driver.feed(WorkSet("w", "w", 1), MemberSet("w", "w-0", 0, (("port/80", 1),)))
+    driver.feed(WorkloadSet("w", "w", 1), MemberSet("w", "w-0", 0, (("port/80", 1),)))
     driver.settle()
-    assert not driver.scheduler.core.cluster.engine.jobs
-    driver.feed(HoldGone("other"))
+    assert not driver.scheduler.state.cluster.engine.jobs
+    driver.feed(ExternalUsageGone("other"))
     driver.settle()
-    assert len(driver.scheduler.core.cluster.engine.jobs) == 1
+    assert len(driver.scheduler.state.cluster.engine.jobs) == 1
 
 
 def test_a_pool_that_was_away_at_a_restart_is_still_used_when_it_is_back() -> None:
     """What the member has of it could not be booked again: it counts as use by others."""
     tables = MemoryTables()
     port = Capacity("port/80", 1, divisible=True)
-    world = SimWorld({node.node: node for node in plain_nodes(1, (CPU, port))})
-    world.fate_of = lambda _place, _seat: Fate(runs_s=1e9)
-    lives = Lives(world, settings_of("easy"), lambda: MemoryStore(tables))
+    backend = SimBackend({node.node: node for node in plain_nodes(1, (CPU, port))})
+    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
     amounts = (("cpu", 1), ("port/80", 1))
-    world.works["w"], world.members["w-0"] = WorkSet("w", "w", 1), MemberSet("w", "w-0", 0, amounts)
-    lives.feed(world.works["w"], world.members["w-0"])
+    backend.workloads["w"], backend.members["w-0"] = (
+        WorkloadSet("w", "w", 1),
+        MemberSet("w", "w-0", 0, amounts),
+    )
+    lives.feed(backend.workloads["w"], backend.members["w-0"])
     lives.run_until(10)
-    with_port = dict(world.nodes)
-    world.nodes = {node.node: node for node in plain_nodes(1, (CPU,))}
+    with_port = dict(backend.nodes)
+    backend.nodes = {node.node: node for node in plain_nodes(1, (CPU,))}
     lives.begin()
-    world.nodes = with_port
-    observed = [one for one in world.snapshot().observations if one.member == "w-0"]
+    backend.nodes = with_port
+    observed = [one for one in backend.snapshot().statuses if one.member == "w-0"]
     lives.feed(*with_port.values(), *observed)
-    lives.feed(WorkSet("v", "v", 1), MemberSet("v", "v-0", 0, amounts))
+    lives.feed(WorkloadSet("v", "v", 1), MemberSet("v", "v-0", 0, amounts))
     lives.run_until(20)
     assert lives.turns.scheduler is not None
-    assert len(lives.turns.scheduler.core.cluster.engine.jobs) == 1
+    assert len(lives.turns.scheduler.state.cluster.engine.jobs) == 1

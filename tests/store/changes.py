@@ -11,8 +11,8 @@ from penstock.sched.records import (
     AllocationNew,
     Change,
     DrainSet,
-    GivenUpSet,
     IdHighest,
+    InadmissibleSet,
     IntentDone,
     IntentNew,
     JobLive,
@@ -60,7 +60,7 @@ EVERYTHING: tuple[Change, ...] = (
     NodeNew("n0", 0),
     DrainSet("n1", "fan", "ada", 5.0),
     QueueSet("batch", True, False, "", "night"),
-    GivenUpSet("ns/job/a\\b", ("m\t1", "m2"), "CANCELED: by 'ada'"),
+    InadmissibleSet("ns/job/a\\b", ("m\t1", "m2"), "CANCELED: by 'ada'"),
     IdHighest(3, 8, 1),
 )
 
@@ -97,9 +97,9 @@ def whole_life(job: int) -> list[Change]:
 
 
 @asynccontextmanager
-async def opened(*makers: Callable[[], Store]) -> AsyncIterator[list[Store]]:
+async def opened(*controllers: Callable[[], Store]) -> AsyncIterator[list[Store]]:
     """Open stores, closed afterwards."""
-    stores = [make() for make in makers]
+    stores = [make() for make in controllers]
     try:
         for store in stores:
             await store.open()

@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from penstock.paths import Places
+from penstock.paths import InstancePaths
 from penstock.store.embedded import EmbeddedPostgres
 
 __all__ = ["Server", "fresh_database", "kill_server", "own_places", "started_server", "wait_until"]
@@ -26,18 +26,18 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    places: Places
+    paths: InstancePaths
     embedded: EmbeddedPostgres
     url: str
 
 
 @contextmanager
-def own_places() -> Iterator[Places]:
+def own_places() -> Iterator[InstancePaths]:
     """Places of an instance of its own, removed afterwards. pytest's directories are closed for `nobody`."""
     above = Path(tempfile.mkdtemp(prefix="penstock-"))
     above.chmod(0o711)
     try:
-        yield Places(above / "state", above / "run")
+        yield InstancePaths(above / "state", above / "run")
     finally:
         shutil.rmtree(above, ignore_errors=True)
 
@@ -45,10 +45,10 @@ def own_places() -> Iterator[Places]:
 @contextmanager
 def started_server() -> Iterator[Server]:
     """A server of its own, ended and removed afterwards."""
-    with own_places() as places:
-        embedded = EmbeddedPostgres(places)
+    with own_places() as paths:
+        embedded = EmbeddedPostgres(paths)
         try:
-            yield Server(places, embedded, embedded.start())
+            yield Server(paths, embedded, embedded.start())
         finally:
             _drop(embedded)
 

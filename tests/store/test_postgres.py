@@ -207,7 +207,7 @@ def test_opening_waits_for_a_database_that_comes_later(mortal: Server) -> None:
 
 def test_our_own_server_is_started_again_when_it_was_killed(mortal: Server) -> None:
     async def work() -> None:
-        opened = await open_store(None, mortal.places)
+        opened = await open_store(None, mortal.paths)
         assert opened.embedded is not None
         epoch, _ = await opened.store.take_over(1.0)
         await asyncio.to_thread(kill_server, mortal)

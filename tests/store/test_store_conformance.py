@@ -29,7 +29,7 @@ from penstock.sched.records import (
     Recorded,
     SlotsFreed,
 )
-from penstock.store.audit_rows import PlacedJob, PlacedMember
+from penstock.store.audit_rows import AuditJob, AuditMember
 from penstock.store.port import Fenced, JobFilter, Retention, Store
 from penstock.store.transactions import KEYS_KEPT_S, TRANSACTIONS
 
@@ -82,7 +82,7 @@ def test_every_kind_of_change_comes_back_as_it_was_recorded(instance: Instances)
         assert found.nodes == (NodeNew("n0", 0), NodeNew("n1", 1))
         assert found.drains == EVERYTHING[14:15]
         assert found.queues == EVERYTHING[15:16]
-        assert found.given_up == EVERYTHING[16:17]
+        assert found.inadmissible == EVERYTHING[16:17]
         assert found.highest == IdHighest(3, 8, 1)
         assert found.keys == {"k1": (1, 2)}
 
@@ -379,29 +379,42 @@ def test_a_filter_finds_what_it_names_newest_first(instance: Instances) -> None:
 
 
 def test_who_has_a_place_is_told_of_active_jobs_alone(instance: Instances) -> None:
-    def seat(key: str, phase: str, node: str = "") -> dict[str, object]:
+    def assignment(key: str, phase: str, node: str = "") -> dict[str, object]:
         return {"key": key, "index": 0, "phase": phase, "node": node, "slot": 0, "grants": []}
 
     async def work() -> None:
         async with opened(instance) as (store,):
             epoch, _ = await store.take_over(0.0)
             await store.record(epoch, [new(job) for job in range(1, 7)])
-            half = [seat("a", "running", "n0"), {**seat("b", "waiting"), "seen_at": 5.5}, seat("c", "ended")]
-            gone = replace(ended(5), detail={"members": [seat("h", "running", "n0")]})
+            half = [
+                assignment("a", "running", "n0"),
+                {**assignment("b", "waiting"), "seen_at": 5.5},
+                assignment("c", "ended"),
+            ]
+            gone = replace(ended(5), detail={"members": [assignment("h", "running", "n0")]})
             await store.record(
                 epoch,
                 [
-                    live(4, JobState.RUN, members=[seat("g", "lost", "n1")], exception={"type": "cancel"}),
-                    live(1, JobState.RUN, members=half, placed_at=3.0, incomplete_since=4.0, broken="why"),
-                    live(2, JobState.SCHED, members=[seat("d", "waiting"), seat("e", "waiting")]),
-                    live(3, JobState.CLEANUP, members=[seat("f", "ended", "n0")]),
+                    live(
+                        4, JobState.RUN, members=[assignment("g", "lost", "n1")], exception={"type": "cancel"}
+                    ),
+                    live(
+                        1,
+                        JobState.RUN,
+                        members=half,
+                        placed_at=3.0,
+                        incomplete_since=4.0,
+                        incomplete_reason="why",
+                    ),
+                    live(2, JobState.SCHED, members=[assignment("d", "waiting"), assignment("e", "waiting")]),
+                    live(3, JobState.CLEANUP, members=[assignment("f", "ended", "n0")]),
                     gone,
                 ],
             )
-            members = (PlacedMember("a", "n0", "running", 0.0), PlacedMember("b", "", "waiting", 5.5))
+            members = (AuditMember("a", "n0", "running", 0.0), AuditMember("b", "", "waiting", 5.5))
             assert await store.placed() == [
-                PlacedJob(1, members, 3.0, 4.0, "why", ending=False),
-                PlacedJob(4, (PlacedMember("g", "n1", "lost", 0.0),), None, None, "", ending=True),
+                AuditJob(1, members, 3.0, 4.0, "why", ending=False),
+                AuditJob(4, (AuditMember("g", "n1", "lost", 0.0),), None, None, "", ending=True),
             ]
 
     run(work())

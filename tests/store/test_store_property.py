@@ -20,9 +20,9 @@ from penstock.sched.records import (
     Change,
     DrainGone,
     DrainSet,
-    GivenUpGone,
-    GivenUpSet,
     IdHighest,
+    InadmissibleGone,
+    InadmissibleSet,
     IntentDone,
     IntentNew,
     JobLive,
@@ -68,8 +68,8 @@ _changes = st.one_of(
     st.builds(DrainSet, _words, _words, _words, _times),
     st.builds(DrainGone, _words),
     st.builds(QueueSet, _words, st.booleans(), st.booleans(), _words, _words),
-    st.builds(GivenUpSet, _words, st.lists(_words, max_size=2).map(tuple), _words),
-    st.builds(GivenUpGone, _words),
+    st.builds(InadmissibleSet, _words, st.lists(_words, max_size=2).map(tuple), _words),
+    st.builds(InadmissibleGone, _words),
     st.builds(IdHighest, _few, _few, _few),
 )
 _START: list[Change] = [JobNew(1, "", "", 0.0, {}), JobNew(2, "", "", 0.0, {"depends_on": [1]}, key="k")]
@@ -100,7 +100,7 @@ def url(server: Server) -> str:
 
 _EMPTY = (
     "ALTER TABLE job_events DISABLE TRIGGER USER",
-    "TRUNCATE jobs, job_events, allocations, freed_slots, intents, nodes, drains, queues, given_up, "
+    "TRUNCATE jobs, job_events, allocations, freed_slots, intents, nodes, drains, queues, inadmissible, "
     "submissions",
     "ALTER TABLE job_events ENABLE TRIGGER USER",
     "UPDATE instance SET began_at = NULL, highest_job = 0, highest_intent = 0, highest_rank = -1",

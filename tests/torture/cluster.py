@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 import psycopg
 
 from penstock.agent.processes import TOKEN_VARIABLE, hold
-from penstock.agent.task_dirs import Home, TaskDir
-from penstock.cli.client import Client, NoInstance, Refused, StreamBroken
-from penstock.paths import places_of
+from penstock.agent.task_dirs import TaskDir, TaskDirs
+from penstock.cli.client import ApiClient, NoInstance, RequestRefused, StreamBroken
+from penstock.paths import paths_of
 from penstock.store.embedded import EmbeddedPostgres
 
 __all__ = ["DEADLINE_S", "Broken", "Cluster", "cluster", "until"]
@@ -66,9 +66,9 @@ class Cluster:
         for path in (self.points, self.ledger, self.ledger / "locks"):
             path.mkdir()
         self._environment = {**os.environ, "PENSTOCK_RUNTIME": str(self.base / "r")}
-        self.places = places_of(str(self.base / "s"), self._environment)
+        self.paths = paths_of(str(self.base / "s"), self._environment)
         self.database = database
-        self.client = Client(self.places)
+        self.client = ApiClient(self.paths)
         self.kills = 0
         (self.base / "config.toml").write_text(config)
         self._process: subprocess.Popen[bytes] | None = None
@@ -83,7 +83,7 @@ class Cluster:
     def launch(self, *extra: str) -> subprocess.Popen[bytes]:
         """A process of an instance, whatever becomes of it."""
         command = [sys.executable, "-m", "penstock.cli", "start", "--foreground"]
-        command += ["--state", str(self.places.state), "--config", str(self.base / "config.toml")]
+        command += ["--state", str(self.paths.state), "--config", str(self.base / "config.toml")]
         command += ["--nodes", str(self.nodes), "--cores", str(self.cores), *extra]
         if self.database:
             command += ["--database", self.database]
@@ -119,7 +119,7 @@ class Cluster:
     def wait_ready(self, within_s: float = DEADLINE_S) -> Doc:
         def ready() -> Doc | None:
             self.revive()
-            with suppress(NoInstance, StreamBroken, Refused):
+            with suppress(NoInstance, StreamBroken, RequestRefused):
                 found = self.client.get("/v1/status")
                 return found if found["instance"]["ready"] else None
             return None
@@ -135,7 +135,7 @@ class Cluster:
                 return self.client.post(path, body) if method == "POST" else self.client.get(path, **query)
             except (NoInstance, StreamBroken):
                 return None
-            except Refused as refused:
+            except RequestRefused as refused:
                 if refused.status != 503:
                     raise
                 return None
@@ -171,7 +171,7 @@ class Cluster:
 
     def agent_pid(self, node: str) -> int | None:
         """Of the agent that lives."""
-        home = self.places.agent(node)
+        home = self.paths.agent(node)
         with suppress(OSError, ValueError):
             pid = int((home / "agent.lock").read_text())
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -193,7 +193,7 @@ class Cluster:
         """Tasks with a supervisor that has begun and has not said that it is over."""
         found = []
         for node in range(self.nodes):
-            for task in Home(self.places.agent(f"node{node}")).tasks():
+            for task in TaskDirs(self.paths.agent(f"node{node}")).tasks():
                 with suppress(OSError):
                     if task.started() is not None and task.exited() is None:
                         found.append(task)
@@ -219,7 +219,7 @@ class Cluster:
 
     @property
     def embedded(self) -> EmbeddedPostgres:
-        return EmbeddedPostgres(self.places)
+        return EmbeddedPostgres(self.paths)
 
     def kill_database(self) -> bool:
         pid = self.embedded.pid()
@@ -236,7 +236,7 @@ class Cluster:
     @contextmanager
     def no_agent(self, node: str) -> Iterator[None]:
         """Whoever wants to be this node's agent finds a damaged file and leaves."""
-        epoch = self.places.agent(node) / "epoch"
+        epoch = self.paths.agent(node) / "epoch"
         kept = epoch.read_bytes()
         epoch.write_bytes(b"damaged\n")
         try:

@@ -140,9 +140,7 @@ def _judge_resources(cluster: Cluster) -> None:
 
     def remembered() -> list[str]:
         return [
-            str(path)
-            for kind in ("tasks", "gone")
-            for path in cluster.places.state.glob(f"agents/*/{kind}/*")
+            str(path) for kind in ("tasks", "gone") for path in cluster.paths.state.glob(f"agents/*/{kind}/*")
         ]
 
     until(lambda: not remembered(), lambda: f"agents have forgotten what is over: {remembered()}", 10.0)

@@ -8,8 +8,8 @@ import typing
 
 import pytest
 
-from penstock.agent.task_dirs import Home
-from penstock.cli.client import NoInstance, Refused, StreamBroken
+from penstock.agent.task_dirs import TaskDirs
+from penstock.cli.client import NoInstance, RequestRefused, StreamBroken
 from tests.store.servers import fresh_database, started_server
 from tests.torture.cluster import Cluster, cluster, until
 from tests.torture.judge import judge, wait_over
@@ -100,7 +100,7 @@ def test_a_job_whose_agent_stays_away_fails_or_runs_again_by_its_policy(
             until(lambda: pids(one, job) != before, "it runs again, elsewhere", 20.0)
             assert node_of(one, job) != node
         # By now nothing of the first attempt may be alive: who was given up is ended first.
-        assert Home(one.places.agent(node)).tasks()
+        assert TaskDirs(one.paths.agent(node)).tasks()
         assert not {task for task in one.running_tasks() if f"/{node}/" in task.path}
     wait_over(one, workload)
     judge(one, workload)
@@ -113,7 +113,7 @@ def test_a_job_whose_agent_stays_away_fails_or_runs_again_by_its_policy(
 @pytest.fixture(scope="module")
 def patient() -> typing.Iterator[Cluster]:
     """One that waits two seconds for an agent."""
-    with cluster(nodes=2, config='grace = "1s"\nlost = "2s"\n') as one:
+    with cluster(nodes=2, config='grace = "1s"\nlost_timeout = "2s"\n') as one:
         yield one
 
 
@@ -132,7 +132,7 @@ def test_while_the_database_is_away_a_submission_is_refused_or_kept(hall: Hall) 
             try:
                 numbers.append(one.client.post("/v1/jobs", body)["jobs"][0]["id"])
                 kept += 1
-            except Refused as answer:
+            except RequestRefused as answer:
                 if answer.status != 503:
                     raise
                 refused += 1

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.cli.client import Refused
+from penstock.cli.client import RequestRefused
 from penstock.model.jobid import parse_jobid
 from tests.torture.cluster import Cluster
 
@@ -130,7 +130,7 @@ def submit_dependents(
     for wait in dependents_of(cluster, chance, jobs):
         try:
             given += submit(cluster, workload, [wait])
-        except Refused as refused:
+        except RequestRefused as refused:
             if refused.kind != "DependencyRefused" or "not found" in str(refused):
                 raise
     return given
@@ -140,7 +140,7 @@ def cancel(cluster: Cluster, *jobs: Given) -> None:
     """Cancels what is not over yet."""
     try:
         cluster.ask("POST", "/v1/jobs/cancel", {"ids": [job.id for job in jobs], "note": "torture"})
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.status not in (404, 409):
             raise
 
@@ -154,7 +154,7 @@ def base_of(cluster: Cluster, chance: random.Random, count: int = 8) -> list[Ask
     def again() -> str:
         return chance.choice(("never", "node-failure", "always"))
 
-    makers: tuple[Callable[[], Asked], ...] = (
+    controllers: tuple[Callable[[], Asked], ...] = (
         lambda: asked(cluster, short(), requeue=again()),
         lambda: asked(cluster, short(), requeue=again()),
         lambda: asked(cluster, short(), ntasks=chance.randint(2, 4), requeue=again()),
@@ -164,9 +164,9 @@ def base_of(cluster: Cluster, chance: random.Random, count: int = 8) -> list[Ask
         lambda: asked(cluster, short(), code=3, requeue=again()),
         lambda: asked(cluster, 30, limit_s=1, requeue=again(), results=("TIMEOUT",)),
     )
-    first = [maker() for maker in makers[:count]]
+    first = [controller() for controller in controllers[:count]]
     chance.shuffle(first)
-    return first + [chance.choice(makers[:6])() for _ in range(max(0, count - len(makers)))]
+    return first + [chance.choice(controllers[:6])() for _ in range(max(0, count - len(controllers)))]
 
 
 def dependents_of(cluster: Cluster, chance: random.Random, jobs: list[Given]) -> list[Asked]:

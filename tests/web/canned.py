@@ -70,7 +70,7 @@ def job(number: int, name: str, state: str, **changes: Any) -> Doc:
         "reason": "",
         "reason_kind": "",
         "jobs_ahead": None,
-        "broken": "",
+        "incomplete_reason": "",
     }
     return {**made, **changes}
 
@@ -193,7 +193,7 @@ class Canned:
             raise self.error
         return {
             "instance": {"id": "i", "pid": self.pid or 4242, "version": "0.2.0", "state": "/var/lib/penstock",
-                         "started_at": NOW - 7200, "epoch": 3, "ready": True, "world": "local"},
+                         "started_at": NOW - 7200, "epoch": 3, "ready": True, "backend": "local"},
             "agents": [{"node": "node0", "rank": 0, "pid": 101, "state": "up", "tasks": 2},
                        {"node": "node1", "rank": 1, "pid": 102, "state": "away", "tasks": 2}],
             "database": {"pid": 99, "embedded": True, "state": "up", "server_version": "16.4"},

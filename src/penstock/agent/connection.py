@@ -41,7 +41,7 @@ class Channel:
             yield wire.decode_command(line)
             await asyncio.sleep(0)  # a full buffer of commands must not keep others from their turn
 
-    def send(self, message: wire.Reply) -> bool:
+    def send(self, message: wire.AgentReply) -> bool:
         """False if the peer is gone or has been let go."""
         if self._writer.is_closing():
             return False

@@ -16,8 +16,8 @@ from typing import Final
 
 from penstock.agent.processes import descendants_of, hold, kill_bearers
 from penstock.agent.records import Accepted, Exited, Stage
-from penstock.agent.task_dirs import Home, TaskDir, stage_of
-from penstock.agent.wire import Report
+from penstock.agent.task_dirs import TaskDir, TaskDirs, stage_of
+from penstock.agent.wire import TaskReport
 from penstock.errors import Corrupt
 
 __all__ = ["end_all", "read_all"]
@@ -25,10 +25,10 @@ __all__ = ["end_all", "read_all"]
 _POLL_S: Final = 0.02
 
 
-def read_all(path: Path) -> list[Report]:
+def read_all(path: Path) -> list[TaskReport]:
     """The tasks in the directory of an agent, as their files tell. Changes nothing."""
     found = []
-    for task in Home(path).tasks():
+    for task in TaskDirs(path).tasks():
         with suppress(Corrupt, OSError):
             accepted = task.accepted()
             if accepted is not None:
@@ -36,21 +36,21 @@ def read_all(path: Path) -> list[Report]:
     return found
 
 
-def _report(task: TaskDir, accepted: Accepted) -> Report:
+def _report(task: TaskDir, accepted: Accepted) -> TaskReport:
     stage, started, exited = stage_of(task)
     member, uses = accepted.spec.member, accepted.spec.uses
     if exited is not None:
-        return Report(member, stage, exited.ended_at, exited.status, exited.cause or exited.failure, uses)
-    return Report(member, stage, started.at if started else accepted.at, uses=uses)
+        return TaskReport(member, stage, exited.ended_at, exited.status, exited.cause or exited.failure, uses)
+    return TaskReport(member, stage, started.at if started else accepted.at, uses=uses)
 
 
-def end_all(path: Path, cause: str, within_s: float) -> list[Report] | None:
+def end_all(path: Path, cause: str, within_s: float) -> list[TaskReport] | None:
     """Kills every task and writes its exit; reports those that have ended. None: an agent lives there.
 
     What could not be ended in time is not among the reports; call it again. A supervisor that has just been
     forked looks like an agent for an instant: None may be followed by an answer.
     """
-    home = Home(path)
+    home = TaskDirs(path)
     home.make()
     lock = home.lock_agent()
     if lock is None:

@@ -21,8 +21,8 @@ from penstock.agent import wire
 from penstock.agent.connection import Channel, serve_socket
 from penstock.agent.launch import Limits
 from penstock.agent.records import EndRequest, Stage
-from penstock.agent.task_dirs import Home
-from penstock.agent.tasks import Task, Tasks, log
+from penstock.agent.task_dirs import TaskDirs
+from penstock.agent.tasks import RunningTask, Tasks, log
 from penstock.agent.wire import Answered
 from penstock.errors import BadRequest, Conflict, PenstockError
 
@@ -49,7 +49,7 @@ class _Stale(Conflict):
 class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._home = Home(settings.home)
+        self._home = TaskDirs(settings.home)
         self._tasks = Tasks(self._home, settings.open_files, self._report)
         self._epoch = 0
         self._channel: Channel | None = None
@@ -87,15 +87,15 @@ class Agent:
             await asyncio.sleep(_POLL_S)
         return lock
 
-    def _send(self, message: wire.Reply) -> None:
+    def _send(self, message: wire.AgentReply) -> None:
         if self._channel is not None and not self._channel.send(message):
             self._channel = None
 
-    def _report(self, task: Task) -> None:
+    def _report(self, task: RunningTask) -> None:
         self._send(_report_of(task))
 
     def _answer(self, number: int, member: str, outcome: Answered, detail: str = "") -> None:
-        self._send(wire.Answer(number, member, outcome, detail))
+        self._send(wire.TaskAnswer(number, member, outcome, detail))
 
     async def _serve(self, channel: Channel) -> None:
         """One connection, from its first line to its last."""
@@ -111,9 +111,9 @@ class Agent:
                     self._see_epoch(command.epoch)
                     self._obey(command)
         except _Stale as error:
-            channel.send(wire.Refused(str(error), stale=True))
+            channel.send(wire.TaskRefused(str(error), stale=True))
         except (PenstockError, OSError) as error:
-            channel.send(wire.Refused(str(error)))
+            channel.send(wire.TaskRefused(str(error)))
         finally:
             if self._channel is channel:
                 self._channel = None
@@ -143,7 +143,7 @@ class Agent:
         match command:
             case wire.Start():
                 self._start(command)
-            case wire.End():
+            case wire.EndTask():
                 self._answer(command.id, command.member, *self._end(command))
             case wire.Forget():
                 self._answer(command.id, command.member, *self._forget(command.member))
@@ -189,7 +189,7 @@ class Agent:
             return f"{self._settings.node} has {len(self._tasks)} tasks, and may have no more"
         return "" if command.spec.command else "the command is empty"
 
-    def _end(self, command: wire.End) -> tuple[Answered, str]:
+    def _end(self, command: wire.EndTask) -> tuple[Answered, str]:
         task = self._tasks.get(command.member)
         try:
             if task is None:
@@ -237,15 +237,15 @@ class Agent:
         self._stop.set()
 
 
-def _report_of(task: Task) -> wire.Report:
+def _report_of(task: RunningTask) -> wire.TaskReport:
     uses = task.spec.uses
     if task.exited is not None:
         cause = task.exited.cause or task.exited.failure
-        return wire.Report(
+        return wire.TaskReport(
             task.spec.member, Stage.ENDED, task.exited.ended_at, task.exited.status, cause, uses
         )
     at = task.started.at if task.started and task.stage is Stage.RUNNING else task.accepted.at
-    return wire.Report(task.spec.member, task.stage, at, uses=uses)
+    return wire.TaskReport(task.spec.member, task.stage, at, uses=uses)
 
 
 def _explain(error: Exception, path: Path) -> str:

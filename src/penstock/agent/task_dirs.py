@@ -40,7 +40,7 @@ from penstock.errors import BadRequest, Conflict, Corrupt
 from penstock.failpoints import reach
 from penstock.paths import make_private
 
-__all__ = ["ENDS_MAX", "Home", "TaskDir", "stage_of", "try_lock"]
+__all__ = ["ENDS_MAX", "TaskDir", "TaskDirs", "stage_of", "try_lock"]
 
 ENDS_MAX: Final = 1000  # signals to one task
 
@@ -115,7 +115,7 @@ class TaskDir:
         return True
 
 
-class Home:
+class TaskDirs:
     """The files of one agent."""
 
     def __init__(self, path: Path) -> None:

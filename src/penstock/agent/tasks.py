@@ -24,11 +24,11 @@ from penstock.agent.launch import NOT_EXECUTABLE, Limits
 from penstock.agent.processes import children_of, hold, kill_bearers, set_subreaper
 from penstock.agent.records import CAUSE_UNKNOWN, Accepted, EndRequest, Exited, Stage, Started, TaskSpec
 from penstock.agent.supervisor import BLOCKED, supervise
-from penstock.agent.task_dirs import Home, TaskDir, stage_of
+from penstock.agent.task_dirs import TaskDir, TaskDirs, stage_of
 from penstock.errors import Conflict, Corrupt
 from penstock.failpoints import reach, register
 
-__all__ = ["Task", "Tasks", "log"]
+__all__ = ["RunningTask", "Tasks", "log"]
 
 _FORKED: Final = register("agent.fork.after", "after: the agent has forked a supervisor")
 _SWEEP_S: Final = 1.0
@@ -39,7 +39,7 @@ _FORK_AGAIN_MAX_S: Final = 5.0
 _TOMBSTONES_MAX: Final = 100_000
 
 
-class Task:
+class RunningTask:
     """A task as the agent remembers it."""
 
     __slots__ = (
@@ -71,11 +71,11 @@ class Task:
 
 
 class Tasks:
-    def __init__(self, home: Home, open_files: Limits, report: Callable[[Task], None]) -> None:
+    def __init__(self, home: TaskDirs, open_files: Limits, report: Callable[[RunningTask], None]) -> None:
         self._home = home
         self._open_files = open_files
         self._report = report
-        self._tasks: dict[str, Task] = {}
+        self._tasks: dict[str, RunningTask] = {}
         self._tombstones: set[str] = set()
         self._forked: set[int] = set()  # our children
         self._unsettled: set[str] = set()  # members to be looked at again soon
@@ -88,13 +88,13 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def get(self, member: str) -> Task | None:
+    def get(self, member: str) -> RunningTask | None:
         return self._tasks.get(member)
 
-    def all(self) -> list[Task]:
+    def all(self) -> list[RunningTask]:
         return list(self._tasks.values())
 
-    def living(self) -> list[Task]:
+    def living(self) -> list[RunningTask]:
         return [task for task in self._tasks.values() if task.stage is not Stage.ENDED]
 
     def open(self) -> None:
@@ -115,7 +115,7 @@ class Tasks:
             if accepted is None:
                 shutil.rmtree(directory.path, ignore_errors=True)
             else:
-                self._tasks[accepted.spec.member] = Task(accepted, directory)
+                self._tasks[accepted.spec.member] = RunningTask(accepted, directory)
         for task in self.all():
             self.look(task)
         for name in os.listdir(self._home.tmp):
@@ -124,12 +124,12 @@ class Tasks:
     def close(self) -> None:
         """From here on nothing is started; what runs goes on."""
         self._over = True
-        for work in tuple(self._background):
-            work.cancel()
+        for workload in tuple(self._background):
+            workload.cancel()
 
     # What becomes of a task
 
-    def look(self, task: Task) -> None:
+    def look(self, task: RunningTask) -> None:
         """Reads a task's files and does what they call for. Doing it too often does no harm."""
         if task.stage is Stage.ENDED or task.set_aside:
             return
@@ -153,7 +153,7 @@ class Tasks:
             task.set_aside = True
             log(f"{error}; {task.spec.member} is left alone")
 
-    def _follow(self, task: Task) -> bool:
+    def _follow(self, task: RunningTask) -> bool:
         """Takes over what the files say; returns whether that was the end."""
         stage, task.started, exited = stage_of(task.directory)
         if exited is not None:
@@ -164,12 +164,12 @@ class Tasks:
             self._report(task)
         return False
 
-    def _record_exit(self, task: Task, exited: Exited) -> None:
+    def _record_exit(self, task: RunningTask, exited: Exited) -> None:
         task.exited, task.stage = exited, Stage.ENDED
         self._report(task)
         self._remove_tmpdir(task.spec.tmpdir)
 
-    def _watch(self, task: Task) -> None:
+    def _watch(self, task: RunningTask) -> None:
         """A supervisor lives: its end must not pass unseen."""
         if task.pidfd is not None:
             return
@@ -181,16 +181,16 @@ class Tasks:
         asyncio.get_running_loop().add_reader(task.pidfd, self._supervisor_ended, task)
         self._wake(task)  # whoever wrote a request to end may have died before it could say so
 
-    def _look_soon(self, task: Task) -> None:
+    def _look_soon(self, task: RunningTask) -> None:
         self._unsettled.add(task.spec.member)
         self._poke.set()
 
-    def _wake(self, task: Task) -> None:
+    def _wake(self, task: RunningTask) -> None:
         if task.pidfd is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(task.pidfd, signal.SIGUSR1)
 
-    def _supervisor_ended(self, task: Task) -> None:
+    def _supervisor_ended(self, task: RunningTask) -> None:
         if task.pidfd is not None:
             asyncio.get_running_loop().remove_reader(task.pidfd)
             os.close(task.pidfd)
@@ -203,7 +203,7 @@ class Tasks:
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 self._forked.discard(pid)
 
-    async def _bury_dead(self, task: Task, lock: int) -> None:
+    async def _bury_dead(self, task: RunningTask, lock: int) -> None:
         """The supervisor died: what is left of the task is killed, and that is its end. Keeps the lock."""
         try:
             log(f"the supervisor of {task.spec.member} died; what is left of the task is killed")
@@ -223,7 +223,7 @@ class Tasks:
                 os.kill(pid, signal.SIGKILL)
         return len(strays)
 
-    async def _write_exit(self, task: Task, exited: Exited) -> None:
+    async def _write_exit(self, task: RunningTask, exited: Exited) -> None:
         while True:
             try:
                 task.directory.write_exit(exited, by_supervisor=False)
@@ -233,7 +233,7 @@ class Tasks:
                 await asyncio.sleep(_SWEEP_S)
         self._record_exit(task, exited)
 
-    def _fork(self, task: Task, lock: int) -> None:
+    def _fork(self, task: RunningTask, lock: int) -> None:
         """Starts a supervisor, which inherits the lock. Only for a task that never ran."""
         try:
             if self._over:
@@ -260,7 +260,7 @@ class Tasks:
         task.pidfd = os.pidfd_open(pid)
         asyncio.get_running_loop().add_reader(task.pidfd, self._supervisor_ended, task)
 
-    def _fork_blocked(self, task: Task, lock: int) -> int:
+    def _fork_blocked(self, task: RunningTask, lock: int) -> int:
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         try:
             pid = os.fork()
@@ -307,8 +307,8 @@ class Tasks:
                     if task.stage is Stage.ACCEPTED:
                         self.look(task)
 
-    def _do(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _do(self, workload: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(workload)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -341,14 +341,14 @@ class Tasks:
     def is_buried(self, member: str) -> bool:
         return member in self._tombstones
 
-    def accept(self, spec: TaskSpec) -> Task:
+    def accept(self, spec: TaskSpec) -> RunningTask:
         """Makes it durable. On an `OSError` nothing has happened. It starts at the first look."""
         accepted = Accepted(spec, secrets.token_hex(16), time.time())
-        task = Task(accepted, self._home.accept(accepted))
+        task = RunningTask(accepted, self._home.accept(accepted))
         self._tasks[spec.member] = task
         return task
 
-    def ask_to_end(self, task: Task, request: EndRequest) -> None:
+    def ask_to_end(self, task: RunningTask, request: EndRequest) -> None:
         """Writes it down, then wakes the supervisor; one that has not started yet reads it by itself."""
         if task.directory.add_end(request):
             self._wake(task)
@@ -362,7 +362,7 @@ class Tasks:
         self._home.bury(member)
         self._tombstones.add(member)
 
-    def forget(self, task: Task) -> None:
+    def forget(self, task: RunningTask) -> None:
         """A task that has not started will never start; one that has is a `Conflict`."""
         if task.stage is not Stage.ACCEPTED or task.pidfd is not None or task.set_aside:
             raise Conflict("it has started")
@@ -389,7 +389,7 @@ class Tasks:
             self._tombstones.discard(member)
             self._home.unbury(member)
 
-    def _remove(self, task: Task) -> None:
+    def _remove(self, task: RunningTask) -> None:
         task.stage = Stage.ENDED
         del self._tasks[task.spec.member]
         with suppress(OSError):  # it is told again by the next agent, and released again

@@ -24,21 +24,21 @@ from penstock.errors import BadRequest
 __all__ = [
     "FRAME_MAX",
     "VERSION",
-    "Answer",
+    "AgentReply",
     "Answered",
     "Attach",
     "Command",
     "Complete",
-    "End",
+    "EndTask",
     "Forget",
     "Hello",
     "Probe",
-    "Refused",
     "Release",
-    "Reply",
-    "Report",
     "Shutdown",
     "Start",
+    "TaskAnswer",
+    "TaskRefused",
+    "TaskReport",
     "decode_command",
     "decode_reply",
     "encode",
@@ -63,7 +63,7 @@ class Start(_Message, frozen=True):
     spec: TaskSpec
 
 
-class End(_Message, frozen=True):
+class EndTask(_Message, frozen=True):
     id: int
     epoch: int
     member: str
@@ -97,7 +97,7 @@ class Shutdown(_Message, frozen=True):
     kill: bool
 
 
-Command = Attach | Start | End | Forget | Probe | Release | Shutdown
+Command = Attach | Start | EndTask | Forget | Probe | Release | Shutdown
 
 
 class Hello(_Message, frozen=True):
@@ -107,7 +107,7 @@ class Hello(_Message, frozen=True):
     tasks: int
 
 
-class Report(_Message, frozen=True):
+class TaskReport(_Message, frozen=True):
     member: str
     stage: Stage
     at: float
@@ -126,26 +126,26 @@ class Answered(enum.Enum):
     GONE = "gone"
 
 
-class Answer(_Message, frozen=True):
+class TaskAnswer(_Message, frozen=True):
     id: int
     member: str
     outcome: Answered
     detail: str = ""
 
 
-class Refused(_Message, frozen=True):
+class TaskRefused(_Message, frozen=True):
     detail: str
     stale: bool = False  # a newer epoch has been seen
 
 
-Reply = Hello | Report | Complete | Answer | Refused
+AgentReply = Hello | TaskReport | Complete | TaskAnswer | TaskRefused
 
 _COMMANDS: Final[msgspec.json.Decoder[Command]] = msgspec.json.Decoder(Command)
-_REPLIES: Final[msgspec.json.Decoder[Reply]] = msgspec.json.Decoder(Reply)
+_REPLIES: Final[msgspec.json.Decoder[AgentReply]] = msgspec.json.Decoder(AgentReply)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def encode(message: Command | Reply) -> bytes:
+def encode(message: Command | AgentReply) -> bytes:
     """One line. A message that is too long, or has text that is no text, is a `BadRequest`."""
     try:
         line = _ENCODER.encode(message) + b"\n"
@@ -165,7 +165,7 @@ def decode_command(line: bytes) -> Command:
         raise BadRequest("the line is no command", found=repr(line[:80]), expected=str(error)) from error
 
 
-def decode_reply(line: bytes) -> Reply:
+def decode_reply(line: bytes) -> AgentReply:
     try:
         return _REPLIES.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

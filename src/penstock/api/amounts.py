@@ -1,6 +1,6 @@
 """Amounts as people count them: cores and GPUs, whether they are whole units or shares of a pool.
 
-A node of processes has `core` and `gpu`, each unit a vertex of its own. One of pods has a pool `cpu`, in
+A node of processes has `state` and `gpu`, each unit a vertex of its own. One of pods has a pool `cpu`, in
 thousandths of a core, and pools such as `nvidia.com/gpu`. Sums are made in thousandths, which are exact; only
 what is shown is divided.
 """

@@ -85,7 +85,7 @@ def job_doc(new: JobNew, live: JobLive, ranks: Mapping[str, int], beside: Beside
         "reason": beside.why.sentence if beside.why is not None else "",
         "reason_kind": beside.why.kind if beside.why is not None else "",
         "jobs_ahead": beside.jobs_ahead,
-        "broken": detail.get("broken", ""),
+        "incomplete_reason": detail.get("incomplete_reason", ""),
     }
 
 
@@ -95,7 +95,7 @@ def _held(new: JobNew, live: JobLive) -> dict[str, dict[str, str]]:
     A node that refused a member of a work stays written down, although nothing of the work was there.
     """
     held = cast(dict[str, dict[str, str]], live.detail.get("held", {}))
-    if not new.work:
+    if not new.workload:
         return held
     seen = {member["node"] for member in _members(live)}
     return {node: kinds for node, kinds in held.items() if node in seen}
@@ -118,7 +118,7 @@ def _sizes(new: JobNew, live: JobLive, held: Mapping[str, Mapping[str, str]], as
 
 def _duration_s(new: JobNew, live: JobLive, asked: Size | None) -> float:
     """The time limit; 0 without one. A work's is as long as it was given when it was placed."""
-    if not new.work:
+    if not new.workload:
         return cast(float, new.spec.get("duration_s", 0))
     begun, end = live.detail.get("placed_at"), live.detail.get("end_at")
     if begun is not None and end is not None:
@@ -237,7 +237,7 @@ def spans_of(new: JobNew, live: JobLive, now: float) -> dict[str, Doc]:
         planned = cast(float | None, live.detail.get("end_at"))
         kind = "overrun" if planned is not None and planned <= now else "running"
         end = None if planned is None or planned <= now else planned
-    left = _left(live) if new.work and live.ended_at is None else {}
+    left = _left(live) if new.workload and live.ended_at is None else {}
     return {
         node: {
             "job": encode_jobid(new.id),

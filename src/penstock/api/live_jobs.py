@@ -31,10 +31,10 @@ __all__ = [
 
 
 def count(scheduler: Scheduler, _now: float) -> tuple[Doc, Doc]:
-    jobs = scheduler.core.jobs.values()
+    jobs = scheduler.state.jobs.values()
     pending = sum(1 for job in jobs if job.state.is_pending)
-    up = sum(1 for node in scheduler.core.cluster.nodes.values() if node.vertex.up)
-    total = len(scheduler.core.cluster.nodes)
+    up = sum(1 for node in scheduler.state.cluster.nodes.values() if node.vertex.up)
+    total = len(scheduler.state.cluster.nodes)
     return (
         {"pending": pending, "running": len(jobs) - pending, "inactive": None},
         {"up": up, "down": total - up},
@@ -42,25 +42,25 @@ def count(scheduler: Scheduler, _now: float) -> tuple[Doc, Doc]:
 
 
 def new_of(job: Job) -> JobNew:
-    return JobNew(job.id, job.owner, job.spec.name, job.seen_at, job.plain, job.work)
+    return JobNew(job.id, job.owner, job.spec.name, job.seen_at, job.plain, job.workload)
 
 
 def rows_of(scheduler: Scheduler, number: int) -> tuple[JobNew, JobLive] | None:
-    job = scheduler.core.jobs.get(number)
+    job = scheduler.state.jobs.get(number)
     return (new_of(job), live_of(job)) if job is not None else None
 
 
 def log_of(scheduler: Scheduler, number: int) -> list[JobEvent] | None:
-    job = scheduler.core.jobs.get(number)
+    job = scheduler.state.jobs.get(number)
     return list(job.log) if job is not None else None
 
 
 def select(scheduler: Scheduler, query: JobsQuery) -> list[int]:
     """Active jobs that a query wants: pending in the order of the queue, then running, newest first."""
-    core = scheduler.core
+    state = scheduler.state
     chosen = [
         job
-        for job in core.jobs.values()
+        for job in state.jobs.values()
         if job.state in query.states
         and (query.ids is None or job.id in query.ids)
         and query.queue in ("", job.queue)
@@ -76,19 +76,19 @@ def select(scheduler: Scheduler, query: JobsQuery) -> list[int]:
 
 def active_docs(scheduler: Scheduler, now: float, query: JobsQuery) -> list[Doc]:
     memo: dict[int, Why] = {}
-    ahead = scheduler.jobs_ahead() if len(scheduler.core.pending) else {}
+    ahead = scheduler.jobs_ahead() if len(scheduler.state.pending) else {}
     chosen = select(scheduler, query)[: query.limit]
-    return [doc_of(scheduler, scheduler.core.jobs[number], now, memo, ahead) for number in chosen]
+    return [doc_of(scheduler, scheduler.state.jobs[number], now, memo, ahead) for number in chosen]
 
 
 def active_doc(scheduler: Scheduler, now: float, number: int) -> Doc | None:
-    job = scheduler.core.jobs.get(number)
+    job = scheduler.state.jobs.get(number)
     return doc_of(scheduler, job, now, {}, scheduler.jobs_ahead()) if job is not None else None
 
 
 def doc_of(scheduler: Scheduler, job: Job, now: float, memo: dict[int, Why], ahead: dict[int, int]) -> Doc:
     beside = beside_of(job, scheduler.why(job.id, now, memo), ahead)
-    return job_doc(new_of(job), live_of(job), scheduler.core.ranks, beside)
+    return job_doc(new_of(job), live_of(job), scheduler.state.ranks, beside)
 
 
 def beside_of(job: Job, why: Why, ahead: dict[int, int]) -> Beside:
@@ -100,7 +100,7 @@ def beside_of(job: Job, why: Why, ahead: dict[int, int]) -> Beside:
         ahead.get(job.id),
         tuple(sorted(job.open_dependencies)),
         job.spec.begin_at if job.is_begin_waiting else None,
-        _size_of(job) if job.work and job.state.is_pending else None,
+        _size_of(job) if job.workload and job.state.is_pending else None,
     )
 
 
@@ -109,11 +109,11 @@ def _size_of(job: Job) -> Size:
     asked = [member.ask for member in job.members.values() if member.ask is not None]
     tasks = max(len(job.members), job.spec.size)
     nodes = tasks if job.spec.request.placement.distinct_nodes else None
-    return Size(tasks, sum(core_milli(ask.amounts) for ask in asked), nodes, job.spec.limit_s)
+    return Size(tasks, sum(core_milli(ask.requests) for ask in asked), nodes, job.spec.limit_s)
 
 
 def active_why(scheduler: Scheduler, now: float, number: int) -> Doc | None:
-    job = scheduler.core.jobs.get(number)
+    job = scheduler.state.jobs.get(number)
     if job is None:
         return None
     why = scheduler.why(number, now)
@@ -123,20 +123,20 @@ def active_why(scheduler: Scheduler, now: float, number: int) -> Doc | None:
 
 
 def queue_docs(scheduler: Scheduler) -> list[Doc]:
-    core = scheduler.core
+    state = scheduler.state
     docs: list[Doc] = []
-    for place, queue in enumerate(core.settings.queues):
-        state = core.queue_state(queue.name)
-        mine = [job for job in core.jobs.values() if job.queue == queue.name]
+    for place, queue in enumerate(state.settings.queues):
+        shown = state.queue_state(queue.name)
+        mine = [job for job in state.jobs.values() if job.queue == queue.name]
         pending = sum(1 for job in mine if job.state.is_pending)
         docs.append(
             {
                 "name": queue.name,
                 "default": place == 0,
-                "enabled": state.enabled,
-                "started": state.started,
-                "reason_disabled": state.reason_disabled,
-                "reason_stopped": state.reason_stopped,
+                "enabled": shown.enabled,
+                "started": shown.started,
+                "reason_disabled": shown.reason_disabled,
+                "reason_stopped": shown.reason_stopped,
                 "policy": str(queue.backfill),
                 "duration_default_s": queue.duration_default_s,
                 "duration_max_s": queue.duration_max_s,
@@ -149,11 +149,11 @@ def queue_docs(scheduler: Scheduler) -> list[Doc]:
 
 
 def timeline(scheduler: Scheduler, now: float, begin: float) -> Doc:
-    core = scheduler.core
-    known = sorted(core.cluster.nodes.items(), key=lambda item: item[1].rank)
+    state = scheduler.state
+    known = sorted(state.cluster.nodes.items(), key=lambda item: item[1].rank)
     rows: dict[str, list[Doc]] = {name: [] for name, _ in known}
     starts: list[Doc] = []
-    for job in core.jobs.values():
+    for job in state.jobs.values():
         new, live = new_of(job), live_of(job)
         for node, span in spans_of(new, live, now).items():
             if node in rows:
@@ -161,8 +161,8 @@ def timeline(scheduler: Scheduler, now: float, begin: float) -> Doc:
         start = start_doc(new, live)
         if start is not None:
             starts.append(start)
-    for number, planned in core.planned.items():
-        waiting = core.jobs.get(number)
+    for number, planned in state.planned.items():
+        waiting = state.jobs.get(number)
         if waiting is None or waiting.state is not JobState.SCHED:
             continue
         for node, milli in planned.cores_milli:

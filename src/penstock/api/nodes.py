@@ -28,7 +28,7 @@ from penstock.model.constraint import (
 from penstock.model.jobid import encode_jobid
 from penstock.sched.cluster import KnownNode
 from penstock.sched.scheduler import Scheduler
-from penstock.sched.state import Core
+from penstock.sched.state import SchedulerState
 
 __all__ = ["node_cores", "node_docs"]
 
@@ -56,18 +56,18 @@ class _Pool:
 
 def node_docs(scheduler: Scheduler, *, of_pods: bool) -> list[Doc]:
     """All nodes by rank. In a world of pods, labels are not properties to be shown."""
-    core = scheduler.core
-    named = _named(queue.constraint for queue in core.settings.queues) if of_pods else None
-    known = sorted(core.cluster.nodes.items(), key=lambda item: item[1].rank)
-    return [_doc(core, name, one, named) for name, one in known]
+    state = scheduler.state
+    named = _named(queue.constraint for queue in state.settings.queues) if of_pods else None
+    known = sorted(state.cluster.nodes.items(), key=lambda item: item[1].rank)
+    return [_doc(state, name, one, named) for name, one in known]
 
 
 def node_cores(known: KnownNode) -> int | float:
     return cores(core_milli((vertex.type, vertex.size) for vertex in known.vertex.below()))
 
 
-def _doc(core: Core, name: str, known: KnownNode, named: frozenset[str] | None) -> Doc:
-    drain = core.drains.get(name)
+def _doc(state: SchedulerState, name: str, known: KnownNode, named: frozenset[str] | None) -> Doc:
+    drain = state.drains.get(name)
     cpu, gpu, memory = _Pool(), _Pool(), _Pool()
     for vertex in known.vertex.below():
         per_unit = core_milli([(vertex.type, 1)])
@@ -78,7 +78,7 @@ def _doc(core: Core, name: str, known: KnownNode, named: frozenset[str] | None) 
         elif vertex.type == "memory":
             memory.add(vertex)
     jobs = sorted(
-        {core.job_of_member[key] for key in core.members_on.get(name, ()) if key in core.job_of_member}
+        {state.job_of_member[key] for key in state.members_on.get(name, ()) if key in state.job_of_member}
     )
     closed, closed_why = _closed(known)
     return {

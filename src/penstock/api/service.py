@@ -38,7 +38,7 @@ from penstock.sched.reasons import Why
 from penstock.sched.records import JobLive, JobNew
 from penstock.store.port import JobFilter
 
-__all__ = ["Answers", "Surroundings"]
+__all__ = ["Answers", "ServiceContext"]
 
 _TIMELINE_BACK_S: Final = 60.0
 _TIMELINE_AHEAD_S: Final = 600.0
@@ -46,7 +46,7 @@ _TIMELINE_JOBS_MAX: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ServiceContext:
     """What only the application knows of itself."""
 
     identity: Mapping[str, object]
@@ -60,13 +60,13 @@ class Surroundings:
 
 
 class Answers:
-    def __init__(self, instance: Instance, around: Surroundings) -> None:
+    def __init__(self, instance: Instance, context: ServiceContext) -> None:
         self._instance = instance
-        self._around = around
+        self._context = context
 
     @property
     def _is_of_pods(self) -> bool:
-        return not self._around.takes_submissions
+        return not self._context.takes_submissions
 
     # The instance
 
@@ -75,9 +75,9 @@ class Answers:
         counts: Doc = {"pending": None, "running": None, "inactive": None}
         nodes: Doc = {"up": None, "down": None}
         if ready:
-            counts, nodes = await self._instance.consult(actives.count)
+            counts, nodes = await self._instance.query(actives.count)
         identity = {
-            **self._around.identity,
+            **self._context.identity,
             "pid": os.getpid(),
             "epoch": self._instance.epoch,
             "ready": ready,
@@ -86,18 +86,18 @@ class Answers:
             identity["why_not_ready"] = self._instance.why_not_ready
         return {
             "instance": identity,
-            "agents": self._around.agents(),
-            "database": self._around.database(),
+            "agents": self._context.agents(),
+            "database": self._context.database(),
             "jobs": counts,
             "nodes": nodes,
-            "settings": dict(self._around.settings()),
+            "settings": dict(self._context.settings()),
         }
 
     async def metrics(self) -> bytes:
-        return self._around.metrics()
+        return self._context.metrics()
 
     async def shutdown(self, keep_tasks: bool) -> None:
-        self._around.shutdown(keep_tasks)
+        self._context.shutdown(keep_tasks)
 
     # Jobs
 
@@ -111,7 +111,7 @@ class Answers:
         past = await self._past(asked)
         while True:
             try:
-                numbers = cast(tuple[int, ...], await self._instance.wish(Submit(asked, key, past)))
+                numbers = cast(tuple[int, ...], await self._instance.command(Submit(asked, key, past)))
                 return [{"id": encode_jobid(number)} for number in numbers]
             except DependencyRefused:
                 before, past = past, await self._past(asked)
@@ -124,7 +124,7 @@ class Answers:
         wanted = sorted({number for one in asked for number in _targets(one.jobspec)})
         if not wanted:
             return ()
-        active = await self._instance.consult(lambda scheduler, _: set(scheduler.core.jobs))
+        active = await self._instance.query(lambda scheduler, _: set(scheduler.state.jobs))
         over = tuple(number for number in wanted if number not in active)
         rows = await self._instance.store.jobs(JobFilter(ids=over, limit=len(over))) if over else []
         told: list[Past] = []
@@ -145,7 +145,7 @@ class Answers:
     async def jobs(self, query: JobsQuery) -> list[Doc]:
         docs: list[Doc] = []
         if query.states - {JobState.INACTIVE}:
-            docs = await self._instance.consult(
+            docs = await self._instance.query(
                 lambda scheduler, now: actives.active_docs(scheduler, now, query)
             )
         left = query.limit - len(docs)
@@ -170,11 +170,11 @@ class Answers:
         return [job_doc(row.new, row.live, ranks) for row in rows]
 
     async def _ranks(self) -> dict[str, int]:
-        return await self._instance.consult(lambda scheduler, _: dict(scheduler.core.ranks))
+        return await self._instance.query(lambda scheduler, _: dict(scheduler.state.ranks))
 
     async def _rows(self, job: int) -> tuple[JobNew, JobLive]:
         """A job as it is recorded, active or over."""
-        found = await self._instance.consult(lambda scheduler, _: actives.rows_of(scheduler, job))
+        found = await self._instance.query(lambda scheduler, _: actives.rows_of(scheduler, job))
         if found is not None:
             return found
         rows = await self._instance.store.jobs(JobFilter(ids=(job,), limit=1))
@@ -183,7 +183,7 @@ class Answers:
         return rows[0].new, rows[0].live
 
     async def _doc(self, job: int) -> Doc:
-        doc = await self._instance.consult(lambda scheduler, now: actives.active_doc(scheduler, now, job))
+        doc = await self._instance.query(lambda scheduler, now: actives.active_doc(scheduler, now, job))
         if doc is not None:
             return doc
         new, live = await self._rows(job)
@@ -203,7 +203,7 @@ class Answers:
         return doc
 
     def _outputs(self, new: JobNew, live: JobLive) -> list[tuple[int, Path, Path]]:
-        paths = self._around.output_paths
+        paths = self._context.output_paths
         payload = _payload(new)
         if paths is None or payload is None:
             return []
@@ -221,7 +221,7 @@ class Answers:
         return [_event_doc(event) for event in log]
 
     async def _log(self, job: int) -> list[JobEvent]:
-        active = await self._instance.consult(lambda scheduler, _: actives.log_of(scheduler, job))
+        active = await self._instance.query(lambda scheduler, _: actives.log_of(scheduler, job))
         return active if active is not None else await self._instance.store.log(job)
 
     async def follow_eventlog(self, job: int) -> Stream:
@@ -253,7 +253,7 @@ class Answers:
             await feed.aclose()
 
     async def why(self, job: int) -> Doc:
-        doc = await self._instance.consult(lambda scheduler, now: actives.active_why(scheduler, now, job))
+        doc = await self._instance.query(lambda scheduler, now: actives.active_why(scheduler, now, job))
         if doc is not None:
             return doc
         _, live = await self._rows(job)
@@ -264,8 +264,8 @@ class Answers:
         ids = selection.ids
         if ids is None:
             wanted = JobsQuery(states=selection.states, queue=selection.queue, limit=sys.maxsize)
-            ids = await self._instance.consult(lambda scheduler, _: tuple(actives.select(scheduler, wanted)))
-        done = cast(dict[int, PenstockError | None], await self._instance.wish(Cancel(ids, note)))
+            ids = await self._instance.query(lambda scheduler, _: tuple(actives.select(scheduler, wanted)))
+        done = cast(dict[int, PenstockError | None], await self._instance.command(Cancel(ids, note)))
         canceled = [encode_jobid(number) for number, error in done.items() if error is None]
         errors: list[Doc] = []
         for number, error in done.items():
@@ -277,7 +277,7 @@ class Answers:
 
     async def urgency(self, job: int, urgency: int) -> Doc:
         try:
-            old = await self._instance.wish(SetUrgency(job, urgency))
+            old = await self._instance.command(SetUrgency(job, urgency))
         except UnknownJobId:
             if await self._instance.store.jobs(JobFilter(ids=(job,), limit=1)):
                 raise Conflict(f"{encode_jobid(job)}: job is inactive") from None
@@ -288,7 +288,7 @@ class Answers:
         if self._is_of_pods:
             await self._rows(job)
             raise Conflict("a pod cannot be sent a signal; `penstock cancel` ends the job")
-        await self._instance.wish(Signal(job, signum))
+        await self._instance.command(Signal(job, signum))
 
     async def wait(self, job: int, timeout_s: float) -> Doc:
         await self._rows(job)
@@ -369,16 +369,16 @@ class Answers:
 
     async def resources(self) -> list[Doc]:
         of_pods = self._is_of_pods
-        return await self._instance.consult(lambda scheduler, _: node_docs(scheduler, of_pods=of_pods))
+        return await self._instance.query(lambda scheduler, _: node_docs(scheduler, of_pods=of_pods))
 
     async def drain(self, targets: str, reason: str, overwrite: bool) -> list[Doc]:
         nodes = await self._targets(targets)
-        await self._instance.wish(Drain(nodes, reason, "", overwrite))
+        await self._instance.command(Drain(nodes, reason, "", overwrite))
         return [doc for doc in await self.resources() if doc["name"] in nodes]
 
     async def undrain(self, targets: str) -> list[Doc]:
         nodes = await self._targets(targets)
-        await self._instance.wish(Undrain(nodes))
+        await self._instance.command(Undrain(nodes))
         return [doc for doc in await self.resources() if doc["name"] in nodes]
 
     async def _targets(self, text: str) -> tuple[str, ...]:
@@ -399,14 +399,14 @@ class Answers:
         return parse_hostlist(text)
 
     async def queues(self) -> list[Doc]:
-        return await self._instance.consult(lambda scheduler, _: actives.queue_docs(scheduler))
+        return await self._instance.query(lambda scheduler, _: actives.queue_docs(scheduler))
 
     async def change_queue(self, name: str, verb: str, reason: str) -> list[Doc]:
         every = [queue.name for queue in self._instance.settings.queues]
         for one in every if name == "-" else [name]:
             enabled = verb == "enable" if verb in ("enable", "disable") else None
             started = verb == "start" if verb in ("start", "stop") else None
-            await self._instance.wish(QueueChange(one, enabled, started, reason))
+            await self._instance.command(QueueChange(one, enabled, started, reason))
         return [doc for doc in await self.queues() if name in ("-", doc["name"])]
 
     # Time
@@ -417,7 +417,7 @@ class Answers:
         past = await self._instance.store.jobs(
             JobFilter(states=(JobState.INACTIVE.value,), since=begin, limit=_TIMELINE_JOBS_MAX)
         )
-        told = await self._instance.consult(lambda scheduler, at: actives.timeline(scheduler, at, begin))
+        told = await self._instance.query(lambda scheduler, at: actives.timeline(scheduler, at, begin))
         rows = {node["name"]: node["spans"] for node in told["nodes"]}
         for row in past:
             for node, span in spans_of(row.new, row.live, now).items():

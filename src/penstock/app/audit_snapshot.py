@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.audit.readings import GraphHold, GraphMember, GraphNode, GraphReading, JobPlaces
-from penstock.audit.store import places_of
-from penstock.engine import Kind, Slot
+from penstock.audit.readings import GraphExternalUsage, GraphMember, GraphNode, GraphReading, JobAssignments
+from penstock.audit.store import assignments_of
+from penstock.engine import AllocationKind, Slot
 from penstock.sched.cluster import KnownNode
 from penstock.sched.job import Job, MemberPhase
 from penstock.sched.scheduler import Scheduler
-from penstock.sched.state import Core
+from penstock.sched.state import SchedulerState
 
 __all__ = ["graph_reading"]
 
@@ -24,23 +24,23 @@ _NO_NODE: Final = ""
 
 def graph_reading(scheduler: Scheduler) -> GraphReading:
     """To be called between turns. It takes time in proportion to nodes and members, and changes nothing."""
-    core = scheduler.core
-    members, empty_seats = _seats(core)
-    holds = (core.cluster.hold(name) for name in core.cluster.holds())
+    state = scheduler.state
+    members, empty_slots = _assignments(state)
+    holds = (state.cluster.hold(name) for name in state.cluster.holds())
     return GraphReading(
-        nodes={name: _node(known) for name, known in core.cluster.nodes.items()},
+        nodes={name: _node(known) for name, known in state.cluster.nodes.items()},
         members=members,
         holds={
-            fact.hold: GraphHold(fact.node, dict(fact.amounts), fact.standing)
+            fact.key: GraphExternalUsage(fact.node, dict(fact.usage), fact.standing)
             for fact in holds
             if fact is not None
         },
         jobs={
-            job.id: _places(job)
-            for job in core.jobs.values()
-            if job.work and job.id in core.cluster.engine.jobs
+            job.id: _paths(job)
+            for job in state.jobs.values()
+            if job.workload and job.id in state.cluster.engine.jobs
         },
-        empty_seats=empty_seats,
+        empty_slots=empty_slots,
     )
 
 
@@ -58,22 +58,22 @@ def _node(known: KnownNode) -> GraphNode:
     return GraphNode(capacity, used, held, known.fact.up)
 
 
-def _seats(core: Core) -> tuple[dict[str, GraphMember], dict[str, str]]:
+def _assignments(state: SchedulerState) -> tuple[dict[str, GraphMember], dict[str, str]]:
     """Members that sit on a slot of their job, and slots of works that nobody sits on."""
     members: dict[str, GraphMember] = {}
     empty: dict[str, str] = {}
-    for number, holder in core.cluster.engine.jobs.items():
-        if holder.kind is not Kind.ALLOCATED:
+    for number, holder in state.cluster.engine.jobs.items():
+        if holder.kind is not AllocationKind.ALLOCATED:
             continue
         slots = {slot.number: slot for part in holder.parts.values() for slot in part.slots}
-        job = core.jobs.get(number)
+        job = state.jobs.get(number)
         taken: set[int] = set()
         for member in job.live_members() if job is not None else ():
             slot = slots.get(member.slot)
             if slot is not None and _node_name(slot) == member.node:
                 taken.add(slot.number)
                 members[member.key] = GraphMember(number, member.node, member.phase.value, _amounts(slot))
-        if job is None or job.work:
+        if job is None or job.workload:
             left = (slot for slot in slots.values() if slot.number not in taken)
             empty.update((f"{number}/{slot.number}", _node_name(slot)) for slot in left)
     return members, empty
@@ -90,10 +90,12 @@ def _amounts(slot: Slot) -> dict[str, int]:
     return amounts
 
 
-def _places(job: Job) -> JobPlaces:
+def _paths(job: Job) -> JobAssignments:
     there: Iterable[tuple[str, float]] = (
         (member.phase.value, member.seen_at)
         for member in job.members.values()
         if member.phase is not MemberPhase.ENDED
     )
-    return places_of(list(there), job.placed_at, job.incomplete_since, bool(job.broken), job.is_ending)
+    return assignments_of(
+        list(there), job.placed_at, job.incomplete_since, bool(job.incomplete_reason), job.is_ending
+    )

@@ -21,8 +21,8 @@ none.
 
     [kube]
     scheduler_names = ["penstock", "fluence", "fluxnetes"]
-    levels = "rack=example.com/rack"      # besides regions and zones
-    assemble = "1h"            # how long a group may wait for its members
+    topology_levels = "rack=example.com/rack"      # besides regions and zones
+    assembly_timeout = "1h"            # how long a group may wait for its members
     limit_default = "1h"       # to plan with where nobody says how long; never enforced
     lease_namespace = "penstock-system"
 """
@@ -44,7 +44,7 @@ from penstock.errors import BadRequest
 from penstock.model.constraint import parse_constraint
 from penstock.model.document import parse_document
 from penstock.model.duration import parse_duration
-from penstock.podspec.nodes import parse_levels
+from penstock.podspec.nodes import parse_topology_levels
 from penstock.podspec.settings import KubeSettings
 from penstock.sched.settings import DEFAULT_QUEUE, QueueSettings, Settings, parse_backfill
 from penstock.store.port import Retention
@@ -70,8 +70,8 @@ class _Queue(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Kube(msgspec.Struct, forbid_unknown_fields=True):
     scheduler_names: list[str] = msgspec.field(default_factory=lambda: list(KubeSettings().scheduler_names))
-    levels: str = ""
-    assemble: str = "1h"
+    topology_levels: str = ""
+    assembly_timeout: str = "1h"
     limit_default: str = ""
     binds_in_flight: int = 64
     lease_namespace: str = "penstock-system"
@@ -84,12 +84,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     match_policy: str = "lonode"
     queue_depth: int | None = None
     forecast_depth: int = 100
-    lost: str = "30s"
+    lost_timeout: str = "30s"
     grace: str = "5s"
     retention: _Retention = msgspec.field(default_factory=_Retention)
     queues: list[_Queue] = []
     kube: _Kube = msgspec.field(default_factory=_Kube)
-    whole: str = "2m"
+    gang_repair_timeout: str = "2m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,9 @@ def _configuration(told: _File, policy: str, match_policy: str, queue_depth: int
         match_policy=match_policy or told.match_policy,
         queue_depth=depth,
         forecast_depth=told.forecast_depth,
-        lost_s=parse_duration(told.lost),
+        lost_timeout_s=parse_duration(told.lost_timeout),
         grace_s=parse_duration(told.grace),
-        whole_s=parse_duration(told.whole),
+        gang_repair_timeout_s=parse_duration(told.gang_repair_timeout),
     )
     days = told.retention.days
     retention = Retention(None if days is None else days * 86400.0, told.retention.jobs)
@@ -164,9 +164,9 @@ def _kube(told: _Kube, settings: Settings) -> KubeOptions:
     return KubeOptions(
         settings=KubeSettings(
             scheduler_names=tuple(told.scheduler_names),
-            levels=parse_levels(told.levels),
+            topology_levels=parse_topology_levels(told.topology_levels),
             queues=tuple(queue.name for queue in settings.queues),
-            assemble_s=parse_duration(told.assemble),
+            assembly_timeout_s=parse_duration(told.assembly_timeout),
             limit_default_s=_seconds(told.limit_default),
             binds_in_flight_max=told.binds_in_flight,
         ),

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
 
-from penstock.api.service import Answers, Surroundings
+from penstock.api.service import Answers, ServiceContext
 from penstock.app.configuration import Configuration
-from penstock.app.identity import Identity, claim, lock, look, write_identity
-from penstock.app.kube import KubeHabitat
+from penstock.app.identity import InstanceIdentity, claim, lock, look, write_identity
+from penstock.app.kube import KubeRuntime
 from penstock.app.kube_options import KubeOptions
-from penstock.app.runtime import Habitat, LocalHabitat, cores_here
+from penstock.app.runtime import LocalRuntime, Runtime, cores_here
 from penstock.errors import BadRequest, Conflict, PenstockError
 from penstock.instance.loop import Instance
-from penstock.paths import Places, make_places
+from penstock.paths import InstancePaths, make_paths
 from penstock.protocol.commands import Cancel
 from penstock.store.binaries import MAJOR
 from penstock.store.factory import Opened, choose_store
@@ -36,14 +36,14 @@ from penstock.store.port import Fenced
 from penstock.web.app import create_app
 from penstock.web.server import BearerOnly, listen_tcp, make_socket, read_token, serve
 
-__all__ = ["Options", "Report", "run"]
+__all__ = ["DaemonOptions", "ReadinessReport", "run"]
 
 _LOG: Final = logging.getLogger("penstock")
 _END_TASKS_S: Final = 20.0
 _LOOK_S: Final = 0.5
 
 
-class Report:
+class ReadinessReport:
     """A way to tell whoever started us how it goes. After the last word the descriptor is not ours."""
 
     def __init__(self, descriptor: int | None) -> None:
@@ -62,8 +62,8 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    places: Places
+class DaemonOptions:
+    paths: InstancePaths
     configuration: Configuration
     nodes: int | None
     cores: int | None
@@ -71,18 +71,18 @@ class Options:
     database: str | None
     listen: str
     kube: KubeOptions | None  # None: the local world
-    report: Report  # to tell that we are ready, or why not
+    report: ReadinessReport  # to tell that we are ready, or why not
 
 
-def run(options: Options) -> int:
+def run(options: DaemonOptions) -> int:
     """Runs until told to stop; returns an exit code."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        look(options.places)
-        make_places(options.places)
-        held = lock(options.places)
+        look(options.paths)
+        make_paths(options.paths)
+        held = lock(options.paths)
         identity = _identity(options)
         asyncio.run(_serve(options, identity))
         os.close(held)
@@ -104,45 +104,45 @@ def _kind(error: PenstockError) -> str:
     return next((name for name, family in families.items() if isinstance(error, family)), "Unavailable")
 
 
-def _identity(options: Options) -> Identity:
-    world = KubeHabitat.kind if options.kube is not None else LocalHabitat.kind
-    wanted = Identity(
+def _identity(options: DaemonOptions) -> InstanceIdentity:
+    backend = KubeRuntime.kind if options.kube is not None else LocalRuntime.kind
+    wanted = InstanceIdentity(
         "",
         options.nodes or 1,
         options.cores or cores_here(),
         options.gpus or 0,
         options.database or "",
-        world,
+        backend,
     )
-    found = claim(options.places, wanted)
-    if found.world != world:
+    found = claim(options.paths, wanted)
+    if found.backend != backend:
         raise Conflict(
-            f"{options.places.state} belongs to an instance of the {found.world} world; name another --state"
+            f"{options.paths.state} belongs to an instance of the {found.backend} world; name another --state"
         )
     if options.nodes is not None and options.nodes < found.nodes:
         raise Conflict(f"this instance has {found.nodes} nodes, which may be in use; it can only get more")
-    told = Identity(
+    told = InstanceIdentity(
         found.id,
         options.nodes or found.nodes,
         options.cores or found.cores,
         options.gpus if options.gpus is not None else found.gpus,
         options.database if options.database is not None else found.database,
-        found.world,
+        found.backend,
     )
     if told != found:
-        write_identity(options.places, told)
+        write_identity(options.paths, told)
     return told
 
 
-def _habitat(options: Options, identity: Identity) -> Habitat:
+def _runtime(options: DaemonOptions, identity: InstanceIdentity) -> Runtime:
     settings = options.configuration.settings
     if options.kube is not None:
-        return KubeHabitat(options.kube, settings, identity.id)
-    return LocalHabitat(options.places, identity, settings)
+        return KubeRuntime(options.kube, settings, identity.id)
+    return LocalRuntime(options.paths, identity, settings)
 
 
-async def _serve(options: Options, identity: Identity) -> None:
-    places = options.places
+async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
+    paths = options.paths
     loop = asyncio.get_running_loop()
     stopping: asyncio.Future[bool] = loop.create_future()
 
@@ -159,36 +159,36 @@ async def _serve(options: Options, identity: Identity) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
     tcp = [listen_tcp(options.listen)] if options.listen else []
-    listening = [make_socket(places.socket)]
+    listening = [make_socket(paths.socket)]
     try:
-        habitat = _habitat(options, identity)
-        opened = await choose_store(identity.database or None, places, on_away=tell_away)
+        runtime = _runtime(options, identity)
+        opened = await choose_store(identity.database or None, paths, on_away=tell_away)
     except BaseException:
-        places.socket.unlink(missing_ok=True)
+        paths.socket.unlink(missing_ok=True)
         raise
     retention = options.configuration.retention
-    instance = Instance(habitat.settings, opened.store, habitat.world, retention=retention)
-    around = _surroundings(options, identity, opened, habitat, stop)
-    app = create_app(Answers(instance, around))
+    instance = Instance(runtime.settings, opened.store, runtime.backend, retention=retention)
+    context = _service_context(options, identity, opened, runtime, stop)
+    app = create_app(Answers(instance, context))
     servers = [asyncio.create_task(serve(app, listening))]
     if tcp:
-        guarded = BearerOnly(app, read_token(places.token))
+        guarded = BearerOnly(app, read_token(paths.token))
         servers.append(asyncio.create_task(serve(guarded, tcp)))
-    running = asyncio.create_task(_run(habitat, instance))
-    watching = asyncio.create_task(_tell_ready(instance, habitat, options.report))
+    running = asyncio.create_task(_run(runtime, instance))
+    watching = asyncio.create_task(_tell_ready(instance, runtime, options.report))
     try:
         await _first_of(stopping, running, *servers)
         if stopping.done():
-            keep_tasks = stopping.result() or not habitat.ends_tasks
-            await _stop(instance, habitat, running, keep_tasks=keep_tasks)
+            keep_tasks = stopping.result() or not runtime.ends_tasks
+            await _stop(instance, runtime, running, keep_tasks=keep_tasks)
     finally:
-        await _take_down(places, opened, [watching, running, *servers])
+        await _take_down(paths, opened, [watching, running, *servers])
     if not stopping.done():
         _raise_cause(running, servers)
 
 
-async def _run(habitat: Habitat, instance: Instance) -> None:
-    await habitat.run(instance, instance.run)
+async def _run(runtime: Runtime, instance: Instance) -> None:
+    await runtime.run(instance, instance.run)
 
 
 async def _first_of(stopping: asyncio.Future[bool], *tasks: asyncio.Task[None]) -> None:
@@ -207,18 +207,18 @@ def _raise_cause(running: asyncio.Task[None], servers: list[asyncio.Task[None]])
             raise error
 
 
-async def _tell_ready(instance: Instance, habitat: Habitat, report: Report) -> None:
+async def _tell_ready(instance: Instance, runtime: Runtime, report: ReadinessReport) -> None:
     """Ready, or standing by for the one that is in office: then there is nothing to wait for."""
     said = ""
     while not instance.is_ready.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(instance.is_ready.wait(), _LOOK_S)
-        if not instance.is_ready.is_set() and habitat.is_standing_by():
+        if not instance.is_ready.is_set() and runtime.is_standing_by():
             report.tell({"ready": True, "pid": os.getpid()})
             _LOG.info("standing by")
             await instance.is_ready.wait()
-        elif habitat.problem() not in ("", said):
-            said = habitat.problem()
+        elif runtime.problem() not in ("", said):
+            said = runtime.problem()
             report.tell({"waiting": said}, is_last=False)
     # The graph stays: looking through it for garbage again and again would hold everything up.
     gc.collect()
@@ -228,7 +228,7 @@ async def _tell_ready(instance: Instance, habitat: Habitat, report: Report) -> N
 
 
 async def _stop(
-    instance: Instance, habitat: Habitat, running: asyncio.Task[None], *, keep_tasks: bool
+    instance: Instance, runtime: Runtime, running: asyncio.Task[None], *, keep_tasks: bool
 ) -> None:
     _LOG.info("stopping; tasks are %s", "kept" if keep_tasks else "ended")
     if not keep_tasks and instance.is_ready.is_set():
@@ -236,21 +236,23 @@ async def _stop(
             await _end_jobs(instance)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await habitat.stop(keep_tasks=keep_tasks)
+    await runtime.stop(keep_tasks=keep_tasks)
 
 
 async def _end_jobs(instance: Instance) -> None:
     """Cancels what runs, and waits until it is over: nothing may be left behind, and nothing may start."""
     instance.is_winding_down = True
-    ids = await instance.consult(
-        lambda scheduler, _: tuple(job.id for job in scheduler.core.jobs.values() if not job.state.is_pending)
+    ids = await instance.query(
+        lambda scheduler, _: tuple(
+            job.id for job in scheduler.state.jobs.values() if not job.state.is_pending
+        )
     )
     if ids:
-        await instance.wish(Cancel(ids, "the instance was stopped"))
+        await instance.command(Cancel(ids, "the instance was stopped"))
     deadline = time.monotonic() + _END_TASKS_S
     while time.monotonic() < deadline:
-        left = await instance.consult(
-            lambda scheduler, _: sum(1 for job in scheduler.core.jobs.values() if not job.state.is_pending)
+        left = await instance.query(
+            lambda scheduler, _: sum(1 for job in scheduler.state.jobs.values() if not job.state.is_pending)
         )
         if not left:
             return
@@ -258,7 +260,7 @@ async def _end_jobs(instance: Instance) -> None:
     _LOG.warning("some jobs have not ended in time; their tasks are killed")
 
 
-async def _take_down(places: Places, opened: Opened, tasks: list[asyncio.Task[None]]) -> None:
+async def _take_down(paths: InstancePaths, opened: Opened, tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -266,12 +268,16 @@ async def _take_down(places: Places, opened: Opened, tasks: list[asyncio.Task[No
     if opened.embedded is not None:
         await asyncio.to_thread(opened.embedded.stop)
     with contextlib.suppress(FileNotFoundError):
-        places.socket.unlink()
+        paths.socket.unlink()
 
 
-def _surroundings(
-    options: Options, identity: Identity, opened: Opened, habitat: Habitat, stop: Callable[[bool], None]
-) -> Surroundings:
+def _service_context(
+    options: DaemonOptions,
+    identity: InstanceIdentity,
+    opened: Opened,
+    runtime: Runtime,
+    stop: Callable[[bool], None],
+) -> ServiceContext:
     settings = options.configuration.settings
     began = time.time()
 
@@ -286,25 +292,25 @@ def _surroundings(
             "server_version": str(MAJOR) if embedded is not None else "",
         }
 
-    return Surroundings(
+    return ServiceContext(
         identity={
             "id": identity.id,
             "version": version("penstock"),
-            "state": str(options.places.state),
+            "state": str(options.paths.state),
             "started_at": began,
-            "world": habitat.kind,
+            "backend": runtime.kind,
         },
-        agents=habitat.agents,
+        agents=runtime.agents,
         database=database,
         settings=lambda: {
             "policy": ", ".join(dict.fromkeys(str(queue.backfill) for queue in settings.queues)),
             "match_policy": settings.match_policy,
             "queue_depth": settings.queue_depth,
             "forecast_depth": settings.forecast_depth,
-            **habitat.facts(),
+            **runtime.facts(),
         },
-        output_paths=habitat.output_paths(),
+        output_paths=runtime.output_paths(),
         shutdown=stop,
-        metrics=habitat.metrics,
-        takes_submissions=habitat.ends_tasks,
+        metrics=runtime.metrics,
+        takes_submissions=runtime.ends_tasks,
     )

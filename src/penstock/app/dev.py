@@ -20,13 +20,22 @@ import click
 
 import penstock
 from penstock.cli import exits
-from penstock.cli.client import Client
+from penstock.cli.client import ApiClient
 from penstock.cli.group import SETTINGS
 from penstock.cli.terminal import command_name
-from penstock.devcluster.registry import CLUSTER, PENSTOCK, Pointer, claim, home_of, release, running, write
+from penstock.devcluster.registry import (
+    CLUSTER,
+    PENSTOCK,
+    ClusterEntry,
+    claim,
+    home_of,
+    release,
+    running,
+    write,
+)
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import BadRequest, Conflict, Unavailable
-from penstock.paths import Places, places_of
+from penstock.paths import InstancePaths, paths_of
 
 if TYPE_CHECKING:
     from penstock.devcluster.cluster import DevCluster
@@ -74,13 +83,13 @@ def cluster(
     How long a pod runs is said by its annotation penstock.dev/sim-run (5s, inf), else by its command
     (sleep 30).
     """
-    from penstock.devcluster.binaries import find_parts
+    from penstock.devcluster.binaries import find_binaries
     from penstock.devcluster.cluster import DevCluster
     from penstock.devcluster.reaper import Leaves
 
     if not _QUANTITY.fullmatch(memory):
         raise BadRequest("not a quantity", where="--memory", found=memory, expected="such as 32Gi")
-    parts = find_parts()
+    parts = find_binaries()
     home = home_of(os.environ)
     place = Path(os.path.abspath(directory)) if directory is not None else home / CLUSTER
     settings = DevSettings(
@@ -92,7 +101,7 @@ def cluster(
         native_gang=native_gang,
         apply=_manifests(),
     )
-    inside = places_of(str(place / PENSTOCK), os.environ)
+    inside = paths_of(str(place / PENSTOCK), os.environ)
     began = time.monotonic()
     pointer, held = claim(home, place)
     made = DevCluster(
@@ -106,7 +115,7 @@ def cluster(
     with _terminated_as_interrupted():
         try:
             with made:
-                write(held, Pointer(place, made.kubeconfig, parts.kubectl, os.getpid()))
+                write(held, ClusterEntry(place, made.kubeconfig, parts.kubectl, os.getpid()))
                 if not no_penstock:
                     _start_penstock(made, inside)
                 _tell(made, inside, no_penstock, time.monotonic() - began)
@@ -154,7 +163,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _start_penstock(made: DevCluster, inside: Places) -> None:
+def _start_penstock(made: DevCluster, inside: InstancePaths) -> None:
     click.echo("starting Penstock", err=True)
     argv = [sys.executable, "-m", "penstock.cli", "start", "--foreground"]
     argv += ["--state", str(inside.state), "--kube", "--kubeconfig", str(made.penstock_kubeconfig)]
@@ -163,7 +172,7 @@ def _start_penstock(made: DevCluster, inside: Places) -> None:
     while True:
         _check(made, _PENSTOCK)
         try:
-            instance = Client(inside).get("/v1/status")["instance"]
+            instance = ApiClient(inside).get("/v1/status")["instance"]
             if instance["ready"]:
                 return
             why = instance["why_not_ready"]
@@ -180,7 +189,7 @@ def _check(made: DevCluster, name: str) -> None:
         raise Unavailable(f"{name} ended with {state.exit_code}: {made.log_tail(name)}")
 
 
-def _tell(made: DevCluster, inside: Places, no_penstock: bool, took_s: float) -> None:
+def _tell(made: DevCluster, inside: InstancePaths, no_penstock: bool, took_s: float) -> None:
     given = made.settings
     gpus = f", {given.gpus} gpus" if given.gpus else ""
     lines = [
@@ -200,7 +209,7 @@ def _tell(made: DevCluster, inside: Places, no_penstock: bool, took_s: float) ->
     click.echo("\n".join(lines))
 
 
-def _watch(made: DevCluster, inside: Places, no_penstock: bool) -> None:
+def _watch(made: DevCluster, inside: InstancePaths, no_penstock: bool) -> None:
     """Until somebody interrupts, or a part ends that should not. Penstock is started again if it dies."""
     names = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"]
     while True:

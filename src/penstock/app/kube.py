@@ -25,22 +25,22 @@ from penstock.audit.api import read_api
 from penstock.audit.auditor import Auditor
 from penstock.audit.readings import GraphReading
 from penstock.audit.store import read_store
-from penstock.backends.kube.backend import KubeWorld
+from penstock.backends.kube.backend import KubeBackend
 from penstock.errors import Conflict, Unavailable
 from penstock.instance.loop import Instance
 from penstock.kube.access import Access, find_access
-from penstock.kube.client import Client
+from penstock.kube.client import KubeClient
 from penstock.kube.errors import ApiError, Forbidden, NotFound
 from penstock.kube.lease import Election, LeaseLost
 from penstock.kube.resources import NAMESPACES
 from penstock.kube.transport import Retries
 from penstock.kube.types import Object
-from penstock.protocol.backend import World
+from penstock.protocol.backend import Backend
 from penstock.protocol.facts import MemberGone
 from penstock.sched.settings import Settings
 from penstock.store.port import Fenced
 
-__all__ = ["KubeHabitat", "Repairs", "WrongCluster"]
+__all__ = ["KubeRuntime", "Repairs", "WrongCluster"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
 _REQUEST_S: Final = 5.0  # the longest that a write may take; the lease must last for that long
@@ -53,7 +53,7 @@ class WrongCluster(Conflict):
     """What is recorded is about another cluster: to go on would declare everything gone."""
 
 
-class KubeHabitat:
+class KubeRuntime:
     kind = "kubernetes"
     ends_tasks = False
 
@@ -62,7 +62,7 @@ class KubeHabitat:
         self._settings = settings
         self._access: Access = find_access(options.kubeconfig, options.context)
         in_flight = options.settings.binds_in_flight_max
-        self._client = Client(
+        self._client = KubeClient(
             self._access,
             in_flight_max=in_flight + 16,
             timeout_s=_REQUEST_S,
@@ -72,16 +72,16 @@ class KubeHabitat:
         self._ancestry = f"{instance_id}_"  # The state directory is locked: whoever else had it is dead.
         self.identity = f"{self._ancestry}{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
         # The election has a client of its own: a long queue of writes must not keep it from renewing.
-        self._election_client = Client(self._access, in_flight_max=4, timeout_s=_REQUEST_S)
+        self._election_client = KubeClient(self._access, in_flight_max=4, timeout_s=_REQUEST_S)
         self._election = Election(
             self._election_client,
             options.lease_namespace,
             options.lease_name,
             self.identity,
             longest_request_s=_REQUEST_S,
-            heir_of=self._ancestry,
+            predecessor_of=self._ancestry,
         )
-        self._world = KubeWorld(
+        self._backend = KubeBackend(
             self._client,
             options.settings,
             identity=self.identity,
@@ -98,8 +98,8 @@ class KubeHabitat:
         return self._settings
 
     @property
-    def world(self) -> World:
-        return self._world
+    def backend(self) -> Backend:
+        return self._backend
 
     def agents(self) -> list[dict[str, object]]:
         return []
@@ -124,7 +124,7 @@ class KubeHabitat:
         return bool(holder) and not holder.startswith(self._ancestry)
 
     def problem(self) -> str:
-        return self._election.problem or self._world.problem()
+        return self._election.problem or self._backend.problem()
 
     async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:
         self._auditor = self._make_auditor(instance)
@@ -132,9 +132,9 @@ class KubeHabitat:
             instance.why_not_ready = "standing by: another instance is the leader, or none is yet"
             await self._election.acquire()
             instance.why_not_ready = _TAKING_OVER
-            await self._serve_in_office(instance, live, self._auditor)
+            await self._serve_as_leader(instance, live, self._auditor)
 
-    async def _serve_in_office(
+    async def _serve_as_leader(
         self, instance: Instance, live: Callable[[], Awaitable[None]], auditor: Auditor
     ) -> None:
         """Until the lease is lost, or somebody else has taken over in the store."""
@@ -192,19 +192,19 @@ class KubeHabitat:
         """Whoever waits for us to take over is told what we wait for."""
         while True:
             if not instance.is_ready.is_set() and instance.why_not_ready.startswith(_TAKING_OVER):
-                problem = self._world.problem()
+                problem = self._backend.problem()
                 instance.why_not_ready = f"{_TAKING_OVER}: {problem}" if problem else _TAKING_OVER
             await asyncio.sleep(_LOOK_S)
 
     def _make_auditor(self, instance: Instance) -> Auditor:
         async def graph() -> GraphReading:
-            return await instance.consult(lambda scheduler, _: graph_reading(scheduler))
+            return await instance.query(lambda scheduler, _: graph_reading(scheduler))
 
         return Auditor(
             lambda: read_api(self._client),
             lambda: read_store(instance.store),
             graph,
-            Repairs(instance, self._world),
+            Repairs(instance, self._backend),
             scheduler_names=self._options.settings.scheduler_names,
             every_s=self._options.audit_every_s,
         )
@@ -218,17 +218,17 @@ class KubeHabitat:
 class Repairs:
     """What the auditor can have done."""
 
-    def __init__(self, instance: Instance, world: KubeWorld) -> None:
+    def __init__(self, instance: Instance, backend: KubeBackend) -> None:
         self._instance = instance
-        self._world = world
+        self._backend = backend
 
     async def snapshot(self) -> None:
-        self._world.refresh()
+        self._backend.refresh()
 
     async def release(self, members: Sequence[str]) -> None:
         for member in members:
             self._instance.take(MemberGone(member))
-        self._world.refresh()
+        self._backend.refresh()
 
     async def restart(self, why: str) -> None:
-        self._instance.make_anew(why)
+        self._instance.reload(why)

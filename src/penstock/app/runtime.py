@@ -1,7 +1,7 @@
 """Where an instance lives: what differs between a world of processes and one of pods.
 
 A habitat brings the driver and all that belongs to it: who may be in office, what is shown of the nodes,
-where output is, what is left to be taken down. `LocalHabitat` is the one of processes; that of pods is in
+where output is, what is left to be taken down. `LocalRuntime` is the one of processes; that of pods is in
 `kube`.
 """
 
@@ -14,20 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from penstock.app.identity import Identity
-from penstock.backends.local.backend import LocalWorld
+from penstock.app.identity import InstanceIdentity
+from penstock.backends.local.backend import LocalBackend
 from penstock.backends.local.settings import LocalSettings
 from penstock.instance.loop import Instance
-from penstock.paths import Places
-from penstock.protocol.backend import World
+from penstock.paths import InstancePaths
+from penstock.protocol.backend import Backend
 from penstock.sched.settings import Settings
 
-__all__ = ["Habitat", "LocalHabitat", "cores_here"]
+__all__ = ["LocalRuntime", "Runtime", "cores_here"]
 
 _SALVAGE_S: Final = 30.0
 
 
-class Habitat(Protocol):
+class Runtime(Protocol):
     kind: str  # "local", "kubernetes"
     ends_tasks: bool  # whether what runs ends with the instance, unless told otherwise
 
@@ -35,7 +35,7 @@ class Habitat(Protocol):
     def settings(self) -> Settings: ...
 
     @property
-    def world(self) -> World: ...
+    def backend(self) -> Backend: ...
 
     def agents(self) -> list[dict[str, object]]:
         """The processes that stand for nodes, to be shown."""
@@ -66,31 +66,31 @@ def cores_here() -> int:
     return os.cpu_count() or 1
 
 
-class LocalHabitat:
+class LocalRuntime:
     kind = "local"
     ends_tasks = True
 
-    def __init__(self, places: Places, identity: Identity, settings: Settings) -> None:
+    def __init__(self, paths: InstancePaths, identity: InstanceIdentity, settings: Settings) -> None:
         self._identity = identity
-        self._world = LocalWorld(
-            places,
+        self._backend = LocalBackend(
+            paths,
             LocalSettings(
                 nodes=identity.nodes,
                 cores_per_node=identity.cores,
                 gpus_per_node=identity.gpus,
-                return_within_s=settings.lost_s,
+                return_within_s=settings.lost_timeout_s,
             ),
         )
         # The driver ends what a silent agent has left behind, and tells: the scheduler waits for that first.
-        self._settings = replace(settings, lost_s=settings.lost_s + _SALVAGE_S)
+        self._settings = replace(settings, lost_timeout_s=settings.lost_timeout_s + _SALVAGE_S)
 
     @property
     def settings(self) -> Settings:
         return self._settings
 
     @property
-    def world(self) -> World:
-        return self._world
+    def backend(self) -> Backend:
+        return self._backend
 
     def agents(self) -> list[dict[str, object]]:
         return [
@@ -102,7 +102,7 @@ class LocalHabitat:
                 "why": "" if one.state == "up" else one.state,
                 "tasks": one.tasks,
             }
-            for one in self._world.status()
+            for one in self._backend.status()
         ]
 
     def facts(self) -> dict[str, object]:
@@ -110,7 +110,7 @@ class LocalHabitat:
         return {"oversubscribed": nodes * cores > cores_here(), "nodes": nodes, "cores": cores}
 
     def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
-        return self._world.output_paths
+        return self._backend.output_paths
 
     def metrics(self) -> bytes:
         return b""
@@ -126,4 +126,4 @@ class LocalHabitat:
 
     async def stop(self, *, keep_tasks: bool) -> None:
         with contextlib.suppress(ProcessLookupError):
-            await self._world.stop(keep_tasks=keep_tasks)
+            await self._backend.stop(keep_tasks=keep_tasks)

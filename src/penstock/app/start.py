@@ -16,11 +16,11 @@ from typing import Any, Final
 import click
 
 from penstock.cli import exits
-from penstock.cli.client import Client
+from penstock.cli.client import ApiClient
 from penstock.cli.group import SETTINGS, json_option, state_option
-from penstock.cli.terminal import Progress, complain, say, say_json
+from penstock.cli.terminal import ProgressLine, complain, say, say_json
 from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
-from penstock.paths import Places, make_places, places_of
+from penstock.paths import InstancePaths, make_paths, paths_of
 
 __all__ = ["start"]
 
@@ -89,34 +89,34 @@ def start(
     from penstock.app.identity import look
     from penstock.store.factory import check_database
 
-    places = places_of(state, os.environ)
-    _check_world(kube, {"--nodes": nodes, "--cores": cores, "--gpus": gpus}, kubeconfig, context)
+    paths = paths_of(state, os.environ)
+    _check_backend(kube, {"--nodes": nodes, "--cores": cores, "--gpus": gpus}, kubeconfig, context)
     configuration = read_configuration(
         config, policy=policy, match_policy=match_policy, queue_depth=queue_depth
     )
     if database:
         check_database(database)
-    look(places)
+    look(paths)
     if foreground:
-        from penstock.app.daemon import Options, Report, run
+        from penstock.app.daemon import DaemonOptions, ReadinessReport, run
 
         reach = replace(configuration.kube, kubeconfig=kubeconfig, context=context) if kube else None
-        report = Report(_report_descriptor())
-        return run(Options(places, configuration, nodes, cores, gpus, database, listen, reach, report))
+        report = ReadinessReport(_report_descriptor())
+        return run(DaemonOptions(paths, configuration, nodes, cores, gpus, database, listen, reach, report))
     if kube:
         from penstock.kube.access import find_access
 
         find_access(kubeconfig, context)  # What is wrong with it is said here, not in a log.
-    _start_in_background(places, _argv(command))
-    status = Client(places).get("/v1/status")
+    _start_in_background(paths, _argv(command))
+    status = ApiClient(paths).get("/v1/status")
     if output_format == "json":
         say_json(status)
         return exits.OK
-    _tell_ready(status, places)
+    _tell_ready(status, paths)
     return exits.OK
 
 
-def _check_world(kube: bool, local: dict[str, int | None], kubeconfig: Path | None, context: str) -> None:
+def _check_backend(kube: bool, local: dict[str, int | None], kubeconfig: Path | None, context: str) -> None:
     """Options of one world make no sense in the other."""
     if kube:
         for name, value in local.items():
@@ -126,9 +126,9 @@ def _check_world(kube: bool, local: dict[str, int | None], kubeconfig: Path | No
         raise BadRequest("there is no cluster to reach", where="--kubeconfig, --context", expected="--kube")
 
 
-def _tell_ready(status: dict[str, Any], places: Places) -> None:
+def _tell_ready(status: dict[str, Any], paths: InstancePaths) -> None:
     settings = status["settings"]
-    if status["instance"]["world"] == "kubernetes":
+    if status["instance"]["backend"] == "kubernetes":
         if not status["instance"]["ready"]:
             say(f"penstock: standing by: {settings['leader']} is the leader of {settings['server']}")
             return
@@ -144,7 +144,7 @@ def _tell_ready(status: dict[str, Any], places: Places) -> None:
         else ""
     )
     say(f"penstock: ready: {settings['nodes']} nodes, {total} cores{note}; policy {settings['policy']}")
-    say(f"state {places.state}; try `penstock run hostname`, `penstock jobs -a`, `penstock stop`")
+    say(f"state {paths.state}; try `penstock run hostname`, `penstock jobs -a`, `penstock stop`")
 
 
 def _argv(command: click.Context) -> list[str]:
@@ -167,9 +167,9 @@ def _report_descriptor() -> int | None:
     return int(found) if found.isdigit() else None
 
 
-def _start_in_background(places: Places, argv: list[str]) -> None:
+def _start_in_background(paths: InstancePaths, argv: list[str]) -> None:
     """Starts the daemon, and waits for the line in which it says that it is ready, or why not."""
-    make_places(places)
+    make_paths(paths)
     reads, writes = os.pipe()
     command = [
         sys.executable,
@@ -178,14 +178,14 @@ def _start_in_background(places: Places, argv: list[str]) -> None:
         "start",
         "--foreground",
         "--state",
-        str(places.state),
+        str(paths.state),
         *argv,
     ]
     environment = {**os.environ, "PENSTOCK_REPORT": str(writes)}
     try:
-        log = os.open(places.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = os.open(paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise Unavailable(f"cannot write {places.log}: {error.strerror}") from error
+        raise Unavailable(f"cannot write {paths.log}: {error.strerror}") from error
     daemon = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -214,7 +214,7 @@ def _wait_for_report(reads: int, daemon: subprocess.Popen[bytes]) -> dict[str, o
     began = time.monotonic()
     text = b""
     waiting = ""
-    progress = Progress("starting", int(_READY_S))
+    progress = ProgressLine("starting", int(_READY_S))
     try:
         while True:
             while b"\n" in text:

@@ -13,11 +13,11 @@ from typing import Final
 import click
 
 from penstock.cli import exits
-from penstock.cli.client import KUBERNETES, Client, NoInstance, Refused, StreamBroken
+from penstock.cli.client import KUBERNETES, ApiClient, NoInstance, RequestRefused, StreamBroken
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.terminal import Progress, say, say_json
+from penstock.cli.terminal import ProgressLine, say, say_json
 from penstock.errors import Unavailable
-from penstock.paths import Places
+from penstock.paths import InstancePaths
 
 __all__ = ["stop"]
 
@@ -29,7 +29,7 @@ _ASK_S: Final = 0.1
 @json_option
 @click.option("--keep-tasks", is_flag=True, help="Leave running jobs alone; the next start takes them up.")
 @click.option("--timeout", type=click.FloatRange(min=0), default=120.0, metavar="SECONDS", show_default=True)
-def stop(client: Client, keep_tasks: bool, timeout: float, output_format: str) -> int:
+def stop(client: ApiClient, keep_tasks: bool, timeout: float, output_format: str) -> int:
     """Stop the instance. Jobs that wait are kept; jobs that run are ended unless --keep-tasks.
 
     One that schedules the pods of a Kubernetes cluster leaves them alone: they go on without it.
@@ -37,7 +37,7 @@ def stop(client: Client, keep_tasks: bool, timeout: float, output_format: str) -
     try:
         instance = client.get("/v1/status")["instance"]
     except NoInstance:
-        pid_left = _stop_database(client.places)
+        pid_left = _stop_database(client.paths)
         if pid_left is None:
             raise
         if output_format == "json":
@@ -45,10 +45,10 @@ def stop(client: Client, keep_tasks: bool, timeout: float, output_format: str) -
         else:
             say("no instance ran here; the database that a former one had left was stopped")
         return exits.OK
-    pid, has_tasks = int(instance["pid"]), instance.get("world") != KUBERNETES
+    pid, has_tasks = int(instance["pid"]), instance.get("backend") != KUBERNETES
     client.post("/v1/shutdown", {"keep_tasks": keep_tasks})
     began = time.monotonic()
-    progress = Progress("stopping", max(1, int(timeout)))
+    progress = ProgressLine("stopping", max(1, int(timeout)))
     while _is_there(client, pid):
         passed = time.monotonic() - began
         if passed > timeout:
@@ -62,16 +62,16 @@ def stop(client: Client, keep_tasks: bool, timeout: float, output_format: str) -
     return exits.OK
 
 
-def _stop_database(places: Places) -> int | None:
+def _stop_database(paths: InstancePaths) -> int | None:
     """Ends the database of an instance that is dead; tells which process it was, None if there is none."""
     from penstock.app.identity import lock
     from penstock.store.embedded import EmbeddedPostgres
 
-    if not places.database.is_dir():
+    if not paths.database.is_dir():
         return None
-    held = lock(places)  # Nobody may start meanwhile.
+    held = lock(paths)  # Nobody may start meanwhile.
     try:
-        database = EmbeddedPostgres(places)
+        database = EmbeddedPostgres(paths)
         pid = database.pid()
         if pid is not None:
             database.stop()
@@ -80,8 +80,8 @@ def _stop_database(places: Places) -> int | None:
         os.close(held)
 
 
-def _is_there(client: Client, pid: int) -> bool:
-    if client.places.socket.exists():
+def _is_there(client: ApiClient, pid: int) -> bool:
+    if client.paths.socket.exists():
         return True
     try:
         os.kill(pid, 0)
@@ -100,10 +100,10 @@ def _is_zombie(pid: int) -> bool:
         return False
 
 
-def _running(client: Client) -> str:
+def _running(client: ApiClient) -> str:
     """How many jobs still run, if it can be asked."""
     try:
         running = client.get("/v1/status")["jobs"]["running"]
-    except (NoInstance, StreamBroken, Refused, Unavailable):
+    except (NoInstance, StreamBroken, RequestRefused, Unavailable):
         return ""
     return f", {running} jobs still run"

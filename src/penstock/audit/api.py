@@ -14,8 +14,8 @@ import msgspec
 from penstock.audit.amounts import amounts_of, pod_amounts
 from penstock.audit.readings import ApiNode, ApiPod, ApiReading
 from penstock.errors import Unavailable
-from penstock.kube.client import Client, Listed, described
-from penstock.kube.resources import NODES, PODS, Resource
+from penstock.kube.client import KubeClient, Listed, described
+from penstock.kube.resources import NODES, PODS, ApiResource
 from penstock.kube.types import BarePod, Node, Object, Pod
 
 __all__ = ["node_of", "pod_of", "read_api"]
@@ -27,7 +27,7 @@ _PAUSE_EVERY: Final = 200
 _TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 
 
-async def read_api(client: Client) -> ApiReading:
+async def read_api(client: KubeClient) -> ApiReading:
     listed_nodes = await _listed(client, NODES, Node)
     if listed_nodes.unread:
         raise Unavailable(f"{described(listed_nodes.unread[0])} is a node that cannot be read")
@@ -47,7 +47,7 @@ async def read_api(client: Client) -> ApiReading:
     return ApiReading(nodes, pods)
 
 
-async def _listed(client: Client, resource: Resource, kind: type[T]) -> Listed[T]:
+async def _listed(client: KubeClient, resource: ApiResource, kind: type[T]) -> Listed[T]:
     listed = await client.list(resource.path(), kind, page=_PAGE)
     if not listed.consistent:
         raise Unavailable(f"the list of {resource} changed while it was read")

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from penstock.audit.compare import compare
-from penstock.audit.differences import Difference, Kind, Repair
+from penstock.audit.differences import Difference, DifferenceKind, Repair
 from penstock.audit.metrics import AuditMetrics
 from penstock.audit.readings import ApiReading, GraphReading, StoreReading
 
-__all__ = ["Auditor", "Repairer", "Report"]
+__all__ = ["AuditReport", "Auditor", "Repairer"]
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Repairer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     """What one round has found and done."""
 
     seen: tuple[Difference, ...] = ()  # by the first readings
@@ -90,7 +90,7 @@ class Auditor:
         self._restart_every_s = restart_every_s
         self._clock = clock
         self._sleep = sleep
-        self._repairs_of: dict[tuple[Kind, str, str], int] = {}  # in successive rounds
+        self._repairs_of: dict[tuple[DifferenceKind, str, str], int] = {}  # in successive rounds
         self._restarted_at: float | None = None
 
     async def run(self) -> None:
@@ -99,23 +99,23 @@ class Auditor:
             await self._sleep(self._every_s)
             await self.once()
 
-    async def once(self) -> Report:
+    async def once(self) -> AuditReport:
         """One round."""
         began_at = self._clock()
         report = await self._round()
         self.metrics.round_over(max(0.0, self._clock() - began_at))
         return report
 
-    async def _round(self) -> Report:
+    async def _round(self) -> AuditReport:
         seen, failed = await self._differences(None)
         if failed:
-            return Report(failed=failed)
+            return AuditReport(failed=failed)
         confirmed: tuple[Difference, ...] = ()
         if seen:
             await self._sleep(self._confirm_s)
             confirmed, failed = await self._differences(seen)
             if failed:
-                return Report(seen, failed=failed)
+                return AuditReport(seen, failed=failed)
         self.metrics.compared(confirmed, self._clock())
         self._repairs_of = {
             difference.identity: self._repairs_of[difference.identity]
@@ -127,7 +127,7 @@ class Auditor:
         for difference in held_back:
             self.metrics.held_back(difference.repair)
         repaired, failed = await self._repair(chosen)
-        return Report(seen, confirmed, repaired, held_back, failed)
+        return AuditReport(seen, confirmed, repaired, held_back, failed)
 
     async def _differences(
         self, grace: Collection[Difference] | None

@@ -16,17 +16,17 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.audit.differences import Difference, Kind
+from penstock.audit.differences import Difference, DifferenceKind
 from penstock.audit.readings import (
     GRAPH_ALONE,
     LEFT_OVER,
     MORE,
     PLACING,
-    Amounts,
     ApiPod,
     ApiReading,
-    GraphHold,
+    GraphExternalUsage,
     GraphReading,
+    ResourceUsage,
     StoreReading,
 )
 
@@ -49,9 +49,9 @@ def compare(
     found = (
         *_nodes(api, graph),
         *_members(api, store, graph),
-        *_pods_and_holds(api, graph, uses),
+        *_pods_and_external_usage(api, graph, uses),
         *_held(graph),
-        *_empty_seats(graph),
+        *_empty_slots(graph),
         *_overcommitted(api, graph, uses),
         *_half_gangs(store, graph, now),
     )
@@ -68,16 +68,16 @@ def _nodes(api: ApiReading, graph: GraphReading) -> Iterator[Difference]:
     for name, node in sorted(api.nodes.items()):
         known = graph.nodes.get(name)
         if known is None:
-            yield Difference(Kind.NODE_MISSING, name, "the graph does not have it")
+            yield Difference(DifferenceKind.NODE_MISSING, name, "the graph does not have it")
             continue
         kinds = {kind for kind in (*node.allocatable, *known.capacity) if not kind.startswith(GRAPH_ALONE)}
         if wrong := _unlike(node.allocatable, known.capacity, kinds):
-            yield Difference(Kind.NODE_CAPACITY, name, wrong)
+            yield Difference(DifferenceKind.NODE_CAPACITY, name, wrong)
         if known.up is not node.ready:
             says = "ready, and down in the graph" if node.ready else "not ready, and up in the graph"
-            yield Difference(Kind.NODE_STATE, name, f"it is {says}")
+            yield Difference(DifferenceKind.NODE_STATE, name, f"it is {says}")
     for name in sorted(graph.nodes.keys() - api.nodes.keys()):
-        yield Difference(Kind.NODE_SURPLUS, name, "the cluster does not have it")
+        yield Difference(DifferenceKind.NODE_SURPLUS, name, "the cluster does not have it")
 
 
 # Members
@@ -88,25 +88,31 @@ def _members(api: ApiReading, store: StoreReading, graph: GraphReading) -> Itera
         recorded, seated = store.members.get(uid), graph.members.get(uid)
         if recorded is None or seated is None:
             where = "the graph" if recorded is None else "the store"
-            yield Difference(Kind.MEMBER_DISAGREED, uid, f"it has a place in {where} alone", way=where)
+            yield Difference(
+                DifferenceKind.MEMBER_DISAGREED, uid, f"it has a place in {where} alone", way=where
+            )
             continue
         if (recorded.job, recorded.node) != (seated.job, seated.node):
             in_store = f"of job {recorded.job} on {recorded.node} in the store"
             in_graph = f"of job {seated.job} on {seated.node} in the graph"
             both = f"{in_store}, {in_graph}"
-            yield Difference(Kind.MEMBER_DISAGREED, uid, both, way=both)
+            yield Difference(DifferenceKind.MEMBER_DISAGREED, uid, both, way=both)
             continue
         pod = api.pods.get(uid)
         of = f"a member of job {seated.job} on {seated.node}"
         if pod is None:
-            yield Difference(Kind.MEMBER_LEAKED, uid, f"{of}, whose pod is gone")
+            yield Difference(DifferenceKind.MEMBER_LEAKED, uid, f"{of}, whose pod is gone")
         elif pod.terminal:
-            yield Difference(Kind.MEMBER_LEAKED, uid, f"{of}, whose pod {_named(pod)} is terminal")
+            yield Difference(DifferenceKind.MEMBER_LEAKED, uid, f"{of}, whose pod {_named(pod)} is terminal")
         elif not pod.node:
             if PLACING not in (recorded.phase, seated.phase):
-                yield Difference(Kind.MEMBER_UNBOUND, uid, f"{of}, whose pod {_named(pod)} is on no node")
+                yield Difference(
+                    DifferenceKind.MEMBER_UNBOUND, uid, f"{of}, whose pod {_named(pod)} is on no node"
+                )
         elif pod.node != seated.node:
-            yield Difference(Kind.MEMBER_ELSEWHERE, uid, f"{of}, whose pod {_named(pod)} is on {pod.node}")
+            yield Difference(
+                DifferenceKind.MEMBER_ELSEWHERE, uid, f"{of}, whose pod {_named(pod)} is on {pod.node}"
+            )
 
 
 # Pods, and what is held for them
@@ -116,7 +122,7 @@ def _members(api: ApiReading, store: StoreReading, graph: GraphReading) -> Itera
 class _Uses:
     """What pods use beside the seats of members, as the cluster has it."""
 
-    holds: dict[str, tuple[str, Amounts]] = field(
+    holds: dict[str, tuple[str, ResourceUsage]] = field(
         default_factory=dict
     )  # name -> node, amounts: must be there
     allowed: set[str] = field(default_factory=set)  # names that may be there, for reasons of their own
@@ -132,10 +138,12 @@ def _uses(
     for uid, pod in sorted(api.pods.items()):
         if not pod.is_counted:
             continue
-        seat = graph.members.get(uid)
-        if seat is not None:
-            if seat.node == pod.node:
-                beyond = {kind: units - seat.amounts.get(kind, 0) for kind, units in pod.amounts.items()}
+        assignment = graph.members.get(uid)
+        if assignment is not None:
+            if assignment.node == pod.node:
+                beyond = {
+                    kind: units - assignment.amounts.get(kind, 0) for kind, units in pod.amounts.items()
+                }
                 more = {kind: units for kind, units in beyond.items() if units > 0}
                 uses.allowed.discard(MORE + uid)
                 _use(api, uses, pod.node, MORE + uid, more)
@@ -153,7 +161,7 @@ def _uses(
     return uses
 
 
-def _use(api: ApiReading, uses: _Uses, node: str, name: str, amounts: Amounts) -> None:
+def _use(api: ApiReading, uses: _Uses, node: str, name: str, amounts: ResourceUsage) -> None:
     known = api.nodes.get(node)
     if known is None:
         uses.allowed.add(name)  # Its pods will be cleaned up: they are held or not, it does not matter.
@@ -167,27 +175,29 @@ def _use(api: ApiReading, uses: _Uses, node: str, name: str, amounts: Amounts) -
         there[kind] = there.get(kind, 0) + units
 
 
-def _pods_and_holds(api: ApiReading, graph: GraphReading, uses: _Uses) -> Iterator[Difference]:
+def _pods_and_external_usage(api: ApiReading, graph: GraphReading, uses: _Uses) -> Iterator[Difference]:
     for uid, pod in uses.unknown.items():
         what = f"{_named(pod)} is on {pod.node}, and neither store nor graph know of it"
-        yield Difference(Kind.POD_UNKNOWN, uid, what)
+        yield Difference(DifferenceKind.POD_UNKNOWN, uid, what)
     for name, (node, amounts) in sorted(uses.holds.items()):
         hold = graph.holds.get(name)
         if hold is None:
             what = f"{_pod_of(api, name)} uses {_listed(amounts)} of {node}"
-            yield Difference(Kind.HOLD_MISSING, name, what)
+            yield Difference(DifferenceKind.EXTERNAL_USAGE_MISSING, name, what)
         elif hold.node != node:
             what = f"{_pod_of(api, name)} is on {node}, its hold on {hold.node}"
-            yield Difference(Kind.HOLD_DIFFERS, name, what)
+            yield Difference(DifferenceKind.EXTERNAL_USAGE_DIFFERS, name, what)
         elif wrong := _unlike(amounts, hold.amounts, api.nodes[node].allocatable.keys()):
-            yield Difference(Kind.HOLD_DIFFERS, name, f"{_pod_of(api, name)} on {node}: {wrong}")
+            yield Difference(
+                DifferenceKind.EXTERNAL_USAGE_DIFFERS, name, f"{_pod_of(api, name)} on {node}: {wrong}"
+            )
     for name, hold in sorted(graph.holds.items()):
         if name not in uses.holds and name not in uses.allowed and _takes_anything(hold, graph):
             what = f"{_listed(hold.amounts)} of {hold.node} for {_pod_of(api, name)}"
-            yield Difference(Kind.HOLD_SURPLUS, name, what)
+            yield Difference(DifferenceKind.EXTERNAL_USAGE_SURPLUS, name, what)
 
 
-def _takes_anything(hold: GraphHold, graph: GraphReading) -> bool:
+def _takes_anything(hold: GraphExternalUsage, graph: GraphReading) -> bool:
     """Whether something is less for it. On a node that is not there it would be, once the node comes."""
     node = graph.nodes.get(hold.node)
     return node is None or any(
@@ -208,12 +218,14 @@ def _held(graph: GraphReading) -> Iterator[Difference]:
     for name, node in sorted(graph.nodes.items()):
         kinds = {kind for kind, units in node.capacity.items() if units}
         if wrong := _unlike(sums.get(name, {}), node.held, kinds, ("holds add up to", "booked are")):
-            yield Difference(Kind.HELD_DIFFERS, name, wrong)
+            yield Difference(DifferenceKind.ALLOCATION_DIFFERS, name, wrong)
 
 
-def _empty_seats(graph: GraphReading) -> Iterator[Difference]:
-    for seat, node in sorted(graph.empty_seats.items()):
-        yield Difference(Kind.SEAT_EMPTY, seat, f"units of {node} are booked, and no member has them")
+def _empty_slots(graph: GraphReading) -> Iterator[Difference]:
+    for assignment, node in sorted(graph.empty_slots.items()):
+        yield Difference(
+            DifferenceKind.SLOT_EMPTY, assignment, f"units of {node} are booked, and no member has them"
+        )
 
 
 def _overcommitted(api: ApiReading, graph: GraphReading, uses: _Uses) -> Iterator[Difference]:
@@ -229,7 +241,7 @@ def _overcommitted(api: ApiReading, graph: GraphReading, uses: _Uses) -> Iterato
             and ours + others.get(kind, 0) > node.allocatable.get(kind, 0)
         ]
         if wrong:
-            yield Difference(Kind.OVERCOMMITTED, name, "; ".join(wrong))
+            yield Difference(DifferenceKind.OVERCOMMITTED, name, "; ".join(wrong))
 
 
 def _half_gangs(store: StoreReading, graph: GraphReading, now: float) -> Iterator[Difference]:
@@ -240,7 +252,7 @@ def _half_gangs(store: StoreReading, graph: GraphReading, now: float) -> Iterato
             if now - places.since > HALF_GANG_S:
                 since_s = int(now - places.since)
                 what = f"{places.placed} of {places.size} members are in their places, for {since_s} s"
-                yield Difference(Kind.HALF_GANG, str(job), what)
+                yield Difference(DifferenceKind.HALF_GANG, str(job), what)
                 break
 
 
@@ -248,7 +260,10 @@ def _half_gangs(store: StoreReading, graph: GraphReading, now: float) -> Iterato
 
 
 def _unlike(
-    right: Amounts, found: Amounts, kinds: Collection[str], says: tuple[str, str] = ("cluster", "graph")
+    right: ResourceUsage,
+    found: ResourceUsage,
+    kinds: Collection[str],
+    says: tuple[str, str] = ("cluster", "graph"),
 ) -> str:
     """In which kinds two amounts differ; "" if in none."""
     wrong = [kind for kind in sorted(kinds) if right.get(kind, 0) != found.get(kind, 0)]

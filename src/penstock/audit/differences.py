@@ -8,24 +8,28 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["REPAIRS", "Difference", "Kind", "Repair"]
+__all__ = ["REPAIRS", "Difference", "DifferenceKind", "Repair"]
 
 
-class Kind(enum.Enum):
+class DifferenceKind(enum.Enum):
     NODE_MISSING = "node_missing"  # the cluster has it, the graph does not
     NODE_SURPLUS = "node_surplus"  # the graph has it, the cluster does not
     NODE_CAPACITY = "node_capacity"  # both have it, with different amounts
     NODE_STATE = "node_state"  # it is ready and the graph does not use it, or the other way round
-    HOLD_MISSING = "hold_missing"  # a pod uses something that the graph takes for free
-    HOLD_SURPLUS = "hold_surplus"  # the graph keeps something for a pod that is gone, terminal or a member
-    HOLD_DIFFERS = "hold_differs"  # it is for the right pod, but on another node or of other amounts
-    HELD_DIFFERS = "held_differs"  # what is booked for others at a node is not the sum of its holds
+    EXTERNAL_USAGE_MISSING = "hold_missing"  # a pod uses something that the graph takes for free
+    EXTERNAL_USAGE_SURPLUS = (
+        "hold_surplus"  # the graph keeps something for a pod that is gone, terminal or a member
+    )
+    EXTERNAL_USAGE_DIFFERS = (
+        "hold_differs"  # it is for the right pod, but on another node or of other amounts
+    )
+    ALLOCATION_DIFFERS = "held_differs"  # what is booked for others at a node is not the sum of its holds
     POD_UNKNOWN = "pod_unknown"  # a pod of ours is on a node, and neither store nor graph know of it
     MEMBER_DISAGREED = "member_disagreed"  # store and graph say different things of a member
     MEMBER_LEAKED = "member_leaked"  # a member has its place, and its pod is gone or terminal
     MEMBER_UNBOUND = "member_unbound"  # a member is said to have been placed, and its pod is on no node
     MEMBER_ELSEWHERE = "member_elsewhere"  # its pod is on another node than store and graph say
-    SEAT_EMPTY = "seat_empty"  # units are booked for a job, and no member has them
+    SLOT_EMPTY = "seat_empty"  # units are booked for a job, and no member has them
     OVERCOMMITTED = "overcommitted"  # we and others use more of a node than there is
     HALF_GANG = "half_gang"  # some of a group have places, some do not, for too long, and nobody was told
 
@@ -37,24 +41,24 @@ class Repair(enum.Enum):
     RESTART = "restart"  # the state in memory is dropped, and made anew from the store
 
 
-REPAIRS: Final[Mapping[Kind, Repair]] = MappingProxyType(
+REPAIRS: Final[Mapping[DifferenceKind, Repair]] = MappingProxyType(
     {
-        Kind.NODE_MISSING: Repair.SNAPSHOT,
-        Kind.NODE_SURPLUS: Repair.SNAPSHOT,
-        Kind.NODE_CAPACITY: Repair.SNAPSHOT,
-        Kind.NODE_STATE: Repair.SNAPSHOT,
-        Kind.HOLD_MISSING: Repair.SNAPSHOT,
-        Kind.HOLD_SURPLUS: Repair.SNAPSHOT,
-        Kind.HOLD_DIFFERS: Repair.SNAPSHOT,
-        Kind.HELD_DIFFERS: Repair.RESTART,
-        Kind.POD_UNKNOWN: Repair.SNAPSHOT,
-        Kind.MEMBER_DISAGREED: Repair.RESTART,
-        Kind.MEMBER_LEAKED: Repair.RELEASE,
-        Kind.MEMBER_UNBOUND: Repair.SNAPSHOT,
-        Kind.MEMBER_ELSEWHERE: Repair.SNAPSHOT,
-        Kind.SEAT_EMPTY: Repair.RESTART,
-        Kind.OVERCOMMITTED: Repair.NONE,
-        Kind.HALF_GANG: Repair.NONE,
+        DifferenceKind.NODE_MISSING: Repair.SNAPSHOT,
+        DifferenceKind.NODE_SURPLUS: Repair.SNAPSHOT,
+        DifferenceKind.NODE_CAPACITY: Repair.SNAPSHOT,
+        DifferenceKind.NODE_STATE: Repair.SNAPSHOT,
+        DifferenceKind.EXTERNAL_USAGE_MISSING: Repair.SNAPSHOT,
+        DifferenceKind.EXTERNAL_USAGE_SURPLUS: Repair.SNAPSHOT,
+        DifferenceKind.EXTERNAL_USAGE_DIFFERS: Repair.SNAPSHOT,
+        DifferenceKind.ALLOCATION_DIFFERS: Repair.RESTART,
+        DifferenceKind.POD_UNKNOWN: Repair.SNAPSHOT,
+        DifferenceKind.MEMBER_DISAGREED: Repair.RESTART,
+        DifferenceKind.MEMBER_LEAKED: Repair.RELEASE,
+        DifferenceKind.MEMBER_UNBOUND: Repair.SNAPSHOT,
+        DifferenceKind.MEMBER_ELSEWHERE: Repair.SNAPSHOT,
+        DifferenceKind.SLOT_EMPTY: Repair.RESTART,
+        DifferenceKind.OVERCOMMITTED: Repair.NONE,
+        DifferenceKind.HALF_GANG: Repair.NONE,
     }
 )
 """One repair for each kind, and why it is the right one:
@@ -82,13 +86,13 @@ class Difference:
     differences, and neither lasts.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     subject: str  # a node, a uid, the name of a hold, the number of a job
     detail: str = ""  # for people
     way: str = ""
 
     @property
-    def identity(self) -> tuple[Kind, str, str]:
+    def identity(self) -> tuple[DifferenceKind, str, str]:
         return self.kind, self.subject, self.way
 
     @property

@@ -8,7 +8,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from penstock.audit.differences import Difference, Kind, Repair
+from penstock.audit.differences import Difference, DifferenceKind, Repair
 
 __all__ = ["READINGS", "AuditMetrics"]
 
@@ -45,7 +45,7 @@ class AuditMetrics:
             "How long the last round took.",
             registry=self.registry,
         )
-        for kind in Kind:
+        for kind in DifferenceKind:
             self._differences.labels(kind.value)
         for repair in Repair:
             if repair is not Repair.NONE:
@@ -64,7 +64,7 @@ class AuditMetrics:
     def compared(self, differences: Iterable[Difference], at: float) -> None:
         """What is left after the last comparison; a round without readings leaves the figures as they are."""
         counts = Tally(difference.kind for difference in differences)
-        for kind in Kind:
+        for kind in DifferenceKind:
             self._differences.labels(kind.value).set(counts[kind])
         self._last_at.set(at)
 

@@ -22,20 +22,20 @@ __all__ = [
     "LEFT_OVER",
     "MORE",
     "PLACING",
-    "Amounts",
     "ApiNode",
     "ApiPod",
     "ApiReading",
-    "GraphHold",
+    "GraphExternalUsage",
     "GraphMember",
     "GraphNode",
     "GraphReading",
-    "JobPlaces",
+    "JobAssignments",
+    "ResourceUsage",
     "StoreMember",
     "StoreReading",
 ]
 
-Amounts = Mapping[str, int]
+ResourceUsage = Mapping[str, int]
 
 LEFT_OVER: Final = "left over: "
 MORE: Final = "more: "
@@ -45,7 +45,7 @@ PLACING: Final = "placing"  # the phase of a member whose binding is under way
 
 @dataclass(frozen=True, slots=True)
 class ApiNode:
-    allocatable: Amounts
+    allocatable: ResourceUsage
     ready: bool = True  # its kubelet says so
 
 
@@ -57,7 +57,7 @@ class ApiPod:
     scheduler_name: str
     terminal: bool  # Succeeded or Failed: it uses nothing any more
     deleting: bool  # it counts all the same, until it is terminal or gone
-    amounts: Amounts
+    amounts: ResourceUsage
 
     @property
     def is_counted(self) -> bool:
@@ -72,7 +72,7 @@ class ApiReading:
 
 
 @dataclass(frozen=True, slots=True)
-class JobPlaces:
+class JobAssignments:
     """How much of a job has its place. A job that is ending need not be whole."""
 
     size: int  # members that have a place or want one
@@ -91,14 +91,14 @@ class StoreMember:
 @dataclass(frozen=True, slots=True)
 class StoreReading:
     members: Mapping[str, StoreMember] = field(default_factory=dict)  # of active jobs, those with a place
-    jobs: Mapping[int, JobPlaces] = field(default_factory=dict)  # those with such members
+    jobs: Mapping[int, JobAssignments] = field(default_factory=dict)  # those with such members
 
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    capacity: Amounts
-    used: Amounts = field(default_factory=dict)  # by jobs of ours
-    held: Amounts = field(default_factory=dict)  # by others, as the bookings have it
+    capacity: ResourceUsage
+    used: ResourceUsage = field(default_factory=dict)  # by jobs of ours
+    held: ResourceUsage = field(default_factory=dict)  # by others, as the bookings have it
     up: bool = True  # as far as the world says; a drain is no business of the world's
 
 
@@ -107,13 +107,13 @@ class GraphMember:
     job: int
     node: str
     phase: str
-    amounts: Amounts = field(default_factory=dict)  # what its seat has
+    amounts: ResourceUsage = field(default_factory=dict)  # what its seat has
 
 
 @dataclass(frozen=True, slots=True)
-class GraphHold:
+class GraphExternalUsage:
     node: str
-    amounts: Amounts
+    amounts: ResourceUsage
     standing: bool = False
 
 
@@ -121,6 +121,6 @@ class GraphHold:
 class GraphReading:
     nodes: Mapping[str, GraphNode] = field(default_factory=dict)
     members: Mapping[str, GraphMember] = field(default_factory=dict)  # those with a seat in the engine
-    holds: Mapping[str, GraphHold] = field(default_factory=dict)
-    jobs: Mapping[int, JobPlaces] = field(default_factory=dict)
-    empty_seats: Mapping[str, str] = field(default_factory=dict)  # "job/slot" -> node: booked for nobody
+    holds: Mapping[str, GraphExternalUsage] = field(default_factory=dict)
+    jobs: Mapping[int, JobAssignments] = field(default_factory=dict)
+    empty_slots: Mapping[str, str] = field(default_factory=dict)  # "job/slot" -> node: booked for nobody

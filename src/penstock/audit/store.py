@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from penstock.audit.readings import PLACING, JobPlaces, StoreMember, StoreReading
-from penstock.store.audit_rows import PlacedJob
+from penstock.audit.readings import PLACING, JobAssignments, StoreMember, StoreReading
+from penstock.store.audit_rows import AuditJob
 
-__all__ = ["PlacesStore", "places_of", "read_store"]
+__all__ = ["AuditRowStore", "assignments_of", "read_store"]
 
 _WAITING: Final = "waiting"
 
 
-class PlacesStore(Protocol):
+class AuditRowStore(Protocol):
     """As much of a store as an auditor needs: it writes nothing."""
 
-    async def placed(self) -> list[PlacedJob]: ...
+    async def placed(self) -> list[AuditJob]: ...
 
 
-async def read_store(store: PlacesStore) -> StoreReading:
+async def read_store(store: AuditRowStore) -> StoreReading:
     jobs = await store.placed()
     members = {
         member.key: StoreMember(job.id, member.node, member.phase)
@@ -30,18 +30,20 @@ async def read_store(store: PlacesStore) -> StoreReading:
     return StoreReading(members, {job.id: _places(job) for job in jobs})
 
 
-def _places(job: PlacedJob) -> JobPlaces:
+def _places(job: AuditJob) -> JobAssignments:
     members = [(member.phase, member.seen_at) for member in job.members]
-    return places_of(members, job.placed_at, job.incomplete_since, bool(job.broken), job.ending)
+    return assignments_of(
+        members, job.placed_at, job.incomplete_since, bool(job.incomplete_reason), job.ending
+    )
 
 
-def places_of(
+def assignments_of(
     members: Sequence[tuple[str, float]],
     placed_at: float | None,
     incomplete_since: float | None,
     broken: bool,
     ending: bool,
-) -> JobPlaces:
+) -> JobAssignments:
     """How much of a job has its place, by the phases of its members and when each was first seen.
 
     It is not whole while one that had a place is without; and while a binding is under way, counted from the
@@ -52,4 +54,4 @@ def places_of(
     if since is None and placing and placed_at is not None:
         since = max(placed_at, *placing)
     placed = sum(1 for phase, _ in members if phase not in (_WAITING, PLACING))
-    return JobPlaces(len(members), placed, broken, None if ending else since)
+    return JobAssignments(len(members), placed, broken, None if ending else since)

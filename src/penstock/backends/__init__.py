@@ -1,1 +1,1 @@
-"""The worlds in which jobs run. Each driver implements `World` of `penstock.protocol.backend`."""
+"""The worlds in which jobs run. Each driver implements `Backend` of `penstock.protocol.backend`."""

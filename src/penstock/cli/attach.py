@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Final
 
 from penstock.cli import exits
-from penstock.cli.client import Client, Doc, NoInstance, Refused, StreamBroken, job_path
+from penstock.cli.client import ApiClient, Doc, NoInstance, RequestRefused, StreamBroken, job_path
 from penstock.cli.terminal import SLOW_S, complain, is_terminal, paint, shown, width
 from penstock.cli.times import clock, span
 from penstock.errors import Unavailable
@@ -37,7 +37,7 @@ class _Detached(Exception):
     """The user leaves; the job stays."""
 
 
-def attach_to(client: Client, job: str, *, label: bool = False) -> int:
+def attach_to(client: ApiClient, job: str, *, label: bool = False) -> int:
     """Follows the job to its end; the exit code for the shell."""
     following = _Following(client, job, label)
     before = following.take_signals()
@@ -91,7 +91,7 @@ def _warn(text: str) -> None:
 
 
 class _Following:
-    def __init__(self, client: Client, job: str, label: bool) -> None:
+    def __init__(self, client: ApiClient, job: str, label: bool) -> None:
         self._client = client
         self._job = job
         self._label = label
@@ -182,7 +182,7 @@ class _Following:
         del frame
         try:
             self._client.post(job_path(self._job, "signal"), {"signal": number})
-        except Refused:
+        except RequestRefused:
             # It is not running. Whoever ends us does not want it to run later.
             if number in (signal.SIGTERM, signal.SIGHUP):
                 self._cancel(f"{signal.Signals(number).name} while it waited")
@@ -192,7 +192,7 @@ class _Following:
     def _cancel(self, note: str) -> None:
         try:
             self._client.post("/v1/jobs/cancel", {"ids": [self._job], "note": note})
-        except (Refused, Unavailable) as error:
+        except (RequestRefused, Unavailable) as error:
             _warn(str(error))
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -221,7 +221,7 @@ class _Following:
 class _WaitingLine:
     """The line that says for what the job waits: from two seconds on, only on a terminal."""
 
-    def __init__(self, client: Client, job: str) -> None:
+    def __init__(self, client: ApiClient, job: str) -> None:
         self._client = client
         self._job = job
         self._ended = threading.Event()
@@ -250,7 +250,7 @@ class _WaitingLine:
             wait_s = 1.0
             try:
                 job = self._client.get(job_path(self._job))
-            except (Refused, Unavailable):
+            except (RequestRefused, Unavailable):
                 continue
             if job.get("state") not in ("DEPEND", "PRIORITY", "SCHED"):
                 self.pause()

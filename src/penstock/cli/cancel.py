@@ -8,9 +8,9 @@ from typing import Final
 import click
 
 from penstock.cli import exits
-from penstock.cli.client import Client
+from penstock.cli.client import ApiClient
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.terminal import Progress, complain, say_json
+from penstock.cli.terminal import ProgressLine, complain, say_json
 from penstock.model.jobid import parse_jobid
 
 __all__ = ["cancel"]
@@ -29,7 +29,7 @@ _IDS_A_QUERY: Final = 500
 @click.option("-m", "--message", metavar="NOTE", default="", help="A note that the job's log keeps.")
 @click.option("--wait", is_flag=True, help="Return when the jobs have ended.")
 def cancel(
-    client: Client,
+    client: ApiClient,
     ids: tuple[str, ...],
     everything: bool,
     states: str | None,
@@ -70,8 +70,8 @@ def cancel(
     return exits.FAILED if answer["errors"] else exits.OK
 
 
-def _wait_for(client: Client, ids: list[str]) -> None:
-    progress = Progress("ending", len(ids))
+def _wait_for(client: ApiClient, ids: list[str]) -> None:
+    progress = ProgressLine("ending", len(ids))
     left = list(ids)
     while left:
         still: list[str] = []

@@ -1,8 +1,8 @@
 """The way to the instance: HTTP over its Unix socket, without asyncio, one connection a request.
 
-A refusal comes back as `Refused` with the server's own sentence. If nobody listens, that is `NoInstance`,
-which says how to start one. `meant` remembers what the user typed (a queue, nodes, jobs), so that after a
-refusal `did_you_mean` can look up what exists and offer the nearest.
+A refusal comes back as `RequestRefused` with the server's own sentence. If nobody listens, that is
+`NoInstance`, which says how to start one. `meant` remembers what the user typed (a queue, nodes, jobs), so
+that after a refusal `did_you_mean` can look up what exists and offer the nearest.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from urllib.parse import quote, urlencode
 
 from penstock.errors import Conflict, Unavailable
 from penstock.model.jobid import encode_jobid, parse_jobid
-from penstock.paths import Places, places_of
+from penstock.paths import InstancePaths, paths_of
 
 __all__ = [
     "KUBERNETES",
-    "Client",
+    "ApiClient",
     "Doc",
     "NoInstance",
-    "Refused",
+    "RequestRefused",
     "ServerEvent",
     "StreamBroken",
     "client_of",
@@ -49,7 +49,7 @@ class StreamBroken(Unavailable):
     """The connection ended before the answer did."""
 
 
-class Refused(Conflict):
+class RequestRefused(Conflict):
     """The instance answered, with an error."""
 
     def __init__(self, status: int, error: Mapping[str, Any]) -> None:
@@ -78,9 +78,9 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.settimeout(_ANSWER_S)
 
 
-class Client:
-    def __init__(self, places: Places) -> None:
-        self.places = places
+class ApiClient:
+    def __init__(self, paths: InstancePaths) -> None:
+        self.paths = paths
         self._meant: dict[str, list[str]] = {}
 
     def get(self, path: str, **query: object) -> Doc:
@@ -116,7 +116,7 @@ class Client:
         for kind, names in self._meant.items():
             try:
                 known = self._known(kind)
-            except (Refused, Unavailable):
+            except (RequestRefused, Unavailable):
                 continue
             for name in names:
                 if hint := _nearest(name, known):
@@ -154,15 +154,15 @@ class Client:
         target = f"{path}?{urlencode(given)}" if given else path
         text = None if body is None else json.dumps(body).encode()
         headers = {} if text is None else {"Content-Type": "application/json"}
-        connection = _UnixConnection(str(self.places.socket))
+        connection = _UnixConnection(str(self.paths.socket))
         try:
             connection.request(method, target, text, headers)
         except (FileNotFoundError, ConnectionRefusedError):
             raise NoInstance(
-                f"no instance runs here ({self.places.state}): start one with `penstock start`"
+                f"no instance runs here ({self.paths.state}): start one with `penstock start`"
             ) from None
         except PermissionError:
-            raise NoInstance(f"{self.places.socket} belongs to another user") from None
+            raise NoInstance(f"{self.paths.socket} belongs to another user") from None
         except BrokenPipeError:
             # The server refused before it had read all; its answer says why.
             return connection
@@ -171,21 +171,21 @@ class Client:
         return connection
 
 
-def client_of(state: str | None) -> Client:
+def client_of(state: str | None) -> ApiClient:
     """The client of the instance that `--state` or the environment names."""
-    return Client(places_of(state, os.environ))
+    return ApiClient(paths_of(state, os.environ))
 
 
 def job_path(job: str, *rest: str) -> str:
     return "/".join(["/v1/jobs", quote(job, safe=""), *rest])
 
 
-def _refused(status: int, text: bytes) -> Refused:
+def _refused(status: int, text: bytes) -> RequestRefused:
     try:
         error = json.loads(text)["error"]
     except (ValueError, KeyError, TypeError):
         error = {"message": f"the instance answered with status {status}"}
-    return Refused(status, error)
+    return RequestRefused(status, error)
 
 
 def _events(answer: http.client.HTTPResponse) -> Iterator[ServerEvent]:

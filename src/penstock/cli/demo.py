@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any, Final
 
 from penstock.cli import exits
-from penstock.cli.client import Client, Doc
+from penstock.cli.client import ApiClient, Doc
 from penstock.cli.fields import HEADINGS
 from penstock.cli.formats import parse_format
 from penstock.cli.gantt import BLOCKS, SIGNS, draw
@@ -37,7 +37,7 @@ from penstock.cli.terminal import command_name, complain, is_terminal, paint, sa
 from penstock.cli.timeline import painted
 from penstock.cli.times import clock
 from penstock.errors import PenstockError
-from penstock.paths import places_of
+from penstock.paths import paths_of
 
 __all__ = ["WORKLOAD", "tour"]
 
@@ -129,7 +129,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def _instance() -> Iterator[tuple[Client, dict[str, str]]]:
+def _instance() -> Iterator[tuple[ApiClient, dict[str, str]]]:
     """A real instance in a directory of its own. Commands get sessions of their own: ctrl-C is for us."""
     above = Path(tempfile.mkdtemp(prefix="penstock-demo-", dir="/tmp"))
     above.chmod(0o711)  # PostgreSQL may run as somebody else.
@@ -144,7 +144,7 @@ def _instance() -> Iterator[tuple[Client, dict[str, str]]]:
         if starting.returncode != 0:
             raise exits.Ended(exits.FAILED, err.strip().removeprefix("penstock: "))
         say(out.splitlines()[0].removeprefix("penstock: "))
-        yield Client(places_of(None, environment)), environment
+        yield ApiClient(paths_of(None, environment)), environment
     finally:
         _take_down(starting, above, environment)
 
@@ -200,7 +200,7 @@ def _submit(environment: dict[str, str]) -> list[_Refusal]:
     return refused
 
 
-def _show_progress(client: Client) -> None:
+def _show_progress(client: ApiClient) -> None:
     """The table until all jobs are over: moving on a terminal, and at three points in a pipe."""
     table = parse_format(_TABLE, HEADINGS)
     began = time.time()
@@ -238,7 +238,7 @@ _STATES: Final = {
 }
 
 
-def _looks(client: Client, began: float) -> Iterator[list[Doc]]:
+def _looks(client: ApiClient, began: float) -> Iterator[list[Doc]]:
     """The jobs in the order of their submission, again and again, until all are over."""
     while True:
         found = sorted(_jobs(client), key=lambda job: int(job["id_dec"]))
@@ -248,12 +248,12 @@ def _looks(client: Client, began: float) -> Iterator[list[Doc]]:
         time.sleep(_STEP_S)
 
 
-def _jobs(client: Client) -> list[Doc]:
+def _jobs(client: ApiClient) -> list[Doc]:
     found: list[Doc] = client.get("/v1/jobs", states="active,inactive")["jobs"]
     return found
 
 
-def _show_live(client: Client, picture: Any, began: float) -> None:
+def _show_live(client: ApiClient, picture: Any, began: float) -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -265,7 +265,7 @@ def _show_live(client: Client, picture: Any, began: float) -> None:
             live.update(Text.from_ansi("\n".join(lines), no_wrap=True), refresh=True)
 
 
-def _show_end(client: Client, refused: list[_Refusal]) -> None:
+def _show_end(client: ApiClient, refused: list[_Refusal]) -> None:
     now = time.time()
     jobs = _jobs(client)
     since = now - min(job["t_submit"] for job in jobs)

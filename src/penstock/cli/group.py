@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from penstock.cli import exits
-from penstock.cli.client import Client, Refused, client_of
+from penstock.cli.client import ApiClient, RequestRefused, client_of
 from penstock.cli.main import COMMANDS
 from penstock.cli.terminal import complain
 from penstock.errors import BadRequest, PenstockError, Unavailable
@@ -23,7 +23,7 @@ __all__ = ["SETTINGS", "complete", "json_option", "run_click", "state_option", "
 
 SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-_clients: Final[list[Client]] = []  # the client of the running command, for hints after a refusal
+_clients: Final[list[ApiClient]] = []  # the client of the running command, for hints after a refusal
 
 
 class _Group(click.Group):
@@ -110,7 +110,7 @@ def _misused(error: click.ClickException) -> int:
 
 
 def _failed(error: PenstockError) -> int:
-    if not isinstance(error, Refused):
+    if not isinstance(error, RequestRefused):
         complain(str(error))
         if isinstance(error, Unavailable):
             return exits.NO_INSTANCE

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from penstock.cli import exits
-from penstock.cli.client import Client, Doc, job_path
+from penstock.cli.client import ApiClient, Doc, job_path
 from penstock.cli.eventlogs import EventLines
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.terminal import complain, has_colours, is_terminal, say, say_facts, say_json, shown, width
@@ -33,7 +33,7 @@ def job() -> None:
 @with_client
 @json_option
 @click.argument("id_", metavar="ID")
-def show(client: Client, id_: str, output_format: str) -> None:
+def show(client: ApiClient, id_: str, output_format: str) -> None:
     """Show all about a job."""
     found = _fetch(client, id_)
     if output_format == "json":
@@ -42,7 +42,7 @@ def show(client: Client, id_: str, output_format: str) -> None:
     say_facts((label, text) for label, text in _facts(found, time.time()) if text)
 
 
-def _fetch(client: Client, id_: str, *rest: str) -> Doc:
+def _fetch(client: ApiClient, id_: str, *rest: str) -> Doc:
     parse_jobid(id_)
     client.meant("job", id_)
     return client.get(job_path(id_, *rest))
@@ -132,7 +132,13 @@ def _start_text(forecast: Doc, now: float) -> str:
 @click.option("-H", "--human", is_flag=True, help="Times for people, and colours: -T human.")
 @click.option("-F", "--follow", is_flag=True, help="Go on with events as they come, until the last.")
 def eventlog(
-    client: Client, id_: str, form: str, also_format: str | None, time_format: str, human: bool, follow: bool
+    client: ApiClient,
+    id_: str,
+    form: str,
+    also_format: str | None,
+    time_format: str,
+    human: bool,
+    follow: bool,
 ) -> None:
     """Show what happened to a job, one event a line."""
     as_json = (also_format or form) == "json"
@@ -153,7 +159,7 @@ def eventlog(
 @with_client
 @json_option
 @click.argument("id_", metavar="ID")
-def why(client: Client, id_: str, output_format: str) -> None:
+def why(client: ApiClient, id_: str, output_format: str) -> None:
     """Say why a job waits, who is before it, and what would start sooner."""
     found = _fetch(client, id_, "why")
     if output_format == "json":
@@ -197,7 +203,7 @@ def _why_facts(found: Doc, now: float) -> list[tuple[str, str]]:
 @with_client
 @json_option
 @click.argument("id_", metavar="ID")
-def when(client: Client, id_: str, output_format: str) -> None:
+def when(client: ApiClient, id_: str, output_format: str) -> None:
     """Say when a job starts, or started, and what was promised."""
     found = _fetch(client, id_)
     forecast, promise = found.get("forecast") or {}, found.get("promise") or {}
@@ -224,7 +230,7 @@ def when(client: Client, id_: str, output_format: str) -> None:
 @json_option
 @click.argument("ids", nargs=-1, required=True)
 @click.option("-t", "--timeout", metavar="FSD", help="Give up after this.")
-def wait(client: Client, ids: tuple[str, ...], timeout: str | None, output_format: str) -> int:
+def wait(client: ApiClient, ids: tuple[str, ...], timeout: str | None, output_format: str) -> int:
     """Wait until jobs have ended; exit 1 if one of them did not complete."""
     from penstock.cli.fields import job_field
 
@@ -248,7 +254,7 @@ def wait(client: Client, ids: tuple[str, ...], timeout: str | None, output_forma
     return code
 
 
-def _wait_for(client: Client, id_: str, deadline: float | None) -> Doc:
+def _wait_for(client: ApiClient, id_: str, deadline: float | None) -> Doc:
     while True:
         left = _WAIT_STEP_S if deadline is None else max(0.0, deadline - time.monotonic())
         found = client.get(job_path(id_, "wait"), timeout_s=min(left, _WAIT_STEP_S))
@@ -260,7 +266,7 @@ def _wait_for(client: Client, id_: str, deadline: float | None) -> Doc:
 @with_client
 @click.argument("id_", metavar="ID")
 @click.option("-l", "--label-io", is_flag=True, help="Put the task's rank before each line.")
-def attach(client: Client, id_: str, label_io: bool) -> int:
+def attach(client: ApiClient, id_: str, label_io: bool) -> int:
     """Show the output of a job from the beginning, stay to its end, exit as it does."""
     from penstock.cli.attach import attach_to
 

@@ -12,7 +12,14 @@ from typing import Any, Final
 
 import click
 
-from penstock.cli.jobspecs import Shape, Wish, build_jobspec, parse_urgency, select_environment, substitute
+from penstock.cli.jobspecs import (
+    JobRequest,
+    Shape,
+    build_jobspec,
+    parse_urgency,
+    select_environment,
+    substitute,
+)
 from penstock.cli.terminal import complain
 from penstock.errors import BadRequest
 from penstock.model.idset import parse_idset
@@ -103,23 +110,23 @@ def submissions_of(options: JobOptions) -> list[dict[str, Any]]:
         if options.command:
             raise click.UsageError("a command and --jobspec exclude each other")
         return [{"jobspec": _read_jobspec(values["jobspec_file"]), **extra}]
-    wish = _wish(options)
+    request = _request(options)
     now = time.time()
     if values["cc"] and values["bcc"]:
         raise click.UsageError("--cc and --bcc exclude each other")
     copies = values["cc"] or values["bcc"]
     if not copies:
-        return [{"jobspec": build_jobspec(wish, now), **extra}]
+        return [{"jobspec": build_jobspec(request, now), **extra}]
     made = []
     for number in parse_idset(copies, ids_max=_COPIES_MAX):
-        one = substitute(wish, str(number))
+        one = substitute(request, str(number))
         if values["cc"]:
             one = replace(one, environment={**one.environment, "FLUX_JOB_CC": str(number)})
         made.append({"jobspec": build_jobspec(one, now), **extra})
     return made
 
 
-def _wish(options: JobOptions) -> Wish:
+def _request(options: JobOptions) -> JobRequest:
     values = options.values
     environment, unsendable = select_environment(os.environ, values["env"], values["env_remove"])
     if unsendable:
@@ -134,7 +141,7 @@ def _wish(options: JobOptions) -> Wish:
         "gpus_per_node",
         "exclusive",
     )
-    return Wish(
+    return JobRequest(
         command=options.command,
         shape=Shape(**{name: values[name] for name in shape_names}),
         time_limit=values["time_limit"] or "",

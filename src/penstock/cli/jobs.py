@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from penstock.cli import exits
-from penstock.cli.client import Client, Doc
+from penstock.cli.client import ApiClient, Doc
 from penstock.cli.fields import HEADINGS, PRESETS, job_field
 from penstock.cli.formats import Cell, Table, parse_format
 from penstock.cli.group import SETTINGS, with_client
@@ -55,7 +55,7 @@ _COLOURS = {"R": "green", "C": "green", "S": "yellow", "D": "blue", "P": "blue",
               help="A format string, json, or one of: " + ", ".join(PRESETS) + ".")  # fmt: skip
 @click.option("--sort", metavar="FIELD,...", help="Sort by fields; -FIELD for the other way round.")
 @click.option("--watch", is_flag=True, help="Keep the table up to date until ctrl-C.")
-def jobs(client: Client, ids: tuple[str, ...], **options: Any) -> int:
+def jobs(client: ApiClient, ids: tuple[str, ...], **options: Any) -> int:
     """List jobs: pending and running ones, or those with the given IDs.
 
     Pending jobs show in INFO when they are expected to start. `-o why` and `--watch` show the forecast and
@@ -207,7 +207,7 @@ def _sorted(found: list[Doc], keys: str) -> list[Doc]:
     return found
 
 
-def _complain_missing(client: Client, ids: Iterable[str], found: list[Doc]) -> bool:
+def _complain_missing(client: ApiClient, ids: Iterable[str], found: list[Doc]) -> bool:
     """Names the ids that are not among what was found; whether there were any."""
     known = {parse_jobid(job["id"]) for job in found}
     missing = [text for text in ids if parse_jobid(text) not in known]

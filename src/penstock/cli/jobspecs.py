@@ -20,8 +20,8 @@ from penstock.errors import BadRequest
 from penstock.model.duration import BadDuration, parse_duration
 
 __all__ = [
+    "JobRequest",
     "Shape",
-    "Wish",
     "build_jobspec",
     "parse_dependency",
     "parse_signal",
@@ -48,7 +48,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class JobRequest:
     """One job as the command line says it. Texts may hold `{cc}`."""
 
     command: tuple[str, ...]
@@ -67,36 +67,36 @@ class Wish:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def build_jobspec(wish: Wish, now: float) -> dict[str, Any]:
-    if not wish.command:
+def build_jobspec(request: JobRequest, now: float) -> dict[str, Any]:
+    if not request.command:
         _refuse("job command and arguments are missing", "command", expected="COMMAND [ARGUMENTS...]")
-    resources, count, per_resource = _resources(wish.shape)
+    resources, count, per_resource = _resources(request.shape)
     system: dict[str, Any] = {
-        "duration": parse_time_limit(wish.time_limit) if wish.time_limit else 0.0,
-        "environment": dict(wish.environment),
-        "cwd": wish.cwd,
+        "duration": parse_time_limit(request.time_limit) if request.time_limit else 0.0,
+        "environment": dict(request.environment),
+        "cwd": request.cwd,
     }
-    if wish.name:
-        system["job"] = {"name": wish.name}
-    if wish.queue:
-        system["queue"] = wish.queue
-    dependencies = [parse_dependency(text) for text in wish.dependencies]
-    if wish.begin_time:
-        dependencies.append({"scheme": "begin-time", "value": str(parse_when(wish.begin_time, now))})
+    if request.name:
+        system["job"] = {"name": request.name}
+    if request.queue:
+        system["queue"] = request.queue
+    dependencies = [parse_dependency(text) for text in request.dependencies]
+    if request.begin_time:
+        dependencies.append({"scheme": "begin-time", "value": str(parse_when(request.begin_time, now))})
     if dependencies:
         system["dependencies"] = dependencies
-    if wish.requires:
+    if request.requires:
         from penstock.cli.requires import parse_requires
 
-        system["constraints"] = parse_requires(wish.requires)
-    options = _shell_options(wish)
+        system["constraints"] = parse_requires(request.requires)
+    options = _shell_options(request)
     if per_resource:
         options["per-resource"] = per_resource
     if options:
         system["shell"] = {"options": options}
     return {
         "resources": resources,
-        "tasks": [{"command": list(wish.command), "slot": "task", "count": count}],
+        "tasks": [{"command": list(request.command), "slot": "task", "count": count}],
         "attributes": {"system": system},
         "version": 1,
     }
@@ -174,18 +174,18 @@ def _node(count: int, exclusive: bool, slot: dict[str, Any]) -> dict[str, Any]:
     return {**node, "exclusive": True, "with": [slot]} if exclusive else {**node, "with": [slot]}
 
 
-def _shell_options(wish: Wish) -> dict[str, Any]:
+def _shell_options(request: JobRequest) -> dict[str, Any]:
     options: dict[str, Any] = {}
     output: dict[str, Any] = {}
-    for stream, path in (("stdout", wish.output), ("stderr", wish.error)):
+    for stream, path in (("stdout", request.output), ("stderr", request.error)):
         if path:
             output[stream] = {"type": "file", "path": path}
-            if wish.label_io:
+            if request.label_io:
                 output[stream]["label"] = True
     if output:
         options["output"] = output
-    if wish.signal is not None:
-        options["signal"] = parse_signal(wish.signal)
+    if request.signal is not None:
+        options["signal"] = parse_signal(request.signal)
     return options
 
 
@@ -257,7 +257,7 @@ def select_environment(
     return chosen, unsendable
 
 
-def substitute(wish: Wish, cc: str) -> Wish:
+def substitute(request: JobRequest, cc: str) -> JobRequest:
     """The wish of one copy: `{cc}` in the command and in every text becomes the copy's id."""
     from dataclasses import replace
 
@@ -265,14 +265,14 @@ def substitute(wish: Wish, cc: str) -> Wish:
         return text.replace("{cc}", cc)
 
     return replace(
-        wish,
-        command=tuple(put(word) for word in wish.command),
-        name=put(wish.name),
-        output=put(wish.output),
-        error=put(wish.error),
-        cwd=put(wish.cwd),
-        dependencies=tuple(put(text) for text in wish.dependencies),
-        requires=put(wish.requires),
+        request,
+        command=tuple(put(word) for word in request.command),
+        name=put(request.name),
+        output=put(request.output),
+        error=put(request.error),
+        cwd=put(request.cwd),
+        dependencies=tuple(put(text) for text in request.dependencies),
+        requires=put(request.requires),
     )
 
 

@@ -15,11 +15,11 @@ from typing import Final
 
 from penstock.cli import exits
 
-__all__ = ["COMMANDS", "Entry", "main"]
+__all__ = ["COMMANDS", "CommandEntry", "main"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CommandEntry:
     """A command: where it lives (`module:function`), and what it does in half a line."""
 
     place: str
@@ -33,38 +33,44 @@ _CLUSTER: Final = "Cluster"
 _TOOLS: Final = "Tools"
 _EXIT_NO_COMMAND: Final = 1
 
-COMMANDS: Final[dict[str, Entry]] = {
-    "submit": Entry("penstock.cli.submit:submit", "submit jobs and print their ids", _JOBS),
-    "run": Entry("penstock.cli.run:run", "submit a job, show its output, exit as it does", _JOBS),
-    "jobs": Entry("penstock.cli.jobs:jobs", "list jobs", _JOBS),
-    "job": Entry("penstock.cli.job:job", "one job: show, eventlog, why, when, wait, attach", _JOBS),
-    "cancel": Entry("penstock.cli.cancel:cancel", "cancel jobs", _JOBS),
-    "hold": Entry("penstock.cli.urgency:hold", "hold jobs back (urgency 0)", _JOBS),
-    "release": Entry("penstock.cli.urgency:release", "let held jobs go on", _JOBS),
-    "urgency": Entry("penstock.cli.urgency:urgency", "change the urgency of a job", _JOBS),
-    "resource": Entry("penstock.cli.resource:resource", "nodes: list, status, drain, undrain", _CLUSTER),
-    "queue": Entry(
+COMMANDS: Final[dict[str, CommandEntry]] = {
+    "submit": CommandEntry("penstock.cli.submit:submit", "submit jobs and print their ids", _JOBS),
+    "run": CommandEntry("penstock.cli.run:run", "submit a job, show its output, exit as it does", _JOBS),
+    "jobs": CommandEntry("penstock.cli.jobs:jobs", "list jobs", _JOBS),
+    "job": CommandEntry("penstock.cli.job:job", "one job: show, eventlog, why, when, wait, attach", _JOBS),
+    "cancel": CommandEntry("penstock.cli.cancel:cancel", "cancel jobs", _JOBS),
+    "hold": CommandEntry("penstock.cli.urgency:hold", "hold jobs back (urgency 0)", _JOBS),
+    "release": CommandEntry("penstock.cli.urgency:release", "let held jobs go on", _JOBS),
+    "urgency": CommandEntry("penstock.cli.urgency:urgency", "change the urgency of a job", _JOBS),
+    "resource": CommandEntry(
+        "penstock.cli.resource:resource", "nodes: list, status, drain, undrain", _CLUSTER
+    ),
+    "queue": CommandEntry(
         "penstock.cli.queue:queue", "queues: list, status, start, stop, enable, disable", _CLUSTER
     ),
-    "timeline": Entry("penstock.cli.timeline:timeline", "draw what runs where and when", _CLUSTER),
-    "status": Entry("penstock.cli.status:status", "the instance, its agents and its database", _CLUSTER),
-    "start": Entry("penstock.app.start:start", "start an instance, or take one up again", _CLUSTER),
-    "stop": Entry("penstock.app.stop:stop", "stop the instance", _CLUSTER),
-    "dev": Entry("penstock.app.dev:dev", "a real control plane with simulated nodes", _TOOLS),
-    "completion": Entry("penstock.cli.completion:completion", "the completion script of a shell", _TOOLS),
-    "demo": Entry(
+    "timeline": CommandEntry("penstock.cli.timeline:timeline", "draw what runs where and when", _CLUSTER),
+    "status": CommandEntry(
+        "penstock.cli.status:status", "the instance, its agents and its database", _CLUSTER
+    ),
+    "start": CommandEntry("penstock.app.start:start", "start an instance, or take one up again", _CLUSTER),
+    "stop": CommandEntry("penstock.app.stop:stop", "stop the instance", _CLUSTER),
+    "dev": CommandEntry("penstock.app.dev:dev", "a real control plane with simulated nodes", _TOOLS),
+    "completion": CommandEntry(
+        "penstock.cli.completion:completion", "the completion script of a shell", _TOOLS
+    ),
+    "demo": CommandEntry(
         "penstock.cli.plan_demo:main",
         "run a mixed workload on a real instance of its own",
         _TOOLS,
         is_argv=True,
     ),
-    "resource-query": Entry(
+    "resource-query": CommandEntry(
         "penstock.cli.resource_query:main",
         "match jobspecs against a graph, as Fluxion's tool does",
         _TOOLS,
         is_argv=True,
     ),
-    "jobspec-validate": Entry(
+    "jobspec-validate": CommandEntry(
         "penstock.cli.jobspec_validate:main",
         "check a jobspec: exit 0 valid, 2 invalid, 3 not YAML",
         _TOOLS,
@@ -122,7 +128,7 @@ def _take_state(argv: list[str]) -> list[str]:
     return argv
 
 
-def _run(entry: Entry, argv: list[str]) -> int:
+def _run(entry: CommandEntry, argv: list[str]) -> int:
     try:
         if entry.is_argv:
             from importlib import import_module

@@ -42,7 +42,7 @@ from penstock.errors import BadRequest
 from penstock.model.hostlist import encode_hostlist
 from penstock.model.jobspec import Count, Resource
 
-__all__ = ["CORES", "GPUS", "NODES_MAX", "Plan", "Planned", "draw", "facts", "main", "plan"]
+__all__ = ["CORES", "GPUS", "NODES_MAX", "DemoJob", "DemoPlan", "draw", "facts", "main", "plan"]
 
 CORES: Final = 8
 GPUS: Final = 2
@@ -129,7 +129,7 @@ _IMPOSSIBLE: Final = Ask("giant", slots=1, cores=2 * CORES, duration_s=_HOUR_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class DemoJob:
     """One job and what became of it. Who starts at once has no reason; who never starts has no start."""
 
     number: int
@@ -154,31 +154,31 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     nodes: tuple[Vertex, ...]
     policy: str
-    jobs: tuple[Planned, ...]
+    jobs: tuple[DemoJob, ...]
 
     def end_s(self) -> int:
         return max((_span(job)[1] for job in self.jobs if job.allocation is not None), default=_HOUR_S)
 
 
-def plan(nodes: int, policy: str) -> Plan:
+def plan(nodes: int, policy: str) -> DemoPlan:
     """Matches all jobs on a fresh cluster. `BadRequest` if there is no such policy."""
     engine = Engine(_cluster(nodes), policy)
     asks = [*(_ROUND * max(1, nodes // _NODES_DEFAULT)), _IMPOSSIBLE]
-    jobs: list[Planned] = []
+    jobs: list[DemoJob] = []
     for number, ask in enumerate(asks, start=1):
         letter = ascii_letters[26:][number - 1] if number <= 26 else ascii_letters[number - 27]
         jobs.append(_planned(engine, number, letter, ask))
-    return Plan(tuple(engine.graph.of_type("node")), policy, tuple(jobs))
+    return DemoPlan(tuple(engine.graph.of_type("node")), policy, tuple(jobs))
 
 
 def _cluster(nodes: int) -> Graph:
     return cluster_of(nodes=nodes, cores=CORES, gpus=GPUS, racks=max(1, nodes // 4))
 
 
-def _planned(engine: Engine, number: int, letter: str, ask: Ask) -> Planned:
+def _planned(engine: Engine, number: int, letter: str, ask: Ask) -> DemoJob:
     request = ask.request()
     answer = engine.match(number, request, now=0)
     reason: Reason | None = None
@@ -187,14 +187,14 @@ def _planned(engine: Engine, number: int, letter: str, ask: Ask) -> Planned:
         answer = engine.match(number, request, now=0, op=MatchOp.ALLOCATE_ORELSE_RESERVE)
     match answer:
         case Allocation():
-            return Planned(number, letter, ask, answer, reason)
+            return DemoJob(number, letter, ask, answer, reason)
         case Never():
-            return Planned(number, letter, ask, None, answer.reason)
+            return DemoJob(number, letter, ask, None, answer.reason)
         case NotNow() | Satisfiable():
             raise AssertionError(f"{ask.name}: everything here ends, so it starts sometime or never")
 
 
-def _span(job: Planned) -> tuple[int, int]:
+def _span(job: DemoJob) -> tuple[int, int]:
     """Start and end. Every job here has a duration, so it has an end."""
     assert job.allocation is not None
     assert job.allocation.end_s is not None
@@ -218,7 +218,7 @@ class Piece:
 Line = list[Piece]
 
 
-def draw(planned: Plan) -> list[Line]:
+def draw(planned: DemoPlan) -> list[Line]:
     """The whole picture, line by line, at most 100 columns wide."""
     waiting = [job for job in planned.jobs if job.allocation is not None and job.allocation.start_s > 0]
     refused = [job for job in planned.jobs if job.allocation is None]
@@ -249,12 +249,12 @@ def _dim(plain: str, rich: str = "") -> Piece:
     return Piece(plain, rich or plain, dim=True)
 
 
-def _badge(job: Planned) -> Piece:
+def _badge(job: DemoJob) -> Piece:
     tint = job.number if job.allocation is not None else _GREY
     return Piece(f" {job.letter} ", f" {job.letter} ", tint)
 
 
-def _title(planned: Plan) -> Line:
+def _title(planned: DemoPlan) -> Line:
     count = len(planned.nodes)
     racks = len({node.parent() for node in planned.nodes})
     told = (
@@ -264,9 +264,9 @@ def _title(planned: Plan) -> Line:
     return [_strong("Penstock demo"), _text(told)]
 
 
-def _chart(planned: Plan, step_s: int) -> list[Line]:
+def _chart(planned: DemoPlan, step_s: int) -> list[Line]:
     columns = min(_CHART_WIDTH, -(-planned.end_s() // step_s))
-    by_lane: dict[tuple[int, int], list[Planned]] = {}
+    by_lane: dict[tuple[int, int], list[DemoJob]] = {}
     for job in planned.jobs:
         for rank, ids in job.cores().items():
             for lane in {core // _LANE_CORES for core in ids}:
@@ -298,7 +298,7 @@ def _axis(step_s: int, columns: int) -> list[Line]:
     return [[_dim(numbers)], [_text(" " * _LABEL_WIDTH), _dim(ticks, drawn)]]
 
 
-def _bars(jobs: Sequence[Planned], step_s: int, columns: int, labelled: set[int]) -> Line:
+def _bars(jobs: Sequence[DemoJob], step_s: int, columns: int, labelled: set[int]) -> Line:
     """One lane over time. A bar carries the name of its job where that is drawn for the first time."""
     line: Line = []
     at = 0
@@ -317,7 +317,7 @@ def _bars(jobs: Sequence[Planned], step_s: int, columns: int, labelled: set[int]
     return line
 
 
-def _legend(planned: Plan) -> list[Line]:
+def _legend(planned: DemoPlan) -> list[Line]:
     names = {node.rank: node.name for node in planned.nodes}
     lines: list[Line] = [[_strong(f"    {'job':10} {'asks for':38} {'starts':>8} {'ends':>8}  on")]]
     for job in planned.jobs:
@@ -332,7 +332,7 @@ def _legend(planned: Plan) -> list[Line]:
     return lines
 
 
-def _wait_lines(planned: Plan, job: Planned) -> list[Line]:
+def _wait_lines(planned: DemoPlan, job: DemoJob) -> list[Line]:
     assert job.reason is not None
     start_s, _ = _span(job)
     first, *further = wrap(f"starts at {_clock(start_s)}, because it {job.reason.clause}", _WHY_WIDTH)
@@ -341,7 +341,7 @@ def _wait_lines(planned: Plan, job: Planned) -> list[Line]:
     return [*lines, [_dim(f"      {blockers}")]] if blockers else lines
 
 
-def _told_blockers(planned: Plan, reason: Reason) -> str:
+def _told_blockers(planned: DemoPlan, reason: Reason) -> str:
     """Who has what is missing, the first to end first."""
     letters = {f"job {job.number}": job.letter for job in planned.jobs}
     told = [
@@ -357,7 +357,7 @@ def _told_blockers(planned: Plan, reason: Reason) -> str:
     )
 
 
-def _refusal_lines(job: Planned) -> list[Line]:
+def _refusal_lines(job: DemoJob) -> list[Line]:
     assert job.reason is not None
     lines: list[Line] = [[_badge(job), _text(f" {job.ask.name}: it {job.reason.clause}")]]
     for step in job.reason.steps:
@@ -382,7 +382,7 @@ def _plural(word: str, count: int) -> str:
 # The same as JSON
 
 
-def facts(planned: Plan) -> dict[str, object]:
+def facts(planned: DemoPlan) -> dict[str, object]:
     names = {node.rank: node.name for node in planned.nodes}
     return {
         "cluster": {"nodes": list(names.values()), "cores_per_node": CORES, "gpus_per_node": GPUS},
@@ -391,7 +391,7 @@ def facts(planned: Plan) -> dict[str, object]:
     }
 
 
-def _job_facts(job: Planned, names: dict[int, str]) -> dict[str, object]:
+def _job_facts(job: DemoJob, names: dict[int, str]) -> dict[str, object]:
     start_s, end_s = _span(job) if job.allocation is not None else (None, None)
     gpus = job.gpus()
     return {

@@ -7,7 +7,7 @@ import math
 import click
 
 from penstock.cli import exits
-from penstock.cli.client import Client, Doc
+from penstock.cli.client import ApiClient, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.terminal import paint, say, say_json, shown
@@ -30,7 +30,7 @@ def queue() -> None:
 @with_client
 @json_option
 @click.option("-n", "--no-header", is_flag=True, help="Without the line of headings.")
-def list_(client: Client, no_header: bool, output_format: str) -> None:
+def list_(client: ApiClient, no_header: bool, output_format: str) -> None:
     """List the queues; * marks the default one."""
     answer = client.get("/v1/queues")
     if output_format == "json":
@@ -59,7 +59,7 @@ def _cell(row: Doc, name: str) -> Cell:
 @json_option
 @click.argument("names", nargs=-1)
 @click.option("-v", "--verbose", is_flag=True, help="With the numbers of jobs.")
-def status(client: Client, names: tuple[str, ...], verbose: bool, output_format: str) -> None:
+def status(client: ApiClient, names: tuple[str, ...], verbose: bool, output_format: str) -> None:
     """Say whether jobs may be submitted and whether they start."""
     found = _chosen(client, names)
     if output_format == "json":
@@ -74,7 +74,7 @@ def status(client: Client, names: tuple[str, ...], verbose: bool, output_format:
             say(shown(f"{prefix}{each['running']} running jobs"))
 
 
-def _chosen(client: Client, names: tuple[str, ...]) -> list[Doc]:
+def _chosen(client: ApiClient, names: tuple[str, ...]) -> list[Doc]:
     found: list[Doc] = client.get("/v1/queues")["queues"]
     client.meant("queue", *names)
     known = {each["name"] for each in found}
@@ -111,7 +111,7 @@ def _verb(verb: str, about: str) -> None:
     @click.option("-a", "--all", "everything", is_flag=True, help="All queues.")
     @click.option("-m", "--message", metavar="REASON", default="", help="Why.")
     def change(
-        client: Client, names: tuple[str, ...], everything: bool, message: str, output_format: str
+        client: ApiClient, names: tuple[str, ...], everything: bool, message: str, output_format: str
     ) -> None:
         found = _chosen(client, names)
         if not names and not everything and len(found) > 1:

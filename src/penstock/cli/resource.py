@@ -8,7 +8,7 @@ from datetime import datetime
 
 import click
 
-from penstock.cli.client import Client, Doc
+from penstock.cli.client import ApiClient, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.terminal import paint, say, say_json
@@ -52,7 +52,7 @@ def resource() -> None:
 @with_client
 @json_option
 @click.option("-n", "--no-header", is_flag=True, help="Without the line of headings.")
-def list_(client: Client, no_header: bool, output_format: str) -> None:
+def list_(client: ApiClient, no_header: bool, output_format: str) -> None:
     """List nodes as the scheduler sees them: free, allocated, down.
 
     Cores are counted one by one, so a node that is used in part stands in two rows. Of the nodes of a
@@ -186,7 +186,7 @@ def _memory_text(memory_bytes: int) -> str:
 @json_option
 @click.option("-n", "--no-header", is_flag=True, help="Without the line of headings.")
 @click.option("--long", "is_long", is_flag=True, help="With the reasons.")
-def status(client: Client, no_header: bool, is_long: bool, output_format: str) -> None:
+def status(client: ApiClient, no_header: bool, is_long: bool, output_format: str) -> None:
     """List nodes as the administrator sees them: avail, draining, drained; * means away.
 
     Of the nodes of a Kubernetes cluster, some are cordoned or tainted.
@@ -222,7 +222,7 @@ def status(client: Client, no_header: bool, is_long: bool, output_format: str) -
 @click.argument("reason", nargs=-1)
 @click.option("-f", "--force", is_flag=True, help="Replace the reason of nodes that are drained already.")
 def drain(
-    client: Client, targets: str | None, reason: tuple[str, ...], force: bool, output_format: str
+    client: ApiClient, targets: str | None, reason: tuple[str, ...], force: bool, output_format: str
 ) -> None:
     """Take TARGETS (names or ranks) out, with a REASON; without TARGETS list what is out.
 
@@ -245,7 +245,7 @@ def drain(
 @with_client
 @json_option
 @click.argument("targets")
-def undrain(client: Client, targets: str, output_format: str) -> None:
+def undrain(client: ApiClient, targets: str, output_format: str) -> None:
     """Take TARGETS (names or ranks) back in."""
     _meant(client, targets)
     _told(client.post("/v1/resources/undrain", {"targets": targets}), output_format)
@@ -256,7 +256,7 @@ def _told(answer: Doc, output_format: str) -> None:
         say_json(answer)
 
 
-def _meant(client: Client, targets: str) -> None:
+def _meant(client: ApiClient, targets: str) -> None:
     if targets[:1].isdigit():
         return
     try:

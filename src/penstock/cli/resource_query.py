@@ -12,7 +12,7 @@ from typing import Final, TextIO
 
 from penstock.engine.graph import Graph
 from penstock.errors import BadRequest
-from penstock.fluxion.options import USAGE, NotYet, Options, UsageError, parse_options
+from penstock.fluxion.options import USAGE, NotYet, ResourceQueryOptions, UsageError, parse_options
 from penstock.fluxion.readers.grug import read_grug
 from penstock.fluxion.readers.jgf import read_jgf
 from penstock.fluxion.readers.rv1exec import read_rv1exec
@@ -49,7 +49,7 @@ def main(argv: list[str], streams: Streams | None = None) -> int:
     return _run(options, streams)
 
 
-def _run(options: Options, streams: Streams) -> int:
+def _run(options: ResourceQueryOptions, streams: Streams) -> int:
     began = time.perf_counter()
     gc.disable()  # A graph is one large structure without garbage; looking for it costs more than making it.
     try:
@@ -87,7 +87,7 @@ def _run(options: Options, streams: Streams) -> int:
     return 0
 
 
-def _lines(options: Options, streams: Streams) -> Iterator[str]:
+def _lines(options: ResourceQueryOptions, streams: Streams) -> Iterator[str]:
     if streams.stdin is not sys.stdin.buffer or not sys.stdin.isatty():
         for raw in streams.stdin:
             yield raw.decode("utf-8", "replace")

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from penstock.cli.client import Client
+from penstock.cli.client import ApiClient
 from penstock.cli.group import SETTINGS, with_client
 from penstock.cli.job_options import JobOptions, job_options, submissions_of
 from penstock.cli.submit import send
@@ -19,7 +19,7 @@ __all__ = ["run"]
 @click.command(context_settings={**SETTINGS, "allow_interspersed_args": False})
 @with_client
 @job_options
-def run(client: Client, options: JobOptions) -> int:
+def run(client: ApiClient, options: JobOptions) -> int:
     """Run COMMAND as a job: wait for it, show what it prints, and exit with its code.
 
     TERM, HUP, ALRM, USR1 and USR2 are passed on to the tasks. One ctrl-C warns, a second within 2 seconds

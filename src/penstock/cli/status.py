@@ -7,7 +7,7 @@ import time
 import click
 
 from penstock.cli import exits
-from penstock.cli.client import KUBERNETES, Client, Doc
+from penstock.cli.client import KUBERNETES, ApiClient, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.terminal import paint, say, say_facts, say_json
@@ -22,7 +22,7 @@ _HEADINGS = {name: name.upper() for name in ("node", "rank", "state", "pid", "ta
 @click.command(context_settings=SETTINGS)
 @with_client
 @json_option
-def status(client: Client, output_format: str) -> int:
+def status(client: ApiClient, output_format: str) -> int:
     """Show the instance, its database, its jobs and nodes, and its agents or its cluster.
 
     Exit 0 if all is up, or if it stands by for a leader; 1 if something is away.
@@ -62,7 +62,7 @@ def _facts(found: Doc, now: float) -> list[tuple[str, str, bool]]:
     return [
         ("instance", f"{word}, pid {instance['pid']}, up {up}, version {instance['version']}",
          word != "not ready"),
-        *(_cluster_facts(found) if instance.get("world") == KUBERNETES else ()),
+        *(_cluster_facts(found) if instance.get("backend") == KUBERNETES else ()),
         ("state", instance["state"], True),
         ("database", f"{database['state']}, {kind}, PostgreSQL{server}{pid}",
          database["state"] == "up"),
@@ -76,7 +76,7 @@ def _facts(found: Doc, now: float) -> list[tuple[str, str, bool]]:
 def _stands_by(found: Doc) -> bool:
     """Whether another instance may act in the cluster, and this one waits for its turn."""
     instance = found["instance"]
-    is_of_pods = instance.get("world") == KUBERNETES
+    is_of_pods = instance.get("backend") == KUBERNETES
     return is_of_pods and not instance["ready"] and not found["settings"]["is_leader"]
 
 
@@ -89,7 +89,7 @@ def _cluster_facts(found: Doc) -> list[tuple[str, str, bool]]:
         leader += "; this instance stands by and schedules nothing"
     problem = [("problem", settings["problem"], False)] if settings.get("problem") else []
     return [
-        ("world", f"{KUBERNETES}, {settings['server']}", True),
+        ("backend", f"{KUBERNETES}, {settings['server']}", True),
         ("leader", leader, bool(settings["leader"])),
         *problem,
         ("schedulers", ", ".join(settings["schedulers"]), True),

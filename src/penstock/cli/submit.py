@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import click
 
-from penstock.cli.client import Client, Doc, StreamBroken
+from penstock.cli.client import ApiClient, Doc, StreamBroken
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.job_options import JobOptions, job_options, submissions_of
-from penstock.cli.terminal import Progress, say, say_json, shown
+from penstock.cli.terminal import ProgressLine, say, say_json, shown
 
 __all__ = ["send", "submit"]
 
@@ -25,7 +25,7 @@ _CHUNK: Final = 1000
 @with_client
 @job_options
 @json_option
-def submit(client: Client, options: JobOptions, output_format: str) -> None:
+def submit(client: ApiClient, options: JobOptions, output_format: str) -> None:
     """Submit COMMAND as a job, or as many jobs with --cc, and print the ids."""
     jobs = submissions_of(options)
     if options.values["dry_run"]:
@@ -40,12 +40,12 @@ def submit(client: Client, options: JobOptions, output_format: str) -> None:
         say(shown(job["id"]))
 
 
-def send(client: Client, jobs: list[dict[str, Any]], queue: str = "") -> list[Doc]:
+def send(client: ApiClient, jobs: list[dict[str, Any]], queue: str = "") -> list[Doc]:
     from secrets import token_hex
 
     client.meant("queue", queue)
     done: list[Doc] = []
-    progress = Progress("submitting", len(jobs))
+    progress = ProgressLine("submitting", len(jobs))
     try:
         for start in range(0, len(jobs), _CHUNK):
             body = {"jobs": jobs[start : start + _CHUNK], "key": token_hex(12)}

@@ -17,7 +17,7 @@ from typing import Final, TextIO
 
 __all__ = [
     "SLOW_S",
-    "Progress",
+    "ProgressLine",
     "command_name",
     "complain",
     "has_colours",
@@ -137,7 +137,7 @@ def complain(text: str) -> None:
     print(f"{paint('penstock:', 'red', stream=sys.stderr)} {shown(text)}", file=sys.stderr)
 
 
-class Progress:
+class ProgressLine:
     """A bar on standard error that appears only if the work takes long and somebody can see it."""
 
     def __init__(self, label: str, total: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.client import Client
+from penstock.cli.client import ApiClient
 from penstock.cli.exits import FAILED, Ended
 from penstock.cli.gantt import BLOCKS, SIGNS, Picture, draw
 from penstock.cli.group import SETTINGS, json_option, with_client
@@ -26,7 +26,7 @@ _STYLES = ("cyan", "green", "yellow", "magenta", "blue")
 @click.option("--until", metavar="FSD", help="End so long after the present.")
 @click.option("--svg", "svg_file", metavar="FILE", help="Write a picture instead.")
 def timeline(
-    client: Client, since: str | None, until: str | None, svg_file: str | None, output_format: str
+    client: ApiClient, since: str | None, until: str | None, svg_file: str | None, output_format: str
 ) -> None:
     """Draw the nodes over time: what ran, runs, is reserved, and is forecast."""
     since_s = None if since is None else parse_duration(since.removeprefix("-"))

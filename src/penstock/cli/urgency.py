@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from penstock.cli.client import Client, Doc, job_path
+from penstock.cli.client import ApiClient, Doc, job_path
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.jobspecs import parse_urgency
 from penstock.cli.terminal import say, say_json
@@ -18,7 +18,7 @@ __all__ = ["hold", "release", "urgency"]
 @with_client
 @json_option
 @click.argument("ids", nargs=-1, required=True)
-def hold(client: Client, ids: tuple[str, ...], output_format: str) -> None:
+def hold(client: ApiClient, ids: tuple[str, ...], output_format: str) -> None:
     """Hold jobs back: they do not start before `penstock release`."""
     _change(client, ids, URGENCY_HOLD, output_format)
 
@@ -27,7 +27,7 @@ def hold(client: Client, ids: tuple[str, ...], output_format: str) -> None:
 @with_client
 @json_option
 @click.argument("ids", nargs=-1, required=True)
-def release(client: Client, ids: tuple[str, ...], output_format: str) -> None:
+def release(client: ApiClient, ids: tuple[str, ...], output_format: str) -> None:
     """Let held jobs go on, with the default urgency."""
     _change(client, ids, URGENCY_DEFAULT, output_format)
 
@@ -38,7 +38,7 @@ def release(client: Client, ids: tuple[str, ...], output_format: str) -> None:
 @click.argument("id_", metavar="ID")
 @click.argument("value", metavar="URGENCY")
 @click.option("-v", "--verbose", is_flag=True, help="Say what it was before.")
-def urgency(client: Client, id_: str, value: str, verbose: bool, output_format: str) -> None:
+def urgency(client: ApiClient, id_: str, value: str, verbose: bool, output_format: str) -> None:
     """Change the urgency of a job that waits: 0..31, hold, default or expedite."""
     (answer,) = _change(client, (id_,), parse_urgency(value), output_format)
     if verbose and output_format != "json":
@@ -46,7 +46,7 @@ def urgency(client: Client, id_: str, value: str, verbose: bool, output_format: 
         say(words.get(answer["urgency"], f"old urgency: {answer['old']}"))
 
 
-def _change(client: Client, ids: tuple[str, ...], value: int, output_format: str) -> list[Doc]:
+def _change(client: ApiClient, ids: tuple[str, ...], value: int, output_format: str) -> list[Doc]:
     client.meant("job", *ids)
     for text in ids:
         parse_jobid(text)

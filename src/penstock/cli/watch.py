@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.client import Client, NoInstance, StreamBroken
+from penstock.cli.client import ApiClient, NoInstance, StreamBroken
 from penstock.cli.exits import USAGE, Ended
 from penstock.cli.fields import HEADINGS
 from penstock.cli.formats import parse_format
@@ -22,7 +22,7 @@ __all__ = ["watch"]
 _STEP_S: Final = 1.0
 
 
-def watch(client: Client, query: dict[str, object], form: str) -> None:
+def watch(client: ApiClient, query: dict[str, object], form: str) -> None:
     if not is_terminal(sys.stdout):
         raise Ended(USAGE, "--watch needs a terminal; `penstock jobs -o json` is for programs")
     from rich.console import Console

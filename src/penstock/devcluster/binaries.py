@@ -19,15 +19,15 @@ from typing import Final
 from penstock.errors import Unavailable
 
 __all__ = [
+    "BINARIES",
     "ETCD_VERSION",
     "KUBERNETES_VERSION",
     "KWOK_VERSION",
-    "PARTS",
-    "Part",
-    "Parts",
-    "PartsMissing",
+    "Binaries",
+    "BinariesMissing",
+    "Binary",
     "cache_directory",
-    "find_parts",
+    "find_binaries",
     "reports_pinned_version",
 ]
 
@@ -39,7 +39,7 @@ _VERSION_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Binary:
     """A program: its name, the Go package that it is built from, and how it is asked for its version."""
 
     name: str
@@ -51,17 +51,17 @@ class Part:
 
 _KUBERNETES: Final = "k8s.io/kubernetes/cmd"
 
-PARTS: Final = (
-    Part("etcd", "go.etcd.io/etcd/server/v3", ETCD_VERSION),
-    Part("kube-apiserver", f"{_KUBERNETES}/kube-apiserver", KUBERNETES_VERSION),
-    Part("kube-controller-manager", f"{_KUBERNETES}/kube-controller-manager", KUBERNETES_VERSION),
-    Part("kube-scheduler", f"{_KUBERNETES}/kube-scheduler", KUBERNETES_VERSION),
-    Part("kubectl", f"{_KUBERNETES}/kubectl", KUBERNETES_VERSION, ("version", "--client")),
-    Part("kwok", "sigs.k8s.io/kwok/cmd/kwok", KWOK_VERSION, module="kwok"),
+BINARIES: Final = (
+    Binary("etcd", "go.etcd.io/etcd/server/v3", ETCD_VERSION),
+    Binary("kube-apiserver", f"{_KUBERNETES}/kube-apiserver", KUBERNETES_VERSION),
+    Binary("kube-controller-manager", f"{_KUBERNETES}/kube-controller-manager", KUBERNETES_VERSION),
+    Binary("kube-scheduler", f"{_KUBERNETES}/kube-scheduler", KUBERNETES_VERSION),
+    Binary("kubectl", f"{_KUBERNETES}/kubectl", KUBERNETES_VERSION, ("version", "--client")),
+    Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok", KWOK_VERSION, module="kwok"),
 )
 
 
-class PartsMissing(Unavailable):
+class BinariesMissing(Unavailable):
     """Programs of the control plane are not there."""
 
     def __init__(self, missing: tuple[str, ...], directory: Path) -> None:
@@ -74,7 +74,7 @@ class PartsMissing(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Binaries:
     """All programs of a control plane, each in place."""
 
     directory: Path
@@ -97,16 +97,16 @@ def cache_directory(environ: Mapping[str, str]) -> Path:
     return Path(base) / "penstock" / "controlplane" / f"{versions}_{machine}"
 
 
-def find_parts(environ: Mapping[str, str] | None = None) -> Parts:
-    """The programs in the cache; `PartsMissing` unless all are there."""
+def find_binaries(environ: Mapping[str, str] | None = None) -> Binaries:
+    """The programs in the cache; `BinariesMissing` unless all are there."""
     directory = cache_directory(os.environ if environ is None else environ)
-    missing = tuple(part.name for part in PARTS if not os.access(directory / part.name, os.X_OK))
+    missing = tuple(part.name for part in BINARIES if not os.access(directory / part.name, os.X_OK))
     if missing:
-        raise PartsMissing(missing, directory)
-    return Parts(directory)
+        raise BinariesMissing(missing, directory)
+    return Binaries(directory)
 
 
-def reports_pinned_version(part: Part, path: Path) -> bool:
+def reports_pinned_version(part: Binary, path: Path) -> bool:
     """Whether the program at `path` says that it is exactly the version that is meant."""
     try:
         done = subprocess.run(

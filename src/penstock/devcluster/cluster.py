@@ -2,7 +2,7 @@
 
 etcd, API server, controller manager and scheduler are the real programs; kwok plays the kubelets, and how a
 pod fares is said by its annotations and its command (`stages`). All of them are children of a guardian
-process (`guardian`), which ends them and removes the directory when the owner is gone, however that happened.
+process (`reaper`), which ends them and removes the directory when the owner is gone, however that happened.
 
 The API is synchronous, for tests and for a command in the foreground. A part that is stopped or killed keeps
 its port and its data and can be started again, which is how faults are made.
@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from penstock.devcluster.api import Api, ApiRefused
-from penstock.devcluster.binaries import Parts, find_parts
+from penstock.devcluster.binaries import Binaries, find_binaries
 from penstock.devcluster.certificates import make_credentials
 from penstock.devcluster.commands import (
     AUDIT_POLICY,
@@ -32,7 +32,7 @@ from penstock.devcluster.commands import (
     write_stages,
 )
 from penstock.devcluster.nodes import is_usable, node_document
-from penstock.devcluster.reaper import Guardian, Leaves, PartState
+from penstock.devcluster.reaper import Leaves, PartState, Reaper
 from penstock.devcluster.settings import DevSettings, NodeShape
 from penstock.errors import BadRequest, Conflict, Unavailable
 from penstock.paths import make_private, private_mode
@@ -65,7 +65,7 @@ class DevCluster:
         directory: Path,
         settings: DevSettings | None = None,
         *,
-        parts: Parts | None = None,
+        parts: Binaries | None = None,
         progress: Callable[[str], None] | None = None,
         leaves: Leaves | None = None,
         keeps_open: tuple[int, ...] = (),
@@ -79,7 +79,7 @@ class DevCluster:
         self._progress = progress or (lambda _: None)
         self._leaves = leaves or Leaves(())
         self._keeps_open = keeps_open
-        self._guardian: Guardian | None = None
+        self._reaper: Reaper | None = None
         self._ground: Ground | None = None
         self._api: Api | None = None
         self._nodes_made = 0
@@ -126,16 +126,16 @@ class DevCluster:
 
     def start(self) -> None:
         """Returns when pods can be made and all nodes are usable. What fails leaves nothing behind."""
-        if self._guardian is not None:
+        if self._reaper is not None:
             raise Conflict(f"the cluster in {self.directory} has been started already")
-        parts = self._parts or find_parts()
+        parts = self._parts or find_binaries()
         if self.directory.is_dir() and any(self.directory.iterdir()):
             raise Conflict(
                 f"{self.directory} is not empty; a development cluster wants a directory that it can remove"
             )
         make_private(self.directory, private_mode())
         leaves = replace(self._leaves, trees=(self.directory, *self._leaves.trees))
-        self._guardian = Guardian(leaves, self._keeps_open)
+        self._reaper = Reaper(leaves, self._keeps_open)
         try:
             self._start(parts)
         except BaseException:
@@ -144,12 +144,12 @@ class DevCluster:
 
     def stop(self) -> None:
         """Ends all parts and removes the directory. Can be called again."""
-        guardian, self._guardian, self._ground = self._guardian, None, None
+        reaper, self._reaper, self._ground = self._reaper, None, None
         if self._api is not None:
             self._api.close()
             self._api = None
-        if guardian is not None:
-            guardian.close()
+        if reaper is not None:
+            reaper.close()
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002 - as subprocess has it
         """What kubectl prints, as somebody who may do everything; `KubectlFailed` if it fails."""
@@ -234,7 +234,7 @@ class DevCluster:
             return "it has no log"
         return text[-_LOG_TAIL_BYTES:].strip() or "its log is empty"
 
-    def _start(self, parts: Parts) -> None:
+    def _start(self, parts: Binaries) -> None:
         ports = choose_ports()
         self.logs.mkdir(mode=0o700)
         credentials = make_credentials(self.directory / "credentials", f"https://127.0.0.1:{ports.api}")
@@ -307,10 +307,10 @@ class DevCluster:
             raise Conflict(f"the cluster in {self.directory} is not running")
         return self._ground
 
-    def _guard(self) -> Guardian:
-        if self._guardian is None:
+    def _guard(self) -> Reaper:
+        if self._reaper is None:
             raise Conflict(f"the cluster in {self.directory} is not running")
-        return self._guardian
+        return self._reaper
 
 
 def _known(name: str) -> str:

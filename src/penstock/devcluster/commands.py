@@ -16,12 +16,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from penstock.devcluster.binaries import KUBERNETES_VERSION, Parts
+from penstock.devcluster.binaries import KUBERNETES_VERSION, Binaries
 from penstock.devcluster.certificates import FRONT_PROXY, Credentials
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import Unavailable
 
-__all__ = ["AUDIT_POLICY", "COMMANDS", "KWOK_LABEL", "Ground", "Ports", "choose_ports", "write_stages"]
+__all__ = ["AUDIT_POLICY", "COMMANDS", "KWOK_LABEL", "Ground", "ServerPorts", "choose_ports", "write_stages"]
 
 KWOK_LABEL: Final = "kwok.x-k8s.io/node"  # a node without it has no kubelet
 LEASE_S: Final = 40
@@ -54,7 +54,7 @@ _VERSION_MARK: Final = "@kubernetes@"
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class ServerPorts:
     api: int
     etcd: int
     etcd_peer: int
@@ -65,9 +65,9 @@ class Ground:
     """What a command line is made from."""
 
     directory: Path
-    parts: Parts
+    parts: Binaries
     credentials: Credentials
-    ports: Ports
+    ports: ServerPorts
     settings: DevSettings
 
     @property
@@ -83,7 +83,7 @@ class Ground:
         return self.directory / "audit-policy.yaml"
 
 
-def choose_ports() -> Ports:
+def choose_ports() -> ServerPorts:
     """Three ports of 127.0.0.1 that nobody listens on."""
     found: set[int] = set()
     for port in random.sample(_PORTS, _PORT_TRIES):
@@ -94,7 +94,7 @@ def choose_ports() -> Ports:
                 continue
         found.add(port)
         if len(found) == 3:
-            return Ports(*found)
+            return ServerPorts(*found)
     raise Unavailable(f"no free ports between {_PORTS.start} and {_PORTS.stop} on 127.0.0.1")
 
 

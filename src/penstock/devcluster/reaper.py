@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from penstock.errors import Unavailable
 
-__all__ = ["Guardian", "Leaves", "PartState"]
+__all__ = ["Leaves", "PartState", "Reaper"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -50,7 +50,7 @@ class PartState:
     exit_code: int | None  # None: it runs
 
 
-class Guardian:
+class Reaper:
     """The owner's side. Any thread may use it; requests wait for each other."""
 
     def __init__(self, leaves: Leaves, pass_fds: tuple[int, ...] = ()) -> None:
@@ -137,11 +137,11 @@ class _Parts:
 
 
 def _spawn(argv: list[str], log: str) -> subprocess.Popen[bytes]:
-    guardian = os.getpid()
+    reaper = os.getpid()
 
-    def die_with_guardian() -> None:
+    def die_with_reaper() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != guardian:
+        if os.getppid() != reaper:
             os._exit(1)
 
     with open(log, "ab") as file:
@@ -151,7 +151,7 @@ def _spawn(argv: list[str], log: str) -> subprocess.Popen[bytes]:
             stdout=file,
             stderr=file,
             cwd="/",
-            preexec_fn=die_with_guardian,
+            preexec_fn=die_with_reaper,
         )
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import Conflict, Unavailable
-from penstock.paths import make_private, places_of, private_mode
+from penstock.paths import make_private, paths_of, private_mode
 
-__all__ = ["CLUSTER", "PENSTOCK", "Pointer", "claim", "home_of", "release", "running", "write"]
+__all__ = ["CLUSTER", "PENSTOCK", "ClusterEntry", "claim", "home_of", "release", "running", "write"]
 
 CLUSTER: Final = "cluster"  # in the home: the cluster that has no directory of its own
 PENSTOCK: Final = "penstock"  # in a cluster's directory: the state of the Penstock in it
@@ -31,7 +31,7 @@ _SIZE_MAX: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Pointer:
+class ClusterEntry:
     """What another command needs to know of a running cluster."""
 
     directory: Path
@@ -45,7 +45,7 @@ def home_of(environ: Mapping[str, str]) -> Path:
 
     Whoever has taken over the state directory of the Penstock in that cluster, as they are told to, means it.
     """
-    state = places_of(None, environ).state
+    state = paths_of(None, environ).state
     home = state.parent.parent
     if home.name.endswith(_HOME_SUFFIX) and state == home / CLUSTER / PENSTOCK:
         return home
@@ -85,12 +85,12 @@ def release(home: Path, path: Path, held: int) -> None:
         home.rmdir()
 
 
-def write(held: int, pointer: Pointer) -> None:
+def write(held: int, pointer: ClusterEntry) -> None:
     told = {name: str(getattr(pointer, name)) for name in ("directory", "kubeconfig", "kubectl")}
     os.pwrite(held, json.dumps({**told, "pid": pointer.pid}).encode() + b"\n", 0)
 
 
-def running(home: Path) -> list[Pointer]:
+def running(home: Path) -> list[ClusterEntry]:
     """The clusters that can be used: locked, and started so far that they have told where they are."""
     found = []
     for path in sorted(home.glob(f"*{_SUFFIX}")):
@@ -102,7 +102,7 @@ def running(home: Path) -> list[Pointer]:
         except (OSError, ValueError):
             continue
         found.append(
-            Pointer(
+            ClusterEntry(
                 Path(told["directory"]), Path(told["kubeconfig"]), Path(told["kubectl"]), int(told["pid"])
             )
         )

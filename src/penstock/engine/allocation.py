@@ -14,21 +14,21 @@ from penstock.engine.graph import Vertex
 
 __all__ = [
     "Allocation",
-    "Answer",
+    "AllocationKind",
     "Blocker",
+    "FunnelStage",
     "Grant",
-    "Kind",
+    "MatchResult",
     "Never",
     "NotNow",
     "Pick",
     "Reason",
     "Satisfiable",
     "Slot",
-    "Step",
 ]
 
 
-class Kind(enum.Enum):
+class AllocationKind(enum.Enum):
     ALLOCATED = "ALLOCATED"  # live: holds its units until it is released
     RESERVED = "RESERVED"  # planned: a later start
     MATCHED = "MATCHED"  # only looked up: nothing is booked
@@ -65,7 +65,7 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class Allocation:
     job: int
-    kind: Kind
+    kind: AllocationKind
     start_s: int
     end_s: int | None  # None: until it is released
     picks: tuple[Pick, ...]
@@ -73,7 +73,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FunnelStage:
     """One step of the way to a match: how many vertices were left after it."""
 
     name: str
@@ -94,7 +94,7 @@ class Reason:
     """Why not: the clause that failed, the steps up to it, and what stands in the way."""
 
     clause: str
-    steps: tuple[Step, ...] = ()
+    steps: tuple[FunnelStage, ...] = ()
     blockers: tuple[Blocker, ...] = ()
 
     def __str__(self) -> str:
@@ -117,4 +117,4 @@ class Satisfiable:
     """It could run on these resources, if they were all up and free."""
 
 
-Answer = Allocation | NotNow | Never | Satisfiable
+MatchResult = Allocation | NotNow | Never | Satisfiable

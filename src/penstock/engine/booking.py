@@ -18,7 +18,7 @@ from penstock.engine.graph import Vertex
 from penstock.engine.vertex_state import (
     Booking,
     BookingKey,
-    Sight,
+    TimeView,
     VertexState,
     Window,
     free_units,
@@ -198,7 +198,7 @@ class Ledger:
         """Raises `Conflict`, naming the first vertex that somebody else has."""
         # What is live holds on at least until the next instant, whatever was planned.
         end = max(span.end, now + 1) if span.live else span.end
-        window = Window(span.start, end, now, Sight.NOW if span.live else Sight.LATER)
+        window = Window(span.start, end, now, TimeView.NOW if span.live else TimeView.LATER)
         for mark in marks.values():
             if not mark.booked:
                 continue

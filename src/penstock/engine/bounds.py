@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.request import SLOT, Placement, Request, Want
-from penstock.engine.vertex_state import Sight, Window, free_units, is_untouched
+from penstock.engine.vertex_state import TimeView, Window, free_units, is_untouched
 from penstock.engine.walker import CONSTRAINED_TYPES, NODE
 from penstock.model.constraint import Constraint, matches
 from penstock.model.quantity import format_quantity
 
 __all__ = ["IDEAL", "Bounds", "amount", "cannot_ever_fit", "counted"]
 
-IDEAL = Window(0, 1, 0, Sight.IDEAL)
+IDEAL = Window(0, 1, 0, TimeView.IDEAL)
 
 _Sums = dict[str, int]
 # Types that are counted in things, not in units.
@@ -138,7 +138,7 @@ class Bounds:
 
     def _is_out(self, u: Vertex, matched: Want | None, excl: bool) -> bool:
         window = self._window
-        if (not u.up and window.sight is not Sight.IDEAL) or free_units(u, window) <= 0:
+        if (not u.up and window.view is not TimeView.IDEAL) or free_units(u, window) <= 0:
             return True
         if u.type in CONSTRAINED_TYPES:
             if u.index in self.avoid or (

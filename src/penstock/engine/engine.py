@@ -13,11 +13,20 @@ import enum
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 
-from penstock.engine.allocation import Allocation, Answer, Kind, Never, NotNow, Reason, Satisfiable, Slot
+from penstock.engine.allocation import (
+    Allocation,
+    AllocationKind,
+    MatchResult,
+    Never,
+    NotNow,
+    Reason,
+    Satisfiable,
+    Slot,
+)
 from penstock.engine.booking import Ledger, Mark, Marks, Span, marks_of, picks_of, slots_of
 from penstock.engine.bounds import cannot_ever_fit
 from penstock.engine.explain import Explainer
-from penstock.engine.external_usage import Holds
+from penstock.engine.external_usage import ExternalUsages
 from penstock.engine.filters import DEFAULT_FILTERS, Filters
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.marks import collected, parents, with_wholes, without_slots
@@ -28,7 +37,7 @@ from penstock.engine.search import Events, Plan, Search
 from penstock.engine.walker import Selection
 from penstock.errors import BadRequest, Conflict
 
-__all__ = ["BadTime", "Engine", "Job", "MatchOp", "Part", "UnknownJob"]
+__all__ = ["BadTime", "Engine", "GroupAllocation", "JobAllocation", "MatchOp", "UnknownJob"]
 
 
 class BadTime(BadRequest):
@@ -59,7 +68,7 @@ _BOOKS_NOTHING = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GroupAllocation:
     """What was booked at once for a job: with its first match, or with an extension."""
 
     marks: Marks
@@ -68,12 +77,12 @@ class Part:
 
 
 @dataclass(slots=True)
-class Job:
+class JobAllocation:
     number: int
-    kind: Kind
+    kind: AllocationKind
     placement: Placement
     top: Vertex  # everything lies below it: the root, or the domain that was chosen
-    parts: dict[int, Part]
+    parts: dict[int, GroupAllocation]
     parts_made: int = 1
     slots_made: int = 0
 
@@ -108,8 +117,8 @@ class Engine:
         self.policy = parse_policy(policy) if isinstance(policy, str) else policy
         self.filters = Filters(filters, leaves_everywhere=self.policy.usage is not Usage.IGNORED)
         self.filters.prime(graph)
-        self.jobs: dict[int, Job] = {}
-        self.holds = Holds(graph)
+        self.jobs: dict[int, JobAllocation] = {}
+        self.holds = ExternalUsages(graph)
         self._events = Events()
         self._ledger = Ledger(self.filters.tracked)
         horizon = horizon_s if horizon_s is not None else FOREVER
@@ -127,21 +136,21 @@ class Engine:
         *,
         explain: bool = True,
         prove: bool = True,
-    ) -> Answer:
+    ) -> MatchResult:
         """Tries to place a request. Only an `Allocation` that is not `MATCHED` changes anything.
 
         With `explain=False` a refusal names no steps, no blockers and no earliest time: cheaper. With
         `prove=False` it is not asked either whether the request could ever fit: cheapest.
         """
-        steps = self.matching(job, request, now, op, explain=explain, prove=prove)
+        steps = self.match_stepwise(job, request, now, op, explain=explain, prove=prove)
         while True:
             try:
                 next(steps)
             except StopIteration as done:
-                answer: Answer = done.value
+                answer: MatchResult = done.value
                 return answer
 
-    def matching(
+    def match_stepwise(
         self,
         job: int,
         request: Request,
@@ -151,7 +160,7 @@ class Engine:
         explain: bool = True,
         prove: bool = True,
         full: set[int] | None = None,
-    ) -> Generator[None, None, Answer]:
+    ) -> Generator[None, None, MatchResult]:
         """As `match`, handing back control after every instant that was tried in vain.
 
         Nothing is booked until it returns, so it may be dropped half-way; but nothing else may change
@@ -167,27 +176,27 @@ class Engine:
             return Satisfiable() if self._could_ever(plan) else self._refusal(plan, now, explain)
         found_now = self._search.select(plan, now, now, full)
         if found_now is not None:
-            kind = Kind.MATCHED if op in _BOOKS_NOTHING else Kind.ALLOCATED
+            kind = AllocationKind.MATCHED if op in _BOOKS_NOTHING else AllocationKind.ALLOCATED
             return self._settle(job, plan, found_now, now, kind)
         if op in _MAY_WAIT:
             for start in self._search.instants(plan, now):
                 yield
                 found_later = self._search.select(plan, start, now)
                 if found_later is not None:
-                    kind = Kind.MATCHED if op in _BOOKS_NOTHING else Kind.RESERVED
+                    kind = AllocationKind.MATCHED if op in _BOOKS_NOTHING else AllocationKind.RESERVED
                     return self._settle(job, plan, found_later, start, kind)
         if not prove:
             return NotNow(None, Reason("not free now"))
         return self._refusal(plan, now, explain, searched=op in _MAY_WAIT)
 
-    def extend(self, job: int, request: Request, now: int) -> Answer:
+    def extend(self, job: int, request: Request, now: int) -> MatchResult:
         """Adds members to a live allocation, under the rules of placement that it was made with.
 
         They end with the job, unless the request has a limit of its own.
         """
         holder = self._job(job)
         _check_time(now, request.duration_s)
-        if holder.kind is not Kind.ALLOCATED:
+        if holder.kind is not AllocationKind.ALLOCATED:
             raise Conflict(f"job {job} is only reserved: it has nothing to extend yet")
         duration_s = request.duration_s
         if duration_s is None:
@@ -260,8 +269,8 @@ class Engine:
                 self._shrink(holder, key, left, tuple(slot for slot in kept if slot.grants))
         return self._drop_if_empty(holder)
 
-    def lift(self, job: int) -> Job:
-        """Takes up all that a job holds, so that `put_back` can lay it down again as it was."""
+    def unbook_job(self, job: int) -> JobAllocation:
+        """Takes up all that a job holds, so that `rebook_job` can lay it down again as it was."""
         holder = self._job(job)
         for key, part in holder.parts.items():
             self._ledger.unbook((job, key), part.marks)
@@ -269,8 +278,8 @@ class Engine:
         del self.jobs[job]
         return holder
 
-    def put_back(self, holder: Job) -> None:
-        """Books again what `lift` took up; lifting and putting back is the identity."""
+    def rebook_job(self, holder: JobAllocation) -> None:
+        """Books again what `unbook_job` took up; lifting and putting back is the identity."""
         self._check_number(holder.number)
         self.jobs[holder.number] = holder
         for key, part in holder.parts.items():
@@ -285,7 +294,7 @@ class Engine:
         marks: Iterable[Mark],
         start: int,
         end: int | None,
-        kind: Kind,
+        kind: AllocationKind,
         now: int,
         *,
         slots: tuple[Slot, ...] = (),
@@ -304,14 +313,14 @@ class Engine:
             raise BadTime(
                 "an allocation needs a time", found=f"[{start}, {end})", expected="0 <= start < end"
             )
-        span = Span(start, FOREVER if end is None else end, kind is Kind.ALLOCATED)
-        part = Part(with_wholes(collected(marks)), span, slots)
+        span = Span(start, FOREVER if end is None else end, kind is AllocationKind.ALLOCATED)
+        part = GroupAllocation(with_wholes(collected(marks)), span, slots)
         if not any(mark.booked for mark in part.marks.values()):
             raise BadRequest("the set holds nothing", expected="at least one vertex that is held")
         if not force:
             self._ledger.check_free(part.marks, part.span, now)
         rules = placement or Placement()
-        holder = Job(job, kind, rules, top or self._domain_of(part.marks, rules), {})
+        holder = JobAllocation(job, kind, rules, top or self._domain_of(part.marks, rules), {})
         self.jobs[job] = holder
         return self._allocation(holder, self._book(holder, part))
 
@@ -332,7 +341,7 @@ class Engine:
 
     # Changing the graph (see `elastic`)
 
-    def reprime(self) -> None:
+    def recompute_totals(self) -> None:
         """Counts again what is below every vertex, after vertices came, went or changed size."""
         before = self.filters.tracked
         self.filters.prime(self.graph)
@@ -364,21 +373,21 @@ class Engine:
         return Plan(request, wants)
 
     def _settle(
-        self, job: int, plan: Plan, found: tuple[Selection, ...], start: int, kind: Kind
+        self, job: int, plan: Plan, found: tuple[Selection, ...], start: int, kind: AllocationKind
     ) -> Allocation:
         top = found[0].top if plan.request.placement.within else self.graph.root
-        part = self._part(plan, found, start, live=kind is Kind.ALLOCATED)
-        holder = Job(job, kind, plan.request.placement, top, {})
-        if kind is not Kind.MATCHED:
+        part = self._part(plan, found, start, live=kind is AllocationKind.ALLOCATED)
+        holder = JobAllocation(job, kind, plan.request.placement, top, {})
+        if kind is not AllocationKind.MATCHED:
             self.jobs[job] = holder
             part = self._book(holder, part)
         return self._allocation(holder, part)
 
-    def _part(self, plan: Plan, found: tuple[Selection, ...], start: int, live: bool) -> Part:
+    def _part(self, plan: Plan, found: tuple[Selection, ...], start: int, live: bool) -> GroupAllocation:
         span = Span(start, self._search.window(plan, start, start).end, live)
-        return Part(marks_of(found, self.policy.node_exclusive), span, slots_of(found))
+        return GroupAllocation(marks_of(found, self.policy.node_exclusive), span, slots_of(found))
 
-    def _allocation(self, holder: Job, part: Part) -> Allocation:
+    def _allocation(self, holder: JobAllocation, part: GroupAllocation) -> Allocation:
         end = None if part.span.end >= FOREVER else part.span.end
         picks = picks_of(part.marks, self.graph.root)
         return Allocation(holder.number, holder.kind, part.span.start, end, picks, part.slots)
@@ -427,13 +436,13 @@ class Engine:
             raise BadRequest("not inside one domain", found=found, expected=f"one {placement.within}")
         return next(iter(domains.values()))
 
-    def _job(self, job: int) -> Job:
+    def _job(self, job: int) -> JobAllocation:
         holder = self.jobs.get(job)
         if holder is None:
             raise UnknownJob(job)
         return holder
 
-    def _book(self, holder: Job, part: Part) -> Part:
+    def _book(self, holder: JobAllocation, part: GroupAllocation) -> GroupAllocation:
         """Books a part and numbers its slots."""
         slots: list[Slot] = []
         for slot in part.slots:
@@ -449,22 +458,22 @@ class Engine:
         self._events.add(part.span)
         return part
 
-    def _unbook(self, holder: Job, key: int) -> Part:
+    def _unbook(self, holder: JobAllocation, key: int) -> GroupAllocation:
         part = holder.parts.pop(key)
         self._ledger.unbook((holder.number, key), part.marks)
         self._events.remove(part.span)
         return part
 
-    def _shrink(self, holder: Job, key: int, marks: Marks, slots: tuple[Slot, ...]) -> None:
+    def _shrink(self, holder: JobAllocation, key: int, marks: Marks, slots: tuple[Slot, ...]) -> None:
         part = self._unbook(holder, key)
         if any(mark.booked for mark in marks.values()):
-            holder.parts[key] = Part(marks, part.span, slots)
+            holder.parts[key] = GroupAllocation(marks, part.span, slots)
             holder.parts = dict(sorted(holder.parts.items()))
             self._ledger.book((holder.number, key), marks, part.span)
             self._events.add(part.span)
         self.holds.settle()
 
-    def _drop_if_empty(self, holder: Job) -> bool:
+    def _drop_if_empty(self, holder: JobAllocation) -> bool:
         if holder.parts:
             return False
         del self.jobs[holder.number]

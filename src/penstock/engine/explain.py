@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.engine.allocation import Blocker, Reason, Step
+from penstock.engine.allocation import Blocker, FunnelStage, Reason
 from penstock.engine.bounds import IDEAL, Bounds, amount, counted
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
@@ -75,7 +75,7 @@ class Explainer:
     def _needed(self, group: int) -> str:
         return ", ".join(counted(want.count.min, want.type) for want in self._wants[group])
 
-    def _steps(self, group: int, window: Window) -> tuple[list[Step], list[Vertex]]:
+    def _steps(self, group: int, window: Window) -> tuple[list[FunnelStage], list[Vertex]]:
         """The funnel over nodes, and the nodes that only lack room."""
         wants = self._wants[group]
         constraint = self._request.groups[group].constraint
@@ -90,17 +90,17 @@ class Explainer:
         large = [node for node in up if ideal.per_node.get(node.index, 0) > 0]
         free = [node for node in large if real.per_node.get(node.index, 0) > 0]
         least = self._nodes_needed(wants, ideal)
-        steps: list[Step] = []
+        steps: list[FunnelStage] = []
         if nodes:
-            steps.append(Step("nodes", len(nodes), least))
+            steps.append(FunnelStage("nodes", len(nodes), least))
             if constraint is not None:
-                steps.append(Step("match the constraint", len(fitting), least))
-            steps.append(Step("up", len(up), least))
-            steps.append(Step("large enough", len(large), least))
-            steps.append(Step("with room", len(free), least))
+                steps.append(FunnelStage("match the constraint", len(fitting), least))
+            steps.append(FunnelStage("up", len(up), least))
+            steps.append(FunnelStage("large enough", len(large), least))
+            steps.append(FunnelStage("with room", len(free), least))
         for want in wants:
             unit = f"{counted(2, want.type).removeprefix('2 ')} that fit"
-            steps.append(Step(unit, sums.get(want.type, 0), want.count.min))
+            steps.append(FunnelStage(unit, sums.get(want.type, 0), want.count.min))
         taken = {node.index for node in free}
         crowded = [
             node for node in large if real.per_node.get(node.index, 0) < ideal.per_node.get(node.index, 0)
@@ -150,7 +150,7 @@ def _inner_wants(wants: tuple[Want, ...]) -> list[Want]:
     return [level for level in inner if not level.with_ and level not in wants]
 
 
-def _told(step: Step, short: str) -> str:
+def _told(step: FunnelStage, short: str) -> str:
     if step.name == "nodes":
         return f"there are {step.passed}, it takes {step.needed}"
     if step.name.endswith("that fit"):

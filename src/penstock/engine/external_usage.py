@@ -16,24 +16,24 @@ from penstock.engine.planner import FOREVER
 from penstock.engine.vertex_state import Holding, VertexState, refresh_excess
 from penstock.errors import BadRequest
 
-__all__ = ["Hold", "Holds"]
+__all__ = ["ExternalUsage", "ExternalUsages"]
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class ExternalUsage:
     name: str
     at: Vertex
     amounts: Mapping[str, int]
     standing: bool
 
 
-class Holds:
+class ExternalUsages:
     """All holds of an engine, by name."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._where: dict[str, list[Vertex]] = {}
-        self._told: dict[str, Hold] = {}
+        self._told: dict[str, ExternalUsage] = {}
         self._crowded: set[str] = set()  # holds that did not find room beside us and the others
         self._homeless: dict[str, dict[str, None]] = {}  # by type: holds that found no vertex of it below
         self._newest: dict[str, int] = {}  # by such a type: its newest vertex when that was last looked at
@@ -71,7 +71,7 @@ class Holds:
         for vertex in touched.values():
             refresh_excess(vertex)
         self._where[name] = list(touched.values())
-        self._told[name] = Hold(name, at, dict(amounts), standing)
+        self._told[name] = ExternalUsage(name, at, dict(amounts), standing)
 
     def remove(self, name: str) -> None:
         """Forgets a hold; one that is not there is forgotten already."""
@@ -97,7 +97,7 @@ class Holds:
             if vertex.state is not None and vertex.state.is_empty():
                 vertex.state = None
 
-    def lift(self, vertices: Iterable[Vertex]) -> list[Hold]:
+    def lift(self, vertices: Iterable[Vertex]) -> list[ExternalUsage]:
         """Takes up every hold that touches one of these vertices, so that it can be set again."""
         states = (vertex.state for vertex in vertices)
         names = dict.fromkeys(name for state in states if state is not None for name in state.holds)

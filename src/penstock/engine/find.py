@@ -15,7 +15,7 @@ from typing import Final
 
 from penstock.engine.allocation import Pick
 from penstock.engine.graph import Vertex
-from penstock.engine.vertex_state import Booking, Sight, Window, free_below
+from penstock.engine.vertex_state import Booking, TimeView, Window, free_below
 from penstock.errors import BadRequest
 from penstock.model.hostlist import parse_hostlist
 
@@ -110,7 +110,7 @@ def _visit(
 
 def usage_below(picks: tuple[Pick, ...], job: int | None, now: int) -> dict[int, dict[str, str]]:
     """What is used below every vertex that keeps filters, by its index: by all, or by one job."""
-    window = Window(now, now + 1, now, Sight.LATER)
+    window = Window(now, now + 1, now, TimeView.LATER)
     usage: dict[int, dict[str, str]] = {}
     for pick in picks:
         vertex = pick.vertex

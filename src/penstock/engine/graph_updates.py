@@ -43,7 +43,7 @@ def resize(engine: Engine, vertex: Vertex, size: int, *, recount: bool = True) -
     vertex.size = size
     refresh_excess(vertex)
     if recount:
-        engine.reprime()
+        engine.recompute_totals()
 
 
 def remove(engine: Engine, top: Vertex, *, recount: bool = True) -> Removal:
@@ -64,7 +64,7 @@ def remove(engine: Engine, top: Vertex, *, recount: bool = True) -> Removal:
         if hold.at.index not in gone:
             engine.holds.set(hold.name, hold.at, hold.amounts, standing=hold.standing)
     if recount:
-        engine.reprime()
+        engine.recompute_totals()
     return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)
 
 

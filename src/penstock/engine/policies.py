@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from penstock.engine.graph import Vertex
-from penstock.engine.vertex_state import Sight, Window, room_below
+from penstock.engine.vertex_state import TimeView, Window, room_below
 from penstock.errors import BadRequest
 
 __all__ = [
@@ -142,7 +142,7 @@ class DerivedOrder:
         return sorted(range(len(keys)), key=lambda place: keys[place])
 
     def ordered(self, children: list[Vertex], now: int) -> list[Vertex]:
-        window = Window(now, now + 1, now, Sight.NOW)
+        window = Window(now, now + 1, now, TimeView.NOW)
         return sorted(children, key=lambda child: (self._weight(child, window), child.uniq_id), reverse=True)
 
     def _weight(self, child: Vertex, window: Window) -> int:

@@ -20,7 +20,7 @@ from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import Policy, SearchOrder, Usage
 from penstock.engine.request import SLOT, Request, Want
-from penstock.engine.vertex_state import Sight, Window, free_below, room_below
+from penstock.engine.vertex_state import TimeView, Window, free_below, room_below
 from penstock.engine.walker import Selection, Walk
 
 __all__ = ["Events", "Plan", "Search"]
@@ -83,7 +83,7 @@ class Search:
         """The time that a start would take. What would end beyond the horizon ends there."""
         duration_s = plan.request.duration_s
         end = self._horizon_s if duration_s is None else min(start + duration_s, self._horizon_s)
-        return Window(start, end, now, Sight.NOW if start <= now else Sight.LATER)
+        return Window(start, end, now, TimeView.NOW if start <= now else TimeView.LATER)
 
     def select(
         self, plan: Plan, start: int, now: int, full: set[int] | None = None
@@ -98,7 +98,7 @@ class Search:
 
     def could_ever(self, plan: Plan) -> bool:
         """Whether the walker finds a place when everything is up and free."""
-        return self._select(plan, Window(0, 1, 0, Sight.IDEAL)) is not None
+        return self._select(plan, Window(0, 1, 0, TimeView.IDEAL)) is not None
 
     def instants(self, plan: Plan, now: int) -> Iterator[int]:
         """Instants after now at which the totals at the root would suffice."""
@@ -149,7 +149,7 @@ class Search:
             found = self._walk(plan, 0, window, top, plan.avoid, full)
             return (found,) if found is not None else None
         natural = list(range(len(plan.wants)))
-        if window.sight is Sight.IDEAL:
+        if window.view is TimeView.IDEAL:
             # Bookings do not count in the ideal, so the groups are looked at one by one.
             alone = [self._walk(plan, group, window, top, plan.avoid) for group in natural]
             return tuple(s for s in alone if s is not None) if None not in alone else None
@@ -169,7 +169,7 @@ class Search:
         selections: dict[int, Selection] = {}
         tried: list[tuple[int, Marks]] = []
         avoid = plan.avoid
-        span = Span(window.start, window.end, live=window.sight is Sight.NOW)
+        span = Span(window.start, window.end, live=window.view is TimeView.NOW)
         try:
             for group in order:
                 selection = self._walk(plan, group, window, top, avoid)

@@ -25,7 +25,7 @@ __all__ = [
     "Booking",
     "BookingKey",
     "Holding",
-    "Sight",
+    "TimeView",
     "VertexState",
     "Window",
     "free_below",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class Sight(enum.Enum):
+class TimeView(enum.Enum):
     """What a walk takes into account."""
 
     NOW = "now"  # a start at this instant: what runs holds, however late it is
@@ -49,7 +49,7 @@ class Window:
     start: int
     end: int
     now: int
-    sight: Sight
+    view: TimeView
 
 
 BookingKey = tuple[int, int]  # job, part of the job
@@ -145,12 +145,12 @@ class VertexState:
 
     def hold(self, name: str, holding: Holding) -> None:
         self.holds[name] = holding
-        self._shift_hold(holding, 1)
+        self._shift_external_usage(holding, 1)
 
     def unhold(self, name: str) -> None:
-        self._shift_hold(self.holds.pop(name), -1)
+        self._shift_external_usage(self.holds.pop(name), -1)
 
-    def _shift_hold(self, holding: Holding, sign: int) -> None:
+    def _shift_external_usage(self, holding: Holding, sign: int) -> None:
         which = 1 if holding.standing else 0
         self.held[which] += sign * holding.units
         for kind, units in holding.below.items():
@@ -173,7 +173,7 @@ def free_units(vertex: Vertex, window: Window) -> int:
     state = vertex.state
     if state is None:
         return vertex.size
-    if window.sight is Sight.IDEAL:
+    if window.view is TimeView.IDEAL:
         return vertex.size - state.held[1]
     booked = state.plan.booked_most(window.start, window.end)
     if window.start <= window.now and state.live_end_min <= window.now:
@@ -204,7 +204,7 @@ def free_below(vertex: Vertex, kind: str, window: Window) -> int:
     if state is None:
         return total
     held = state.held_below.get(kind)
-    if window.sight is Sight.IDEAL:
+    if window.view is TimeView.IDEAL:
         return total - (held[1] if held is not None else 0) + state.standing_excess_below.get(kind, 0)
     planner = state.below.get(kind)
     booked = planner.booked_most(window.start, window.end) if planner is not None else 0
@@ -228,7 +228,7 @@ def room_below(vertex: Vertex, kind: str, window: Window) -> int:
 def is_untouched(vertex: Vertex, window: Window) -> bool:
     """Nobody is on the vertex or below it at any instant of the window: it can be had alone."""
     state = vertex.state
-    if state is None or window.sight is Sight.IDEAL:
+    if state is None or window.view is TimeView.IDEAL:
         return True
     if state.passing > 0 or state.visits.booked_most(window.start, window.end) > 0:
         return False

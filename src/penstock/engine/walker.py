@@ -13,7 +13,7 @@ top the best of each outer want is chosen. Vertices are given whole, except divi
 
 A request for slots alone, under a policy that prefers low scores, need not look into every node: what a
 node could score at best is known before it is visited, and once enough slots are found that are at least as
-good, it is passed over (`_Limit`). The answer is the same, only sooner.
+good, it is passed over (`_ScoreCutoff`). The answer is the same, only sooner.
 
 Nothing is booked here, and nothing is remembered between walks.
 """
@@ -28,7 +28,7 @@ from typing import Final
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.policies import NODE_FACTOR, Policy, SearchOrder, Usage
 from penstock.engine.request import SLOT, SLOTS_MAX, Placement, Want
-from penstock.engine.vertex_state import Sight, Window, free_below, free_units, is_untouched, room_below
+from penstock.engine.vertex_state import TimeView, Window, free_below, free_units, is_untouched, room_below
 from penstock.model.constraint import Constraint, matches
 from penstock.model.jobspec import UINT_MAX
 
@@ -235,7 +235,7 @@ class Walk:
 
     def _is_pruned(self, u: Vertex, wants: tuple[Want, ...], matched: Want | None, excl: bool) -> bool:
         window = self._window
-        if not u.up and window.sight is not Sight.IDEAL:
+        if not u.up and window.view is not TimeView.IDEAL:
             return True
         if u.type in CONSTRAINED_TYPES:
             if self._constraint is not None and not matches(self._constraint, u):
@@ -402,7 +402,7 @@ class Walk:
         return ((sum(shares) // len(shares)) << _USAGE_SHIFT) if shares else 0
 
 
-class _Limit:
+class _ScoreCutoff:
     """The best scores so far, as many as there are slots to choose; nothing else is needed."""
 
     __slots__ = ("_base", "_best", "_count", "_weight", "beyond")
@@ -424,7 +424,7 @@ class _Limit:
             self.beyond = -((self._base + self._best[0]) // self._weight)
 
 
-def _limit(policy: Policy, order: SearchOrder, wants: tuple[Want, ...]) -> _Limit | None:
+def _limit(policy: Policy, order: SearchOrder, wants: tuple[Want, ...]) -> _ScoreCutoff | None:
     """Only where scores decide alone, low ones first, and one slot counts as much as another."""
     if policy.high_first or policy.stop_on_first or not order.is_stable:
         return None
@@ -434,7 +434,7 @@ def _limit(policy: Policy, order: SearchOrder, wants: tuple[Want, ...]) -> _Limi
     if count.min != count.max or not parts:
         return None
     # Every kind of resource in the slot gives at least one vertex, and no vertex scores less than this.
-    return _Limit(count.min, _MET + parts * _MET, parts if policy.usage is Usage.IGNORED else 1)
+    return _ScoreCutoff(count.min, _MET + parts * _MET, parts if policy.usage is Usage.IGNORED else 1)
 
 
 class _Tally:

@@ -12,5 +12,5 @@ __all__ = ["attach"]
 def attach(engine: Engine, text: str | bytes) -> list[Vertex]:
     """Adds a subgraph in JGF; what is there already is left as it is. Returns the new vertices."""
     fresh = attach_jgf(engine.graph, text)
-    engine.reprime()
+    engine.recompute_totals()
     return fresh

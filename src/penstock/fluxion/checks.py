@@ -12,7 +12,7 @@ from typing import Final
 from penstock.engine.engine import Engine, MatchOp
 from penstock.engine.graph import Graph
 from penstock.engine.request import SLOT, Request
-from penstock.engine.vertex_state import Sight, Window, free_units
+from penstock.engine.vertex_state import TimeView, Window, free_units
 from penstock.errors import BadRequest
 from penstock.model.constraint import matches
 from penstock.model.jobspec import Resource
@@ -57,7 +57,7 @@ def has_enough_nodes(engine: Engine, request: Request, op: MatchOp) -> bool:
         return sum(1 for _ in islice(up, needed)) == needed
     ideal = op is MatchOp.ALLOCATE_WITH_SATISFIABILITY
     start = NOW if op is MatchOp.ALLOCATE else HORIZON_S - 1
-    window = Window(start, start + (request.duration_s or HORIZON_S), NOW, Sight.LATER)
+    window = Window(start, start + (request.duration_s or HORIZON_S), NOW, TimeView.LATER)
     constraint = group.constraint
     fit = (n for n in (nodes if ideal else up) if matches(constraint, n) and free_units(n, window) == 1)
     return sum(1 for _ in islice(fit, needed)) == needed

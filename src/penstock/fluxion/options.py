@@ -11,7 +11,7 @@ from penstock.engine.filters import DEFAULT_FILTERS, BadFilter, Filters
 from penstock.engine.policies import NAMED_POLICIES, BadPolicy, Policy, parse_policy
 from penstock.fluxion.writers import FORMATS
 
-__all__ = ["USAGE", "NotYet", "Options", "UsageError", "parse_options"]
+__all__ = ["USAGE", "NotYet", "ResourceQueryOptions", "UsageError", "parse_options"]
 
 USAGE: Final = """usage: penstock resource-query [OPTIONS...]
 
@@ -90,7 +90,7 @@ class NotYet(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ResourceQueryOptions:
     load_file: str = "conf/default"
     load_format: str = "grug"
     policy: Policy = NAMED_POLICIES["first"]
@@ -102,7 +102,7 @@ class Options:
     help: bool = False
 
 
-def parse_options(argv: list[str]) -> Options:
+def parse_options(argv: list[str]) -> ResourceQueryOptions:
     try:
         given, rest = getopt.gnu_getopt(
             argv, _SHORT, [name + ("=" if letter not in "edh" else "") for name, letter in _LONG.items()]
@@ -114,7 +114,7 @@ def parse_options(argv: list[str]) -> Options:
         letter = option[1:] if not option.startswith("--") else _LONG[option[2:]]
         values[letter] = value
     if "h" in values:
-        return Options(help=True)
+        return ResourceQueryOptions(help=True)
     if rest:
         raise UsageError(f"unexpected argument {rest[0]!r}")
     for letter, names in _LATER.items():
@@ -123,7 +123,7 @@ def parse_options(argv: list[str]) -> Options:
     return _checked(values)
 
 
-def _checked(values: dict[str, str]) -> Options:
+def _checked(values: dict[str, str]) -> ResourceQueryOptions:
     load_file = values.get("L", "conf/default")
     if not os.path.exists(load_file) or os.path.isdir(load_file):
         raise UsageError(f"-L: {load_file} does not exist or is a directory")
@@ -138,7 +138,7 @@ def _checked(values: dict[str, str]) -> Options:
         policy = parse_policy(values.get("P", "first"))
     except (BadFilter, BadPolicy) as error:
         raise UsageError(str(error)) from error
-    return Options(
+    return ResourceQueryOptions(
         load_file=load_file,
         load_format=values.get("f", "grug"),
         policy=policy,

@@ -20,7 +20,7 @@ from typing import Final
 
 from penstock.engine.allocation import Allocation
 from penstock.engine.graph import Vertex
-from penstock.engine.vertex_state import Sight, Window, free_below
+from penstock.engine.vertex_state import TimeView, Window, free_below
 from penstock.fluxion.sort import ranking
 
 __all__ = ["RememberedOrder"]
@@ -50,7 +50,7 @@ class RememberedOrder:
         self._tried = set()
         first = next(iter(root.totals or ()), "")
         for time in times:
-            free = free_below(root, first, Window(time, time + 1, time - 1, Sight.LATER))
+            free = free_below(root, first, Window(time, time + 1, time - 1, TimeView.LATER))
             if free - self._unseen.get(time, 0) >= needs.get(first, 0):
                 self._tried.add(time)
                 yield time
@@ -78,7 +78,7 @@ class RememberedOrder:
 
     def note(self, allocation: Allocation, now: int) -> None:
         """Renews the weights of every edge that an allocation goes through."""
-        window = Window(now, now + 1, now, Sight.LATER)
+        window = Window(now, now + 1, now, TimeView.LATER)
         for pick in allocation.picks:
             vertex = pick.vertex
             if not vertex.totals:

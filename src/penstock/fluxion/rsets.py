@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.engine.allocation import Allocation, Kind
+from penstock.engine.allocation import Allocation, AllocationKind
 from penstock.engine.booking import Mark
 from penstock.engine.engine import Engine
 from penstock.engine.graph import Graph, Vertex
@@ -20,8 +20,8 @@ def reapply(engine: Engine, job: int, reader: str, text: bytes, start: int, end:
     """Books a set in JGF or R under a job's number."""
     graph = engine.graph
     if reader == "jgf":
-        return engine.update(job, marks_in_jgf(graph, text), start, end, Kind.ALLOCATED, NOW)
-    answer = engine.update(job, marks_in_rset(graph, text), start, end, Kind.ALLOCATED, NOW)
+        return engine.update(job, marks_in_jgf(graph, text), start, end, AllocationKind.ALLOCATED, NOW)
+    answer = engine.update(job, marks_in_rset(graph, text), start, end, AllocationKind.ALLOCATED, NOW)
     # Fluxion writes every node that R names as exclusive, though it books only those named in full.
     picks = tuple(
         replace(pick, exclusive=pick.exclusive or pick.vertex.type == "node") for pick in answer.picks
@@ -59,5 +59,5 @@ def release_part(engine: Engine, job: int, vertices: list[Vertex]) -> bool:
     gone = {vertex.index for vertex in vertices}
     passed = [pick.vertex for pick in before.picks if pick.vertex.index not in gone]
     guests = [Mark(vertex, 0, True, False) for vertex in passed]
-    engine.update(job, guests, before.start_s, before.end_s, Kind.ALLOCATED, NOW, force=True)
+    engine.update(job, guests, before.start_s, before.end_s, AllocationKind.ALLOCATED, NOW, force=True)
     return False

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, TextIO
 
-from penstock.engine.allocation import Allocation, Kind
+from penstock.engine.allocation import Allocation, AllocationKind
 from penstock.engine.engine import Engine, MatchOp
 from penstock.engine.find import find, parse_expression, usage_below
 from penstock.engine.graph import Graph, Vertex
@@ -18,7 +18,7 @@ from penstock.engine.request import BadShape, HoldsNothing, Request, request_of
 from penstock.errors import BadRequest, Conflict
 from penstock.fluxion.attach import attach
 from penstock.fluxion.checks import HORIZON_S, NOW, check_types, could_ever, has_enough_nodes
-from penstock.fluxion.options import Options
+from penstock.fluxion.options import ResourceQueryOptions
 from penstock.fluxion.order import RememberedOrder
 from penstock.fluxion.rsets import reapply, release_part, vertices_named
 from penstock.fluxion.writers.formats import FORMATS, Sheet
@@ -56,7 +56,9 @@ class _Command:
 class Session:
     """The state behind a prompt: an engine, the jobs by number, and where to write."""
 
-    def __init__(self, graph: Graph, options: Options, out: TextIO, stdout: TextIO, stderr: TextIO) -> None:
+    def __init__(
+        self, graph: Graph, options: ResourceQueryOptions, out: TextIO, stdout: TextIO, stderr: TextIO
+    ) -> None:
         self._order = RememberedOrder()
         self._engine = Engine(graph, options.policy, options.filters, order=self._order, horizon_s=HORIZON_S)
         self._options = options
@@ -171,7 +173,7 @@ class Session:
 
     def _unwritable(self, answer: Allocation, op: MatchOp, began: float) -> bool:
         """Booked, but the format cannot say what: Fluxion forgets the job and keeps the booking."""
-        if answer.kind is not Kind.MATCHED:
+        if answer.kind is not AllocationKind.MATCHED:
             marks = self._engine.jobs[answer.job].marks()
             self._engine.release(answer.job)
             self._engine.update(

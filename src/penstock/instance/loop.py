@@ -20,9 +20,9 @@ from typing import Final, TypeVar, cast
 
 from penstock.errors import Unavailable
 from penstock.instance.feed import Feed
-from penstock.instance.steps import Advance, Handling, Passing, Turns, in_place, next_of
-from penstock.protocol.backend import World
-from penstock.protocol.commands import Wish
+from penstock.instance.steps import Advance, Handling, Passing, StepRunner, in_place, next_of
+from penstock.protocol.backend import Backend
+from penstock.protocol.commands import Command
 from penstock.protocol.facts import Fact, Snapshot
 from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import Settings
@@ -47,7 +47,7 @@ _INBOX_MAX: Final = 200_000
 class _Asked:
     """A wish with somebody who waits for the answer."""
 
-    wish: Wish
+    command: Command
     answer: asyncio.Future[object]
 
 
@@ -62,23 +62,23 @@ class Instance:
         self,
         settings: Settings,
         store: Store,
-        world: World,
+        backend: Backend,
         *,
         retention: Retention = Retention(),  # noqa: B008
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings
         self.store = store
-        self.world = world
+        self.backend = backend
         self.feed = Feed()
         self.is_ready = asyncio.Event()  # the first snapshot of this life has been taken in
         self.why_not_ready = "starting"
         self.is_winding_down = False  # what runs is being ended: nobody may start in its place
         self._retention = retention
         self._clock = clock
-        self._turns = Turns(settings, store, world, self.feed.publish)
+        self._steps = StepRunner(settings, store, backend, self.feed.publish)
         self._inbox: deque[Fact | _Asked | _Question] = deque()
-        self._rang = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._deep_due = 0.0
         self._deep_wanted = True
         self._pruned_at = 0.0
@@ -88,15 +88,15 @@ class Instance:
 
     @property
     def epoch(self) -> int:
-        return self._turns.epoch
+        return self._steps.epoch
 
     # From outside
 
-    async def wish(self, wish: Wish) -> object:
+    async def command(self, command: Command) -> object:
         """Has a wish fulfilled; returns when that is durable, or raises why not."""
-        return await self._put(_Asked(wish, asyncio.get_running_loop().create_future()))
+        return await self._put(_Asked(command, asyncio.get_running_loop().create_future()))
 
-    async def consult(self, about: Callable[[Scheduler, float], T]) -> T:
+    async def query(self, about: Callable[[Scheduler, float], T]) -> T:
         """Asks something of the scheduler, between turns."""
         return cast(T, await self._put(_Question(about, asyncio.get_running_loop().create_future())))
 
@@ -106,18 +106,18 @@ class Instance:
         if len(self._inbox) > _INBOX_MAX:
             raise Unavailable("too much is waiting to be done; try again later")
         self._inbox.append(item)
-        self._rang.set()
+        self._wakeup.set()
         return await item.answer
 
     def take(self, fact: Fact) -> None:
         """Takes a fact in, as from the world."""
         self._inbox.append(fact)
-        self._rang.set()
+        self._wakeup.set()
 
-    def make_anew(self, why: str) -> None:
+    def reload(self, why: str) -> None:
         """Drops the state in memory; the next life begins with what was recorded."""
         self._doubt = why
-        self._rang.set()
+        self._wakeup.set()
 
     # The loop
 
@@ -126,14 +126,14 @@ class Instance:
         try:
             while True:
                 try:
-                    await self._live()
+                    await self._run_term()
                 except Unavailable as error:
-                    self._lose(str(error))
+                    self._fail_waiters(str(error))
         finally:
-            self._lose("the instance is stopping")
+            self._fail_waiters("the instance is stopping")
             self.feed.close()
 
-    def _lose(self, why: str) -> None:
+    def _fail_waiters(self, why: str) -> None:
         """Ends a life: nobody may wait for an answer that never comes."""
         self.is_ready.clear()
         self.why_not_ready = why
@@ -142,24 +142,24 @@ class Instance:
                 item.answer.set_exception(Unavailable(why))
         self._inbox.clear()
 
-    async def _live(self) -> None:
+    async def _run_term(self) -> None:
         """One life: from taking over until the store goes away."""
         await self.store.open()
-        epoch = await self._turns.begin(self._clock())
+        epoch = await self._steps.begin(self._clock())
         self.feed.begin(epoch)
-        world = asyncio.create_task(self.world.run(epoch, self.take))
+        backend = asyncio.create_task(self.backend.run(epoch, self.take))
         try:
             while True:
-                await self._wait(world)
-                await self._turn()
+                await self._wait(backend)
+                await self._run_step()
         finally:
-            world.cancel()
-            await asyncio.gather(world, return_exceptions=True)
+            backend.cancel()
+            await asyncio.gather(backend, return_exceptions=True)
 
-    async def _wait(self, world: asyncio.Task[None]) -> None:
+    async def _wait(self, backend: asyncio.Task[None]) -> None:
         """Until something has come in, a time has come, or the world has failed."""
-        if world.done():
-            world.result()
+        if backend.done():
+            backend.result()
             raise Unavailable("the world has ended")
         if self._doubt:
             why, self._doubt = self._doubt, ""
@@ -174,19 +174,19 @@ class Instance:
         wake_at = scheduler.wake_at()
         if wake_at is not None:
             times.append(wake_at)
-        if self._deep_wanted and len(scheduler.core.pending):
+        if self._deep_wanted and len(scheduler.state.pending):
             times.append(self._deep_due)
-        self._rang.clear()
-        ring = asyncio.ensure_future(self._rang.wait())
+        self._wakeup.clear()
+        ring = asyncio.ensure_future(self._wakeup.wait())
         try:
             await asyncio.wait(
-                {ring, world}, timeout=max(min(times) - now, 0.0), return_when=asyncio.FIRST_COMPLETED
+                {ring, backend}, timeout=max(min(times) - now, 0.0), return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             ring.cancel()
 
-    async def _turn(self) -> None:
-        inputs: list[Fact | Wish] = []
+    async def _run_step(self) -> None:
+        inputs: list[Fact | Command] = []
         asked: list[_Asked] = []
         questions: list[_Question] = []
         while self._inbox and len(inputs) < _BATCH_MAX:
@@ -195,12 +195,12 @@ class Instance:
                 questions.append(item)
             elif isinstance(item, _Asked):
                 asked.append(item)
-                inputs.append(item.wish)
+                inputs.append(item.command)
             else:
                 inputs.append(item)
         try:
             has_much = any(isinstance(one, Snapshot) for one in inputs)
-            replies = await self._turns.turn(
+            replies = await self._steps.step(
                 inputs, self._clock(), handle=_in_thread if has_much else in_place
             )
             for one, reply in zip(asked, replies, strict=True):
@@ -218,10 +218,10 @@ class Instance:
             raise
         self._answer(questions)
         scheduler = self._scheduler()
-        if scheduler.core.cluster.is_complete and not self.is_ready.is_set():
+        if scheduler.state.cluster.is_complete and not self.is_ready.is_set():
             self.is_ready.set()
-        if scheduler.core.cluster.is_complete and not self.is_winding_down:
-            await self._pass(scheduler)
+        if scheduler.state.cluster.is_complete and not self.is_winding_down:
+            await self._run_cycle(scheduler)
         await self._prune()
         await self._beat()
 
@@ -234,19 +234,19 @@ class Instance:
             except Exception as error:
                 question.answer.set_exception(error)
 
-    async def _pass(self, scheduler: Scheduler) -> None:
+    async def _run_cycle(self, scheduler: Scheduler) -> None:
         if scheduler.is_dirty:
             self._deep_wanted = True
-            await self._turns.decide(self._clock(), deep=False, advance=self._advance(), hurry=lambda: True)
+            await self._steps.decide(self._clock(), deep=False, advance=self._advance(), hurry=lambda: True)
             return
         now = self._clock()
         is_old = now >= self._deep_due + _REFRESH_S
-        if self._inbox or not len(scheduler.core.pending) or not (self._deep_wanted or is_old):
+        if self._inbox or not len(scheduler.state.pending) or not (self._deep_wanted or is_old):
             return
         if now < self._deep_due:
             return
         began = time.monotonic()
-        await self._turns.decide(now, deep=True, advance=self._advance(), hurry=lambda: bool(self._inbox))
+        await self._steps.decide(now, deep=True, advance=self._advance(), hurry=lambda: bool(self._inbox))
         self._deep_wanted = bool(self._inbox)
         took_s = time.monotonic() - began
         self._deep_due = self._clock() + max(_DEEP_EVERY_S, took_s * (_DEEP_SHARE - 1))
@@ -288,8 +288,8 @@ class Instance:
             self._beat_due = time.monotonic() + _BEAT_EVERY_S
 
     def _scheduler(self) -> Scheduler:
-        assert self._turns.scheduler is not None
-        return self._turns.scheduler
+        assert self._steps.scheduler is not None
+        return self._steps.scheduler
 
 
 async def _in_thread(handling: Handling) -> Step:

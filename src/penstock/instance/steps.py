@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Final, Protocol
 
 from penstock import failpoints
-from penstock.protocol.backend import World
-from penstock.protocol.commands import Wish
+from penstock.protocol.backend import Backend
+from penstock.protocol.commands import Command
 from penstock.protocol.facts import Fact
 from penstock.sched.records import Change
 from penstock.sched.recovery import scheduler_from
@@ -21,7 +21,7 @@ from penstock.sched.settings import Settings
 from penstock.sched.state import Reply
 from penstock.store.port import Store
 
-__all__ = ["Advance", "Handling", "Passing", "Turns", "Watcher", "in_place", "next_of"]
+__all__ = ["Advance", "Handling", "Passing", "StepRunner", "Watcher", "in_place", "next_of"]
 
 _ACT_BEFORE: Final = failpoints.register("instance.act.before", "committed, not yet handed to the world")
 _ACT_AFTER: Final = failpoints.register("instance.act.after", "handed to the world, nothing confirmed")
@@ -53,11 +53,11 @@ class Watcher(Protocol):
         """Sees changes once they are durable."""
 
 
-class Turns:
-    def __init__(self, settings: Settings, store: Store, world: World, watcher: Watcher) -> None:
+class StepRunner:
+    def __init__(self, settings: Settings, store: Store, backend: Backend, watcher: Watcher) -> None:
         self._settings = settings
         self._store = store
-        self._world = world
+        self._backend = backend
         self._watcher = watcher
         self.epoch = 0
         self.scheduler: Scheduler | None = None
@@ -69,8 +69,8 @@ class Turns:
         self.scheduler = scheduler_from(self._settings, recorded, now)
         return self.epoch
 
-    async def turn(
-        self, inputs: Sequence[Fact | Wish], now: float, *, handle: Handle = in_place
+    async def step(
+        self, inputs: Sequence[Fact | Command], now: float, *, handle: Handle = in_place
     ) -> tuple[Reply, ...]:
         """Takes facts and wishes in; returns the answers to the wishes, which are durable by then."""
         scheduler = self._ready()
@@ -95,11 +95,11 @@ class Turns:
             self._watcher(step.changes)
         if step.intents:
             failpoints.reach(_ACT_BEFORE)
-            await self._world.apply(self.epoch, step.intents)
+            await self._backend.apply(self.epoch, step.intents)
             failpoints.reach(_ACT_AFTER)
         if step.probes:
-            await self._world.probe(step.probes)
+            await self._backend.probe(step.probes)
         if step.forgotten:
-            self._world.forget(step.forgotten)
-        if step.tidings:
-            self._world.tell(step.tidings)
+            self._backend.forget(step.forgotten)
+        if step.status_updates:
+            self._backend.publish_status(step.status_updates)

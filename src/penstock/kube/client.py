@@ -27,7 +27,7 @@ from penstock.kube.transport import READS, Retries, Transport
 from penstock.kube.types import Metadata, Object
 
 __all__ = [
-    "Client",
+    "KubeClient",
     "Listed",
     "PatchKind",
     "Regarding",
@@ -92,7 +92,7 @@ class _Served(msgspec.Struct, frozen=True, kw_only=True):
     resources: tuple[_ServedResource, ...] | None = None
 
 
-class Client:
+class KubeClient:
     """One API server. Make it anywhere, use it within one running loop, close it there."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Client:
         self._event_number = itertools.count()
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> KubeClient:
         return self
 
     async def __aexit__(self, *ended: object) -> None:

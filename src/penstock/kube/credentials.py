@@ -24,11 +24,11 @@ from penstock.kube.errors import Unreachable
 
 __all__ = [
     "Anonymous",
+    "ClientIdentity",
     "Credential",
     "ExecCommand",
     "ExecPlugin",
     "FixedToken",
-    "Identity",
     "TokenFile",
     "checked_api_version",
 ]
@@ -40,7 +40,7 @@ _EARLY_S: Final = 30.0  # a token that has less than this, and less than a tenth
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ClientIdentity:
     """What goes with a request. A certificate here is of a plugin; those of a kubeconfig are in `Tls`."""
 
     token: str = field(default="", repr=False)
@@ -49,11 +49,11 @@ class Identity:
 
 
 class Credential(Protocol):
-    async def identity(self) -> Identity:
+    async def identity(self) -> ClientIdentity:
         """May raise `Unreachable`: without it nothing is sent."""
         ...
 
-    def refused(self, identity: Identity) -> bool:
+    def refused(self, identity: ClientIdentity) -> bool:
         """The server said 401 to it. True if another one may be had."""
         ...
 
@@ -61,21 +61,21 @@ class Credential(Protocol):
 class Anonymous:
     """No credential of its own; the TLS material may have a client certificate."""
 
-    async def identity(self) -> Identity:
-        return Identity()
+    async def identity(self) -> ClientIdentity:
+        return ClientIdentity()
 
-    def refused(self, identity: Identity) -> bool:  # noqa: ARG002
+    def refused(self, identity: ClientIdentity) -> bool:  # noqa: ARG002
         return False
 
 
 class FixedToken:
     def __init__(self, token: str) -> None:
-        self._identity = Identity(token)
+        self._identity = ClientIdentity(token)
 
-    async def identity(self) -> Identity:
+    async def identity(self) -> ClientIdentity:
         return self._identity
 
-    def refused(self, identity: Identity) -> bool:  # noqa: ARG002
+    def refused(self, identity: ClientIdentity) -> bool:  # noqa: ARG002
         return False
 
 
@@ -85,9 +85,9 @@ class TokenFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mark: tuple[int, int, int] | None = None
-        self._identity = Identity()
+        self._identity = ClientIdentity()
 
-    async def identity(self) -> Identity:
+    async def identity(self) -> ClientIdentity:
         try:
             found = self._path.stat()
             mark = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -98,14 +98,14 @@ class TokenFile:
                     raise ValueError("the file is empty")
                 self._mark = mark
                 if token != self._identity.token:
-                    self._identity = Identity(token)
+                    self._identity = ClientIdentity(token)
         except (OSError, ValueError) as error:
             if self._identity.token:
                 return self._identity  # in the middle of a rotation; the old one serves a while longer
             raise Unreachable(f"{self._path}: the token cannot be read: {error}") from error
         return self._identity
 
-    def refused(self, identity: Identity) -> bool:
+    def refused(self, identity: ClientIdentity) -> bool:
         if identity is self._identity:
             self._mark = None
         return True
@@ -150,11 +150,11 @@ class ExecPlugin:
         self._command = command
         self._wall = wall
         self._timeout_s = timeout_s
-        self._identity: Identity | None = None
+        self._identity: ClientIdentity | None = None
         self._renew_at: float | None = None
         self._running = asyncio.Lock()
 
-    async def identity(self) -> Identity:
+    async def identity(self) -> ClientIdentity:
         if (held := self._held()) is not None:
             return held
         async with self._running:
@@ -162,19 +162,19 @@ class ExecPlugin:
                 return held
             began = self._wall()
             status = await self._run()
-            identity = Identity(
+            identity = ClientIdentity(
                 status.token, status.client_certificate_data.encode(), status.client_key_data.encode()
             )
             self._identity = identity
             self._renew_at = self._time_to_renew(status.expiration_timestamp, began)
             return identity
 
-    def refused(self, identity: Identity) -> bool:
+    def refused(self, identity: ClientIdentity) -> bool:
         if identity is self._identity:
             self._identity = None
         return True
 
-    def _held(self) -> Identity | None:
+    def _held(self) -> ClientIdentity | None:
         if self._identity is None or (self._renew_at is not None and self._wall() >= self._renew_at):
             return None
         return self._identity

@@ -8,8 +8,9 @@ machine was suspended, finds that out by its own clock, before it acts.
 
 Every write carries the version that was read, so of two writers one loses. A write whose outcome is unknown
 is looked up before anything else is believed. `identity` is of one process: who finds its own name in a
-record that it has not written waits like everybody. Only an heir waits less: whoever knows, by a lock of its
-own, that processes whose names begin with `heir_of` are dead, need not wait until their lease runs out.
+record that it has not written waits like everybody. Only an heir waits less: whoever knows, by a lock of
+its own, that processes whose names begin with `predecessor_of` are dead, need not wait until their lease
+runs out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import BadRequest, Unavailable
-from penstock.kube.client import Client, micro_time
+from penstock.kube.client import KubeClient, micro_time
 from penstock.kube.errors import AlreadyThere, ApiError, Conflicted, Forbidden, NotFound, OutcomeUnknown
 from penstock.kube.resources import LEASES
 
@@ -74,7 +75,7 @@ class Election:
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         namespace: str,
         name: str,
         identity: str,
@@ -83,7 +84,7 @@ class Election:
         renew_s: float = 2.0,
         deadline_s: float = 10.0,
         longest_request_s: float = 15.0,
-        heir_of: str = "",
+        predecessor_of: str = "",
         clock: Callable[[], float] = _seconds,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
@@ -107,7 +108,7 @@ class Election:
         self._renew_s = renew_s
         self._deadline_s = deadline_s
         self._longest_request_s = longest_request_s
-        self._heir_of = heir_of
+        self._predecessor_of = predecessor_of
         self._clock = clock
         self._wall = wall
         self._jitter = jitter
@@ -206,7 +207,7 @@ class Election:
         """By somebody who may still be at work, as far as we saw."""
         if self._record is None or not self._record.holder:
             return False
-        is_dead = bool(self._heir_of) and self._record.holder.startswith(self._heir_of)
+        is_dead = bool(self._predecessor_of) and self._record.holder.startswith(self._predecessor_of)
         lasts_s = 0.0 if is_dead else self._record.duration_s
         return self._clock() < self._record_at + lasts_s + self._longest_request_s
 

@@ -20,7 +20,7 @@ __all__ = [
     "REPLICASETS",
     "STATEFULSETS",
     "VOLUMES",
-    "Resource",
+    "ApiResource",
     "group_path",
     "pods",
 ]
@@ -31,7 +31,7 @@ def group_path(group_version: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class ApiResource:
     """A kind of object as the paths name it: `Resource("batch/v1", "jobs")`."""
 
     group_version: str
@@ -52,19 +52,19 @@ class Resource:
         return f"{self.plural}.{group}" if group else self.plural
 
 
-PODS: Final = Resource("v1", "pods")
-NODES: Final = Resource("v1", "nodes")
-NAMESPACES: Final = Resource("v1", "namespaces")
-CLAIMS: Final = Resource("v1", "persistentvolumeclaims")
-VOLUMES: Final = Resource("v1", "persistentvolumes")
-JOBS: Final = Resource("batch/v1", "jobs")
-REPLICASETS: Final = Resource("apps/v1", "replicasets")
-STATEFULSETS: Final = Resource("apps/v1", "statefulsets")
-DEPLOYMENTS: Final = Resource("apps/v1", "deployments")
-PODGROUPS: Final = Resource("scheduling.x-k8s.io/v1alpha1", "podgroups")
-NATIVE_PODGROUPS: Final = Resource("scheduling.k8s.io/v1alpha2", "podgroups")
-LEASES: Final = Resource("coordination.k8s.io/v1", "leases")
-EVENTS: Final = Resource("events.k8s.io/v1", "events")
+PODS: Final = ApiResource("v1", "pods")
+NODES: Final = ApiResource("v1", "nodes")
+NAMESPACES: Final = ApiResource("v1", "namespaces")
+CLAIMS: Final = ApiResource("v1", "persistentvolumeclaims")
+VOLUMES: Final = ApiResource("v1", "persistentvolumes")
+JOBS: Final = ApiResource("batch/v1", "jobs")
+REPLICASETS: Final = ApiResource("apps/v1", "replicasets")
+STATEFULSETS: Final = ApiResource("apps/v1", "statefulsets")
+DEPLOYMENTS: Final = ApiResource("apps/v1", "deployments")
+PODGROUPS: Final = ApiResource("scheduling.x-k8s.io/v1alpha1", "podgroups")
+NATIVE_PODGROUPS: Final = ApiResource("scheduling.k8s.io/v1alpha2", "podgroups")
+LEASES: Final = ApiResource("coordination.k8s.io/v1", "leases")
+EVENTS: Final = ApiResource("events.k8s.io/v1", "events")
 
 
 def pods(namespace: str = "", name: str = "", subresource: str = "") -> str:

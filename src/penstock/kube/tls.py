@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import BadRequest
-from penstock.kube.credentials import Identity
+from penstock.kube.credentials import ClientIdentity
 
 __all__ = ["Tls", "TlsContexts"]
 
@@ -59,7 +59,7 @@ class TlsContexts:
         self._marks: _Marks = ()
         self._look_at = 0.0
 
-    def context(self, identity: Identity) -> ssl.SSLContext:
+    def context(self, identity: ClientIdentity) -> ssl.SSLContext:
         """Raises `BadRequest` if the first one cannot be made."""
         wanted = (identity.certificate, identity.key)
         if self._context is not None and wanted == self._identity:
@@ -93,7 +93,7 @@ def _marks(paths: tuple[Path, ...]) -> _Marks:
     return tuple(marks)
 
 
-def _make(tls: Tls, identity: Identity) -> ssl.SSLContext:
+def _make(tls: Tls, identity: ClientIdentity) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["http/1.1"])
     if not tls.verify:

@@ -33,7 +33,7 @@ import msgspec
 
 from penstock.errors import BadRequest
 from penstock.kube.access import Access
-from penstock.kube.credentials import Identity
+from penstock.kube.credentials import ClientIdentity
 from penstock.kube.errors import (
     BadAnswer,
     OutcomeUnknown,
@@ -269,7 +269,7 @@ class Transport:
         return await self._send(request, timeout, identity)
 
     async def _send(
-        self, request: _Request, timeout: aiohttp.ClientTimeout, identity: Identity
+        self, request: _Request, timeout: aiohttp.ClientTimeout, identity: ClientIdentity
     ) -> aiohttp.ClientResponse:
         headers = list(self._headers)
         if identity.token:

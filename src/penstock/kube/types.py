@@ -12,17 +12,18 @@ import msgspec
 __all__ = [
     "Affinity",
     "BarePod",
+    "BatchJob",
     "Condition",
     "Container",
     "ContainerState",
     "ContainerStatus",
     "Deployment",
-    "Job",
     "LabelSelector",
     "Metadata",
     "NativePodGroup",
     "Node",
     "NodeSelectorTerm",
+    "NodeTaint",
     "Object",
     "Owner",
     "PersistentVolume",
@@ -31,12 +32,11 @@ __all__ = [
     "PodGroup",
     "PodSpec",
     "PodTemplate",
+    "PodToleration",
     "ReplicaSet",
     "Requirement",
     "Resources",
     "StatefulSet",
-    "Taint",
-    "Toleration",
     "Volume",
 ]
 
@@ -127,13 +127,13 @@ class Affinity(_Part, frozen=True):
     pod_anti_affinity: _PodAffinity | None = None
 
 
-class Taint(_Part, frozen=True):
+class NodeTaint(_Part, frozen=True):
     key: str = ""
     value: str = ""
     effect: str = ""
 
 
-class Toleration(_Part, frozen=True):
+class PodToleration(_Part, frozen=True):
     key: str = ""
     operator: str = ""
     value: str = ""
@@ -192,7 +192,7 @@ class PodSpec(_Part, frozen=True):
     overhead: dict[str, str] | None = None
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
-    tolerations: tuple[Toleration, ...] | None = None
+    tolerations: tuple[PodToleration, ...] | None = None
     topology_spread_constraints: tuple[SpreadConstraint, ...] | None = None
     volumes: tuple[Volume, ...] | None = None
     resource_claims: tuple[_ResourceClaim, ...] | None = None
@@ -258,7 +258,7 @@ class PodTemplate(Object, frozen=True):
 
 class _NodeSpec(_Part, frozen=True):
     unschedulable: bool = False
-    taints: tuple[Taint, ...] | None = None
+    taints: tuple[NodeTaint, ...] | None = None
 
 
 class _NodeStatus(_Part, frozen=True):
@@ -285,7 +285,7 @@ class _JobStatus(_Part, frozen=True):
     conditions: tuple[Condition, ...] | None = None
 
 
-class Job(Object, frozen=True):
+class BatchJob(Object, frozen=True):
     spec: _JobSpec = _JobSpec()
     status: _JobStatus = _JobStatus()
 

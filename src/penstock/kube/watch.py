@@ -38,7 +38,7 @@ import aiohttp
 import msgspec
 
 from penstock.errors import Unavailable
-from penstock.kube.client import Client, described
+from penstock.kube.client import KubeClient, described
 from penstock.kube.errors import (
     ApiError,
     BadAnswer,
@@ -49,10 +49,10 @@ from penstock.kube.errors import (
     Unreachable,
     status_error,
 )
-from penstock.kube.resources import Resource
+from penstock.kube.resources import ApiResource
 from penstock.kube.types import Object
 
-__all__ = ["Change", "Deleted", "Pace", "Relisted", "Upserted", "WatchState", "reflect"]
+__all__ = ["Deleted", "Pace", "Relisted", "Upserted", "WatchEvent", "WatchState", "reflect"]
 
 _LOG: Final = logging.getLogger(__name__)
 _FRUITLESS_MAX: Final = 2
@@ -79,7 +79,7 @@ class Deleted(Generic[T]):
     item: T
 
 
-Change = Relisted[T] | Upserted[T] | Deleted[T]
+WatchEvent = Relisted[T] | Upserted[T] | Deleted[T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +148,10 @@ _PLAIN: Final = (
 
 
 async def reflect(
-    client: Client,
-    resource: Resource,
+    client: KubeClient,
+    resource: ApiResource,
     type: type[T],  # noqa: A002
-    on: Callable[[Change[T]], None],
+    on: Callable[[WatchEvent[T]], None],
     *,
     namespace: str = "",
     field_selector: str = "",
@@ -190,10 +190,10 @@ async def reflect(
 
 @dataclass(slots=True, kw_only=True)
 class _Reflection(Generic[T]):
-    client: Client
-    resource: Resource
+    client: KubeClient
+    resource: ApiResource
     type: type[T]
-    on: Callable[[Change[T]], None]
+    on: Callable[[WatchEvent[T]], None]
     path: str
     selectors: dict[str, str]
     stall_s: float
@@ -217,7 +217,7 @@ class _Reflection(Generic[T]):
                 wait_s = self._next_pause_s()  # the server ended the stream, as it does after a while
             except NotFound as error:
                 was_listing = not self.position
-                self._lose()
+                self._fail_waiters()
                 if was_listing and not self.state.is_absent:
                     self.state.is_absent = True
                     self._tell(Relisted(()))
@@ -226,7 +226,7 @@ class _Reflection(Generic[T]):
                 )
                 wait_s = self.pace.slow_s
             except Gone as error:
-                self._lose()
+                self._fail_waiters()
                 self._complain(f"the position in {self.resource} is lost, everything is listed again", error)
                 wait_s = self._next_pause_s()
             except (ApiError, Unavailable) as error:
@@ -246,7 +246,7 @@ class _Reflection(Generic[T]):
         if isinstance(error, _Odd):
             self.fruitless += 1
             if self.fruitless >= _FRUITLESS_MAX:
-                self._lose()
+                self._fail_waiters()
         return self._next_pause_s()
 
     async def _list(self) -> None:
@@ -355,7 +355,7 @@ class _Reflection(Generic[T]):
         self._tell(Deleted(item) if kind == "DELETED" else Upserted(item))
         self.position = item.metadata.resource_version
 
-    def _tell(self, change: Change[T]) -> None:
+    def _tell(self, change: WatchEvent[T]) -> None:
         try:
             self.on(change)
         except Exception as error:
@@ -367,12 +367,12 @@ class _Reflection(Generic[T]):
         except (msgspec.DecodeError, UnicodeDecodeError):
             status = Status(message=bytes(raw)[:200].decode(errors="replace"))
         if status.code != 410:
-            self._lose()
+            self._fail_waiters()
         if status.code in (401, 403, 404):
             return Unreachable(f"ERROR event: {status.code} {status.reason}: {status.message}")
         return status_error(status, status.code, asked=f"watch {self.path}")
 
-    def _lose(self) -> None:
+    def _fail_waiters(self) -> None:
         self.position = ""
         self.state.is_synced = False
         self.fruitless = 0

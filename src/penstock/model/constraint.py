@@ -2,7 +2,7 @@
 
 A constraint is a small tree of values. `properties`, `hostlist`, `ranks`, `and`, `or` and `not` are
 the operators of the RFC and have a text form. `Value` (node selectors and affinity), `Tolerates`
-(taints) and `NodeSet` (a set of names that a caller worked out itself) are built in code only.
+(taints) and `HostIn` (a set of names that a caller worked out itself) are built in code only.
 
 The taints of a node are one property of it, under a name that no label can have, so that they go
 wherever properties go. A node without taints does not have the property.
@@ -32,8 +32,8 @@ __all__ = [
     "And",
     "BadConstraint",
     "Constraint",
+    "HostIn",
     "Hostlist",
-    "NodeSet",
     "Not",
     "Or",
     "Properties",
@@ -124,7 +124,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSet:
+class HostIn:
     names: frozenset[str]
 
 
@@ -158,7 +158,7 @@ class Tolerates:
     tolerations: tuple[Toleration, ...] = ()
 
 
-Constraint: TypeAlias = Properties | Hostlist | Ranks | And | Or | Not | Value | Tolerates | NodeSet
+Constraint: TypeAlias = Properties | Hostlist | Ranks | And | Or | Not | Value | Tolerates | HostIn
 
 
 class Subject(Protocol):
@@ -181,7 +181,7 @@ def matches(constraint: Constraint, subject: Subject) -> bool:
             return all((name[1:] not in held) if name[:1] == "^" else (name in held) for name in names)
         case Hostlist(hosts=hosts):
             return subject.name in hosts
-        case NodeSet(names=members):
+        case HostIn(names=members):
             return subject.name in members
         case Ranks(ranks=ranks):
             return subject.rank in ranks

@@ -23,7 +23,7 @@ from penstock.errors import BadRequest
 
 __all__ = [
     "BadDocument",
-    "Bounds",
+    "DocumentLimits",
     "Mapping",
     "Node",
     "Scalar",
@@ -135,12 +135,12 @@ def parse_document(
 ) -> Node:
     """The one document in `text`, YAML or JSON. Empty text is the null scalar, as in YAML."""
     source = _decoded(text, size_max)
-    bounds = Bounds(depth_max=depth_max, nodes_max=nodes_max)
+    bounds = DocumentLimits(depth_max=depth_max, nodes_max=nodes_max)
     if source.lstrip(" \t\r\n")[:1] in ("{", "["):
         try:
             return _json_tree(source, bounds)
         except json.JSONDecodeError:
-            bounds = Bounds(depth_max=depth_max, nodes_max=nodes_max)
+            bounds = DocumentLimits(depth_max=depth_max, nodes_max=nodes_max)
     # Only who reads YAML pays for its parser: importing it takes a good part of a short command.
     from penstock.model.yaml_tree import yaml_tree
 
@@ -157,7 +157,7 @@ def parse_json(
     """The JSON value in `text`, for formats that are JSON only. Positions are unknown."""
     source = _decoded(text, size_max)
     try:
-        return _json_tree(source, Bounds(depth_max=depth_max, nodes_max=nodes_max))
+        return _json_tree(source, DocumentLimits(depth_max=depth_max, nodes_max=nodes_max))
     except json.JSONDecodeError as error:
         raise BadDocument(
             "not valid JSON",
@@ -168,7 +168,7 @@ def parse_json(
 
 
 @dataclass(slots=True)
-class Bounds:
+class DocumentLimits:
     """Counts nodes while a tree is built, so that the build stops at the bound and not after it."""
 
     depth_max: int
@@ -227,7 +227,7 @@ class _Pairs:
     items: list[tuple[str, object]]
 
 
-def _json_tree(source: str, bounds: Bounds) -> Node:
+def _json_tree(source: str, bounds: DocumentLimits) -> Node:
     """Raises `json.JSONDecodeError` if it is no JSON, and `BadDocument` if it is JSON to refuse."""
     _check_json_nodes(source, bounds)
     try:
@@ -243,7 +243,7 @@ def _json_tree(source: str, bounds: Bounds) -> Node:
         bounds.fail_depth()
 
 
-def _check_json_nodes(source: str, bounds: Bounds) -> None:
+def _check_json_nodes(source: str, bounds: DocumentLimits) -> None:
     """A node is the first one, or follows a comma or an opening bracket: count before building."""
     if _openings(source) > bounds.nodes_max:
         bare = _JSON_STRING.sub("0", source)
@@ -275,7 +275,7 @@ def _json_pairs(pairs: list[tuple[str, object]]) -> _Pairs:
     return _Pairs(pairs)
 
 
-def _json_node(value: object, depth: int, bounds: Bounds) -> Node:
+def _json_node(value: object, depth: int, bounds: DocumentLimits) -> Node:
     bounds.count(1, depth)
     match value:
         case str():

@@ -12,7 +12,15 @@ from typing import NoReturn
 
 import yaml
 
-from penstock.model.document import BadDocument, Bounds, Mapping, Node, Scalar, Sequence, fail_duplicate
+from penstock.model.document import (
+    BadDocument,
+    DocumentLimits,
+    Mapping,
+    Node,
+    Scalar,
+    Sequence,
+    fail_duplicate,
+)
 
 __all__ = ["yaml_tree"]
 
@@ -45,7 +53,7 @@ class _Anchored:
     height: int
 
 
-def yaml_tree(source: str, bounds: Bounds) -> Node:
+def yaml_tree(source: str, bounds: DocumentLimits) -> Node:
     directives = source.count("\n%") + source.count("\r%")
     if directives > _DIRECTIVES_MAX:
         raise BadDocument(
@@ -80,7 +88,7 @@ def _events(source: str) -> Iterator[yaml.Event]:
 class _YamlBuilder:
     """Builds the tree from events with a stack of its own: depth costs no interpreter frames."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: DocumentLimits) -> None:
         self.root: Node | None = None
         self._bounds = bounds
         self._open: list[_Frame] = []

@@ -26,7 +26,7 @@ from typing import Final
 
 from penstock.kube.types import LabelSelector, Pod, PodAffinityTerm
 
-__all__ = ["FOREIGN", "SPAN", "Apart", "Rule", "rule_of"]
+__all__ = ["FOREIGN", "SPAN", "AntiAffinity", "Rule", "rule_of"]
 
 SPAN: Final = 1024  # more than any node has pods
 FOREIGN: Final = ""  # the group of all pods on nodes that are not ours
@@ -46,7 +46,7 @@ class Rule:
     tests: tuple[_Test, ...]  # each once and in order, so that equal rules are equal values
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        return all(_holds(test, labels) for test in self.tests)
+        return all(_external_usage(test, labels) for test in self.tests)
 
 
 def rule_of(namespace: str, term: PodAffinityTerm) -> Rule | None:
@@ -66,7 +66,7 @@ def _tests(selector: LabelSelector) -> tuple[_Test, ...]:
     return tuple(sorted(tests))
 
 
-def _holds(test: _Test, labels: Mapping[str, str]) -> bool:
+def _external_usage(test: _Test, labels: Mapping[str, str]) -> bool:
     key, operator, values = test
     held = labels.get(key)
     match operator:
@@ -160,7 +160,7 @@ class _Namespace:
     loose: dict[Rule, _Kept] = field(default_factory=dict)  # rules without an anchor
 
 
-class Apart:
+class AntiAffinity:
     def __init__(self) -> None:
         self._parties: dict[str, _Party] = {}
         self._namespaces: dict[str, _Namespace] = {}

@@ -6,9 +6,9 @@ alone and told so, since to place it all the same would break what it asks for. 
 affinity, `ScheduleAnyway`) are passed over by design, and limits on how many volumes a node can attach are
 not counted.
 
-Required anti-affinity to pods like itself, on the host name, is what people write to get one pod per node. It
-becomes distinct nodes within the pod's group, and what `apart` makes of it beyond that. Two nodes with the
-same host name label count as two. Anything else that is required of other pods is refused.
+Required anti-affinity to pods like itself, on the host name, is what people write to get one pod per node.
+It becomes distinct nodes within the pod's group, and what `anti_affinity` makes of it beyond that. Two
+nodes with the same host name label count as two. Anything else that is required of other pods is refused.
 
 Pods of one template give equal values, and mostly the same object, so that equal requests are found quickly.
 """
@@ -26,7 +26,7 @@ from penstock.kube.types import PersistentVolume, PersistentVolumeClaim, Pod
 from penstock.model.constraint import (
     And,
     Constraint,
-    NodeSet,
+    HostIn,
     Not,
     Or,
     Tolerates,
@@ -105,7 +105,7 @@ def requirements_of(pod: Pod, volumes: VolumeLookup) -> Requirements:
 
 
 @lru_cache(maxsize=1024)
-def _bare(tolerations: tuple[types.Toleration, ...]) -> Requirements:
+def _bare(tolerations: tuple[types.PodToleration, ...]) -> Requirements:
     return Requirements(_tolerates(tolerations))
 
 
@@ -116,7 +116,7 @@ def _shared(constraint: Constraint) -> Constraint:
 
 
 @lru_cache(maxsize=1024)
-def _tolerates(tolerations: tuple[types.Toleration, ...]) -> Tolerates:
+def _tolerates(tolerations: tuple[types.PodToleration, ...]) -> Tolerates:
     """Each once and in order. What can tolerate nothing that forbids is left out."""
     kept = {
         Toleration(
@@ -183,7 +183,7 @@ def _name_test(requirement: types.Requirement) -> Constraint | None:
     values = requirement.values or ()
     if requirement.key != "metadata.name" or len(values) != 1:
         return None
-    names = NodeSet(frozenset(values))
+    names = HostIn(frozenset(values))
     match requirement.operator:
         case "In":
             return names

@@ -6,8 +6,8 @@ ReplicaSet, a Deployment through its ReplicaSets, a StatefulSet that makes all o
 group. How many must be there: an explicit size counts first, then a PodGroup, then what the maker wants, then
 one. A StatefulSet that makes one pod after the other has single pods: a group would wait for itself for ever.
 
-A `Belonging` is what one pod says; `work_fact` makes one `WorkSet` of what all pods of a work say. What
-cannot be honoured is a problem, a sentence for people; a pod with a problem is not scheduled.
+A `GroupMembership` is what one pod says; `workload_fact` makes one `WorkloadSet` of what all pods of a work
+say. What cannot be honoured is a problem, a sentence for people; a pod with a problem is not scheduled.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Final
 
 from penstock.errors import BadRequest
 from penstock.kube.types import (
+    BatchJob,
     Condition,
     Deployment,
-    Job,
     Metadata,
     Owner,
     Pod,
@@ -34,30 +34,30 @@ from penstock.kube.types import (
 )
 from penstock.model.duration import parse_duration
 from penstock.podspec.settings import KubeSettings
-from penstock.protocol.facts import Requeue, WorkSet
+from penstock.protocol.facts import Requeue, WorkloadSet
 
 __all__ = [
+    "CONTROLLER_KINDS",
     "DEADLINE_ASKED_ANNOTATION",
     "DEADLINE_SET_ANNOTATION",
     "DOMAIN",
     "JOB_ANNOTATION",
-    "MAKER_KINDS",
-    "Belonging",
-    "Maker",
-    "belonging_of",
+    "Controller",
+    "GroupMembership",
     "controller_of",
-    "is_maker",
-    "maker_of",
+    "controller_ref_of",
+    "is_known_controller",
+    "membership_of",
     "seconds_of",
-    "work_fact",
-    "work_of_group",
+    "workload_fact",
+    "workload_of_group",
 ]
 
 DOMAIN: Final = "penstock.dev"
 JOB_ANNOTATION: Final = f"{DOMAIN}/job"  # on a pod that we have bound: the id of its job
 DEADLINE_SET_ANNOTATION: Final = f"{DOMAIN}/deadline-set"  # on a Job: the deadline that we have set
 DEADLINE_ASKED_ANNOTATION: Final = f"{DOMAIN}/deadline-asked"  # the one of its owner, where there was one
-MAKER_KINDS: Final = {
+CONTROLLER_KINDS: Final = {
     "Job": "batch",
     "ReplicaSet": "apps",
     "StatefulSet": "apps",
@@ -101,7 +101,7 @@ _OVER: Final = frozenset({"Complete", "Failed", "SuccessCriteriaMet", "FailureTa
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class Controller:
     """An object whose controller makes pods, or makes such objects."""
 
     kind: str
@@ -120,10 +120,10 @@ class Maker:
 
 
 @dataclass(frozen=True, slots=True)
-class Belonging:
+class GroupMembership:
     """What one pod says of the work that it belongs to."""
 
-    work: str
+    workload: str
     name: str
     namespace: str
     size: int | None = None  # told explicitly
@@ -131,7 +131,7 @@ class Belonging:
     is_native: bool = False  # that PodGroup is Kubernetes' own
     needs_pod_group: bool = False  # nothing else says how large the group is
     is_single: bool = False  # the pod is a work of its own
-    makers: tuple[Maker, ...] = ()  # the direct one first
+    controllers: tuple[Controller, ...] = ()  # the direct one first
     index: int = 0
     queue: str = ""
     limit_s: int | None = None  # our own limit, from the start of the group
@@ -146,9 +146,9 @@ class Belonging:
     problems: tuple[str, ...] = ()
 
     @property
-    def maker(self) -> Maker | None:
+    def controller(self) -> Controller | None:
         """The one that decides how many there are."""
-        return self.makers[0] if self.makers else None
+        return self.controllers[0] if self.controllers else None
 
     def kind(self) -> Hashable:
         """Of pods that are equal in this, one speaks for all."""
@@ -156,7 +156,7 @@ class Belonging:
             self.size,
             self.pod_group,
             self.is_native,
-            tuple(maker.uid for maker in self.makers),
+            tuple(controller.uid for controller in self.controllers),
             self.queue,
             self.limit_s,
             self.deadline_s,
@@ -170,7 +170,7 @@ class Belonging:
         )
 
 
-def controller_of(metadata: Metadata) -> Owner | None:
+def controller_ref_of(metadata: Metadata) -> Owner | None:
     return next((owner for owner in metadata.owner_references if owner.controller), None)
 
 
@@ -180,18 +180,25 @@ def seconds_of(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def maker_of(found: Job | ReplicaSet | StatefulSet | Deployment) -> Maker:
+def controller_of(found: BatchJob | ReplicaSet | StatefulSet | Deployment) -> Controller:
     metadata = found.metadata
-    kind = type(found).__name__
-    shared = (kind, metadata.namespace, metadata.name, metadata.uid, _said(metadata), controller_of(metadata))
+    kind = "Job" if isinstance(found, BatchJob) else type(found).__name__
+    shared = (
+        kind,
+        metadata.namespace,
+        metadata.name,
+        metadata.uid,
+        _said(metadata),
+        controller_ref_of(metadata),
+    )
     is_gone = metadata.deletion_timestamp is not None
     if isinstance(found, Deployment):
-        return Maker(*shared, is_over=is_gone)
+        return Controller(*shared, is_over=is_gone)
     spec = found.spec
-    if not isinstance(found, Job):
+    if not isinstance(found, BatchJob):
         replicas = 1 if found.spec.replicas is None else found.spec.replicas
         is_ordered = isinstance(found, StatefulSet) and found.spec.pod_management_policy != "Parallel"
-        return Maker(*shared, spec.template, replicas, is_gone, is_ordered)
+        return Controller(*shared, spec.template, replicas, is_gone, is_ordered)
     conditions: tuple[Condition, ...] = found.status.conditions or ()
     is_over = any(one.type in _OVER and one.status == "True" for one in conditions)
     at_a_time = 1 if found.spec.parallelism is None else found.spec.parallelism
@@ -199,7 +206,7 @@ def maker_of(found: Job | ReplicaSet | StatefulSet | Deployment) -> Maker:
         at_a_time = min(at_a_time, max(found.spec.completions - found.status.succeeded, 0))
     started_at = found.status.start_time
     deadline_s, deadline_set_s = _deadlines(found)
-    return Maker(
+    return Controller(
         *shared,
         spec.template,
         0 if found.spec.suspend else at_a_time,
@@ -210,7 +217,7 @@ def maker_of(found: Job | ReplicaSet | StatefulSet | Deployment) -> Maker:
     )
 
 
-def _deadlines(job: Job) -> tuple[int | None, int | None]:
+def _deadlines(job: BatchJob) -> tuple[int | None, int | None]:
     """The deadline that the owner of a Job wants, and the one that stands there by us."""
     stands, notes = job.spec.active_deadline_seconds, job.metadata.annotations or {}
     if stands is None or notes.get(DEADLINE_SET_ANNOTATION) != str(stands):
@@ -228,42 +235,45 @@ def _said(metadata: Metadata) -> Mapping[str, str]:
     return said
 
 
-def belonging_of(pod: Pod, makers: Sequence[Maker], settings: KubeSettings) -> Belonging:
-    """`makers` are those that are known: the one that made the pod, and the one above that."""
-    sources = [_said(pod.metadata), *(maker.said for maker in makers)]
+def membership_of(pod: Pod, controllers: Sequence[Controller], settings: KubeSettings) -> GroupMembership:
+    """`controllers` are those that are known: the one that made the pod, and the one above that."""
+    sources = [_said(pod.metadata), *(controller.said for controller in controllers)]
     problems: list[str] = []
     read = _Reader(sources, problems)
     size = read.number(_SIZE_KEYS, 1, _SIZE_MAX)
     name = read.name(_NAME_KEYS)
     namespace = pod.metadata.namespace
     native = pod.spec.scheduling_group.pod_group_name if pod.spec.scheduling_group is not None else ""
-    work, shown, is_single = _work(pod, makers, name or "", native, size)
+    workload, shown, is_single = _workload(pod, controllers, name or "", native, size)
     created = pod.metadata.creation_timestamp
     created_at = 0.0 if created is None else seconds_of(created)
     limit_s = read.duration(f"{DOMAIN}/limit")
-    controller = controller_of(pod.metadata)
-    if limit_s is not None and controller is not None and not _is_job(controller):
+    owner = controller_ref_of(pod.metadata)
+    if limit_s is not None and owner is not None and not _is_job(owner):
         problems.append(
-            f"{DOMAIN}/limit cannot be kept for pods of a {controller.kind}, which would be made again; "
+            f"{DOMAIN}/limit cannot be kept for pods of a {owner.kind}, which would be made again; "
             "it is for Jobs and for pods without an owner"
         )
-    return Belonging(
-        work=work,
+    return GroupMembership(
+        workload=workload,
         name=shown,
         namespace=namespace,
         size=size,
         pod_group=f"{namespace}/{native or name}" if native or name else "",
         is_native=bool(native),
         is_single=is_single,
-        needs_pod_group=bool(native) or (size is None and not makers and _is_of_pod_group(sources)),
-        makers=tuple(makers),
+        needs_pod_group=bool(native) or (size is None and not controllers and _is_of_pod_group(sources)),
+        controllers=tuple(controllers),
         index=_index(pod),
         queue=read.choice(f"{DOMAIN}/queue", settings.queues) or "",
         limit_s=limit_s,
         deadline_s=pod.spec.active_deadline_seconds,
         begin_at=read.time(f"{DOMAIN}/begin", created_at),
         requeue=Requeue(read.choice(f"{DOMAIN}/requeue", _REQUEUES) or Requeue.NEVER),
-        within=read.choice(f"{DOMAIN}/within", (level.kind for level in settings.levels)) or "",
+        within=read.choice(
+            f"{DOMAIN}/within", (topology_level.kind for topology_level in settings.topology_levels)
+        )
+        or "",
         distinct_nodes=read.choice(f"{DOMAIN}/distinct-nodes", _TRUTHS) == "true",
         urgency=_or_default(read.number((f"{DOMAIN}/urgency",), 0, _URGENCY_MAX)),
         priority=pod.spec.priority or 0,
@@ -272,13 +282,13 @@ def belonging_of(pod: Pod, makers: Sequence[Maker], settings: KubeSettings) -> B
     )
 
 
-def is_maker(owner: Owner) -> bool:
+def is_known_controller(owner: Owner) -> bool:
     """Whether an owner is of a kind whose pods are a group. Others have kinds of the same names."""
-    return MAKER_KINDS.get(owner.kind) == owner.api_version.partition("/")[0]
+    return CONTROLLER_KINDS.get(owner.kind) == owner.api_version.partition("/")[0]
 
 
 def _is_job(owner: Owner) -> bool:
-    return owner.kind == "Job" and is_maker(owner)
+    return owner.kind == "Job" and is_known_controller(owner)
 
 
 def _is_of_pod_group(sources: Sequence[Mapping[str, str]]) -> bool:
@@ -290,22 +300,22 @@ def _or_default(urgency: int | None) -> int:
     return 16 if urgency is None else urgency
 
 
-def _work(
-    pod: Pod, makers: Sequence[Maker], name: str, native: str, size: int | None
+def _workload(
+    pod: Pod, controllers: Sequence[Controller], name: str, native: str, size: int | None
 ) -> tuple[str, str, bool]:
     """The key of the work, its name for people, and whether it is that of one pod alone."""
     namespace = pod.metadata.namespace
     if native:
-        return work_of_group(f"{namespace}/{native}", is_native=True), native, False
+        return workload_of_group(f"{namespace}/{native}", is_native=True), native, False
     if name:
-        return work_of_group(f"{namespace}/{name}", is_native=False), name, False
-    if makers and (size is not None or not makers[0].is_ordered):
-        top = makers[-1]
+        return workload_of_group(f"{namespace}/{name}", is_native=False), name, False
+    if controllers and (size is not None or not controllers[0].is_ordered):
+        top = controllers[-1]
         return f"{namespace}/{top.kind.lower()}/{top.name}/{top.uid}", top.name, False
     return f"{namespace}/pod/{pod.metadata.uid}", pod.metadata.name, True
 
 
-def work_of_group(pod_group: str, *, is_native: bool) -> str:
+def workload_of_group(pod_group: str, *, is_native: bool) -> str:
     """The work of a group that has a name: "NAMESPACE/NAME", as a PodGroup is named."""
     namespace, _, name = pod_group.partition("/")
     return f"{namespace}/{'podgroup' if is_native else 'group'}/{name}"
@@ -407,9 +417,9 @@ def _time_of(text: str, created_at: float) -> float | None:
     return None if at.tzinfo is None else at.timestamp()
 
 
-def work_fact(
-    members: Sequence[Belonging], group_sizes: Mapping[str, int], settings: KubeSettings
-) -> WorkSet:
+def workload_fact(
+    members: Sequence[GroupMembership], group_sizes: Mapping[str, int], settings: KubeSettings
+) -> WorkloadSet:
     """What the pods of a work say together. `group_sizes` has the PodGroups that are there.
 
     It does not matter how many say the same: one of each kind will do.
@@ -424,20 +434,20 @@ def work_fact(
         limit_s = max(deadlines)
     begins = [one.begin_at for one in members if one.begin_at is not None]
     ends = [
-        maker.started_at + maker.deadline_s
+        controller.started_at + controller.deadline_s
         for one in members
-        for maker in one.makers[:1]
-        if maker.started_at is not None and maker.deadline_s is not None
+        for controller in one.controllers[:1]
+        if controller.started_at is not None and controller.deadline_s is not None
     ]
-    return WorkSet(
-        work=first.work,
+    return WorkloadSet(
+        workload=first.workload,
         name=first.name,
         size=_size(members, group_sizes),
-        assemble_s=settings.assemble_s,
+        assembly_timeout_s=settings.assembly_timeout_s,
         begin_at=max(begins) if begins else None,
         limit_s=limit_s,
         deadline_at=min(ends) if ends else None,
-        enforced_by_world=not own_limits,
+        enforced_by_backend=not own_limits,
         class_value=max(one.priority for one in members),
         urgency=max(one.urgency for one in members),
         queue=first.queue,
@@ -448,7 +458,7 @@ def work_fact(
     )
 
 
-def _size(members: Sequence[Belonging], group_sizes: Mapping[str, int]) -> int:
+def _size(members: Sequence[GroupMembership], group_sizes: Mapping[str, int]) -> int:
     """Explicit, else the PodGroup's, else what the makers want together, else one."""
     told = [one.size for one in members if one.size is not None]
     if told:
@@ -456,5 +466,5 @@ def _size(members: Sequence[Belonging], group_sizes: Mapping[str, int]) -> int:
     grouped = [group_sizes[one.pod_group] for one in members if one.pod_group in group_sizes]
     if grouped:
         return max(*grouped, 1)
-    makers = {one.maker.uid: one.maker for one in members if one.maker is not None}
-    return max(sum(maker.wants for maker in makers.values() if not maker.is_ordered), 1)
+    controllers = {one.controller.uid: one.controller for one in members if one.controller is not None}
+    return max(sum(controller.wants for controller in controllers.values() if not controller.is_ordered), 1)

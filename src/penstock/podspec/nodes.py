@@ -20,7 +20,7 @@ from penstock.model.constraint import FORBIDDING_EFFECTS, TAINTS_PROPERTY, Taint
 from penstock.podspec.pod_resources import PODS, is_counted, units_of
 from penstock.protocol.facts import Capacity, NodeSet
 
-__all__ = ["DEFAULT_LEVELS", "LEVELS_MAX", "Level", "node_fact", "parse_levels"]
+__all__ = ["DEFAULT_TOPOLOGY_LEVELS", "LEVELS_MAX", "TopologyLevel", "node_fact", "parse_topology_levels"]
 
 LEVELS_MAX: Final = 8
 
@@ -34,43 +34,45 @@ _FORM: Final = "kind=label, with commas between: rack=example.com/rack,block=exa
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class TopologyLevel:
     """A kind of place that nodes lie in, and the label that says in which."""
 
     kind: str
     label: str
 
 
-DEFAULT_LEVELS: Final = (
-    Level("region", "topology.kubernetes.io/region"),
-    Level("zone", "topology.kubernetes.io/zone"),
+DEFAULT_TOPOLOGY_LEVELS: Final = (
+    TopologyLevel("region", "topology.kubernetes.io/region"),
+    TopologyLevel("zone", "topology.kubernetes.io/zone"),
 )
 
 
-def parse_levels(text: str) -> tuple[Level, ...]:
+def parse_topology_levels(text: str) -> tuple[TopologyLevel, ...]:
     """The levels of a cluster, outermost first: regions, zones, and then those that the text adds."""
-    levels = list(DEFAULT_LEVELS)
+    topology_levels = list(DEFAULT_TOPOLOGY_LEVELS)
     for part in text.split(",") if text.strip() else ():
         kind, equals, label = (piece.strip() for piece in part.partition("="))
         if not equals:
-            raise _bad_levels("not a level", part, _FORM)
+            raise _bad_topology_levels("not a level", part, _FORM)
         if _KIND.fullmatch(kind) is None or kind in _TAKEN:
-            raise _bad_levels(
+            raise _bad_topology_levels(
                 "not a name for a level", kind, "a short word in lower case that names no resource"
             )
         if _LABEL.fullmatch(label) is None:
-            raise _bad_levels("not the key of a label", label, "a key such as example.com/rack")
-        if any(kind == level.kind or label == level.label for level in levels):
-            raise _bad_levels("the level is there already", part, "each kind and each label once")
-        levels.append(Level(kind, label))
-    if len(levels) > LEVELS_MAX:
-        raise _bad_levels(
-            "too many levels", str(len(levels)), f"at most {LEVELS_MAX}, region and zone included"
+            raise _bad_topology_levels("not the key of a label", label, "a key such as example.com/rack")
+        if any(
+            kind == topology_level.kind or label == topology_level.label for topology_level in topology_levels
+        ):
+            raise _bad_topology_levels("the level is there already", part, "each kind and each label once")
+        topology_levels.append(TopologyLevel(kind, label))
+    if len(topology_levels) > LEVELS_MAX:
+        raise _bad_topology_levels(
+            "too many levels", str(len(topology_levels)), f"at most {LEVELS_MAX}, region and zone included"
         )
-    return tuple(levels)
+    return tuple(topology_levels)
 
 
-def node_fact(node: Node, levels: Sequence[Level], extra: Mapping[str, int]) -> NodeSet:
+def node_fact(node: Node, topology_levels: Sequence[TopologyLevel], extra: Mapping[str, int]) -> NodeSet:
     """What the scheduler is told of a node. `extra` is what every node has because pods ask for it.
 
     A quantity that cannot be read is a `BadRequest` that says where in the node it stands.
@@ -80,7 +82,11 @@ def node_fact(node: Node, levels: Sequence[Level], extra: Mapping[str, int]) -> 
     return NodeSet(
         node=node.metadata.name,
         capacity=_capacity(node.status.allocatable or {}, extra),
-        levels=tuple((level.kind, name) for level in levels if (name := labels.get(level.label))),
+        topology_levels=tuple(
+            (topology_level.kind, name)
+            for topology_level in topology_levels
+            if (name := labels.get(topology_level.label))
+        ),
         labels=_properties(labels, node),
         up=not not_ready,
         why=not_ready or ("cordoned" if node.spec.unschedulable else ""),
@@ -127,5 +133,5 @@ def _why_not_ready(node: Node) -> str:
     return "not ready: its kubelet has not said so"
 
 
-def _bad_levels(summary: str, found: str, expected: str) -> BadRequest:
+def _bad_topology_levels(summary: str, found: str, expected: str) -> BadRequest:
     return BadRequest(summary, where="levels", found=repr(found), expected=expected)

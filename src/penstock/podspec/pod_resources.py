@@ -21,9 +21,18 @@ from penstock.errors import BadRequest
 from penstock.kube.types import Container, ContainerStatus, Pod, PodSpec
 from penstock.model.quantity import QUANTITY_MAX, BadQuantity, parse_quantity
 
-__all__ = ["PODS", "Amounts", "ask_of", "host_port_kinds", "is_counted", "port_kind", "units_of", "use_of"]
+__all__ = [
+    "PODS",
+    "ResourceList",
+    "host_port_kinds",
+    "is_counted",
+    "pod_requests",
+    "port_kind",
+    "units_of",
+    "use_of",
+]
 
-Amounts = tuple[tuple[str, int], ...]
+ResourceList = tuple[tuple[str, int], ...]
 
 PODS: Final = "pods"
 
@@ -36,7 +45,7 @@ _SIDECAR: Final = "Always"  # the restart policy that makes an init container on
 _Exact = dict[str, int]  # billionths, by name
 
 
-def ask_of(pod: Pod) -> Amounts:
+def pod_requests(pod: Pod) -> ResourceList:
     """What a pod that is to be placed asks for: kinds in order, all above zero. Its status plays no part.
 
     Bad quantities are a `BadRequest` that says where in the pod they stand.
@@ -61,8 +70,8 @@ def ask_of(pod: Pod) -> Amounts:
     )
 
 
-def use_of(pod: Pod) -> Amounts:
-    """What a pod on a node uses. As `ask_of` for one of which the kubelet has told nothing else."""
+def use_of(pod: Pod) -> ResourceList:
+    """What a pod on a node uses. As `pod_requests` for one of which the kubelet has told nothing else."""
     spec, status = pod.spec, pod.status
     statuses = {
         told.name: told
@@ -70,7 +79,7 @@ def use_of(pod: Pod) -> Amounts:
         if told.resources is not None
     }
     if _is_as_wanted(pod, statuses):
-        return ask_of(pod)
+        return pod_requests(pod)
     infeasible = _is_infeasible(pod)
 
     def effective(container: Container, part: str, index: int) -> _Exact:
@@ -139,7 +148,7 @@ def units_of(name: str, text: str, where: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _plain_ask(requests: tuple[tuple[str, str], ...]) -> Amounts:
+def _plain_ask(requests: tuple[tuple[str, str], ...]) -> ResourceList:
     """The ask of a pod with one container and nothing special, which is most of them."""
     amounts = [
         (name, units)
@@ -150,7 +159,7 @@ def _plain_ask(requests: tuple[tuple[str, str], ...]) -> Amounts:
     return tuple(sorted(amounts))
 
 
-def _total(spec: PodSpec, containers: list[_Exact], inits: list[_Exact], whole: _Exact) -> Amounts:
+def _total(spec: PodSpec, containers: list[_Exact], inits: list[_Exact], whole: _Exact) -> ResourceList:
     total: _Exact = {}
     for amounts in containers:
         _add(total, amounts)

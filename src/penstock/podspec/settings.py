@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.podspec.nodes import DEFAULT_LEVELS, Level
+from penstock.podspec.nodes import DEFAULT_TOPOLOGY_LEVELS, TopologyLevel
 
 __all__ = ["KubeSettings"]
 
@@ -12,11 +12,11 @@ __all__ = ["KubeSettings"]
 @dataclass(frozen=True, slots=True)
 class KubeSettings:
     scheduler_names: tuple[str, ...] = ("penstock", "fluence", "fluxnetes")
-    levels: tuple[Level, ...] = DEFAULT_LEVELS
+    topology_levels: tuple[TopologyLevel, ...] = DEFAULT_TOPOLOGY_LEVELS
     queues: tuple[str, ...] = ("default",)  # the names that a pod may ask for
-    assemble_s: float = 3600.0  # how long a group may wait for its members
+    assembly_timeout_s: float = 3600.0  # how long a group may wait for its members
     limit_default_s: int | None = None  # planned with where nobody says how long; never enforced
     binds_in_flight_max: int = 64
-    maker_wait_s: float = 2.0  # how long an owner may be unheard of, before it is asked for
+    controller_wait_s: float = 2.0  # how long an owner may be unheard of, before it is asked for
     tell_every_s: float = 15.0  # how often the same pod is told something that has only drifted
     tells_per_s: float = 20.0  # all conditions and events together

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.protocol.facts import Fact
-from penstock.protocol.intents import Intent, Tell
+from penstock.protocol.intents import Intent, StatusUpdate
 
-__all__ = ["Sink", "World"]
+__all__ = ["Backend", "Sink"]
 
 
 class Sink(Protocol):
@@ -16,18 +16,18 @@ class Sink(Protocol):
         """Takes a fact. It never blocks and never fails."""
 
 
-class World(Protocol):
+class Backend(Protocol):
     async def run(self, epoch: int, sink: Sink) -> None:
         """Reports a `Snapshot`, then facts as they happen, until it is cancelled."""
 
     async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
-        """Carries out committed intents; answers come as `Settled`. Returns without waiting for them."""
+        """Carries out committed intents; answers come as `IntentResult`. Returns without waiting for them."""
 
     async def probe(self, members: Sequence[str]) -> None:
-        """Asks what became of members; answers come as `Observed`, of phase `WAITING` if it knows none."""
+        """Asks what became of members; answers come as `MemberStatus`, `WAITING` if it knows none."""
 
     def forget(self, members: Sequence[str]) -> None:
         """The end of these is recorded: the world need not remember them any longer."""
 
-    def tell(self, tidings: Sequence[Tell]) -> None:
+    def publish_status(self, status_updates: Sequence[StatusUpdate]) -> None:
         """Passes on what people should know, some time; what is newer replaces what is older."""

@@ -8,6 +8,7 @@ from penstock.protocol.facts import Requeue
 
 __all__ = [
     "Cancel",
+    "Command",
     "Drain",
     "Past",
     "QueueChange",
@@ -16,7 +17,6 @@ __all__ = [
     "Submission",
     "Submit",
     "Undrain",
-    "Wish",
 ]
 
 
@@ -96,4 +96,4 @@ class Undrain:
     nodes: tuple[str, ...]
 
 
-Wish = Submit | Cancel | SetUrgency | Signal | QueueChange | Drain | Undrain
+Command = Submit | Cancel | SetUrgency | Signal | QueueChange | Drain | Undrain

@@ -2,7 +2,7 @@
 
 A *work* is what the world calls a job before we do; its *members* come one by one and are counted by the
 scheduler. A *hold* is use by others. A `Snapshot` is everything at once: first, and again after a stream was
-lost; what is absent from it is gone. `Observed` and `Settled` are about members that we have placed.
+lost; what is absent from it is gone. `MemberStatus` and `IntentResult` are about members that we have placed.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from penstock.model.constraint import Constraint
 
 __all__ = [
     "Capacity",
+    "ExternalUsageGone",
+    "ExternalUsageSet",
     "Fact",
-    "HoldGone",
-    "HoldSet",
+    "IntentResult",
     "MemberGone",
     "MemberSet",
+    "MemberStatus",
     "NodeGone",
     "NodeSet",
-    "Observed",
     "Outcome",
     "Phase",
     "Requeue",
-    "Settled",
     "Snapshot",
-    "WorkGone",
-    "WorkSet",
+    "WorkloadGone",
+    "WorkloadSet",
 ]
 
 
@@ -39,7 +39,7 @@ class Capacity:
     A kind `apart/<where>/<whom>` is no resource: a world uses it to keep members apart from each other.
     """
 
-    kind: str
+    resource: str
     units: int
     divisible: bool = False
 
@@ -48,7 +48,7 @@ class Capacity:
 class NodeSet:
     node: str
     capacity: tuple[Capacity, ...]
-    levels: tuple[
+    topology_levels: tuple[
         tuple[str, str], ...
     ] = ()  # what it lies in, outermost first: (("zone", "a"), ("rack", "7"))
     labels: tuple[tuple[str, str], ...] = ()
@@ -64,19 +64,19 @@ class NodeGone:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldSet:
+class ExternalUsageSet:
     """Use by others: never our capacity, never our job. A standing one is there on every day."""
 
-    hold: str
+    key: str
     node: str
-    amounts: tuple[tuple[str, int], ...]
+    usage: tuple[tuple[str, int], ...]
     standing: bool = False
     name: str = ""  # what people call it, where the key says nothing to them
 
 
 @dataclass(frozen=True, slots=True)
-class HoldGone:
-    hold: str
+class ExternalUsageGone:
+    key: str
 
 
 class Requeue(enum.Enum):
@@ -88,17 +88,17 @@ class Requeue(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkSet:
+class WorkloadSet:
     """A group that the world wants to run; it assembles once, when `size` members are ready."""
 
-    work: str
+    workload: str
     name: str
     size: int  # members that must be there before it can start
-    assemble_s: float | None = None  # how long it may wait for others after its last member came
+    assembly_timeout_s: float | None = None  # how long it may wait for others after its last member came
     begin_at: float | None = None
     limit_s: int | None = None  # from the start of the group; None: none, planned without an end
     deadline_at: float | None = None  # the end of the whole, waiting included
-    enforced_by_world: bool = True  # False: we end it at its limit
+    enforced_by_backend: bool = True  # False: we end it at its limit
     class_value: int = 0
     urgency: int = 16
     queue: str = ""
@@ -109,18 +109,18 @@ class WorkSet:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkGone:
+class WorkloadGone:
     """Its owner is gone or finished: no member will come any more."""
 
-    work: str
+    workload: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSet:
-    work: str
+    workload: str
     member: str
     index: int
-    amounts: tuple[tuple[str, int], ...]
+    requests: tuple[tuple[str, int], ...]
     constraint: Constraint | None = None
     ready: bool = True  # False: there, but must not be placed yet
     recreated: bool = False  # who made it would make it again if it were taken away
@@ -142,7 +142,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class MemberStatus:
     member: str
     phase: Phase
     at: float
@@ -150,7 +150,7 @@ class Observed:
     status: int = 0  # a wait(2) status, where it ended
     cause: str = ""  # in the world's words; "timeout", "node-failure" and "unknown" are understood
     started: bool = True  # of one that has ended: whether it had begun
-    amounts: tuple[tuple[str, int], ...] = ()  # what it uses, where that is known
+    usage: tuple[tuple[str, int], ...] = ()  # what it uses, where that is known
     is_kept: bool = False  # somebody else looks after it: left over, it is not asked to end
 
 
@@ -162,7 +162,7 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class IntentResult:
     """What became of an intent, for one member."""
 
     intent: int
@@ -174,22 +174,22 @@ class Settled:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     nodes: tuple[NodeSet, ...] = ()
-    holds: tuple[HoldSet, ...] = ()
-    works: tuple[WorkSet, ...] = ()
+    external_usage: tuple[ExternalUsageSet, ...] = ()
+    workloads: tuple[WorkloadSet, ...] = ()
     members: tuple[MemberSet, ...] = ()
-    observations: tuple[Observed, ...] = ()
+    statuses: tuple[MemberStatus, ...] = ()
 
 
 Fact = (
     Snapshot
     | NodeSet
     | NodeGone
-    | HoldSet
-    | HoldGone
-    | WorkSet
-    | WorkGone
+    | ExternalUsageSet
+    | ExternalUsageGone
+    | WorkloadSet
+    | WorkloadGone
     | MemberSet
     | MemberGone
-    | Observed
-    | Settled
+    | MemberStatus
+    | IntentResult
 )

@@ -1,7 +1,8 @@
 """What the scheduler wants done. An intent is committed before a driver sees it.
 
 Doing one twice is doing it once: members, not intents, are what a driver remembers. A driver answers every
-member of an intent with `Settled`. `Tell` is no intent: it is lossy, coalesced and never waited for.
+member of an intent with `IntentResult`. `StatusUpdate` is no intent: it is lossy, coalesced and never
+waited for.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["End", "How", "Intent", "Place", "Retract", "Seat", "Tell"]
+__all__ = ["Assignment", "End", "How", "Intent", "Place", "Retract", "StatusUpdate"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Assignment:
     """One member, where it goes, and which units it gets there: `("core", "0-1", 2)`."""
 
     member: str
@@ -30,8 +31,8 @@ class Place:
 
     intent: int
     job: int
-    work: str
-    seats: tuple[Seat, ...]
+    workload: str
+    assignments: tuple[Assignment, ...]
     end_at: float | None = None  # the limit, where the world enforces it
     size: int = 0  # members of the whole job
     spec: Mapping[str, object] = field(default_factory=dict)  # what a driver needs to start a submitted job
@@ -66,11 +67,13 @@ Intent = Place | Retract | End
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class StatusUpdate:
     """For the people behind a work: where it stands, when it will start, and why not now."""
 
-    work: str
+    workload: str
     job: int
-    verdict: str  # "assembling", "waiting", "never", "broken", "over", "given-up" (over, but members wait)
+    verdict: (
+        str  # "assembling", "waiting", "never", "incomplete", "over", "inadmissible" (over, but members wait)
+    )
     reason: str = ""
     start_at: float | None = None

@@ -16,9 +16,9 @@ from typing import Final
 
 from penstock.engine import (
     CONTAINMENT,
+    AllocationKind,
     Engine,
     Graph,
-    Kind,
     Placement,
     Slot,
     Vertex,
@@ -27,10 +27,10 @@ from penstock.engine import (
 )
 from penstock.engine.allocation import Grant
 from penstock.engine.booking import Mark, Span
-from penstock.engine.engine import Job, Part
+from penstock.engine.engine import GroupAllocation, JobAllocation
 from penstock.engine.planner import FOREVER
 from penstock.model.idset import encode_idset
-from penstock.protocol.facts import Capacity, HoldSet, NodeSet
+from penstock.protocol.facts import Capacity, ExternalUsageSet, NodeSet
 from penstock.sched.records import Plain
 
 __all__ = ["Cluster", "KnownNode", "booking_of", "grants_of"]
@@ -56,8 +56,8 @@ class Cluster:
         self.engine = Engine(graph, policy=match_policy, filters=_FILTERS)
         self.nodes: dict[str, KnownNode] = {}
         self.is_complete = False  # whether every node has been told of: before that nothing is "never"
-        self._holds: dict[str, HoldSet] = {}  # also those on nodes that are not known (yet)
-        self._holds_on: dict[str, dict[str, None]] = {}  # by node
+        self._external_usage: dict[str, ExternalUsageSet] = {}  # also those on nodes that are not known (yet)
+        self._external_usage_on: dict[str, dict[str, None]] = {}  # by node
         self._to_move: dict[str, None] = {}  # nodes that lie in other levels by now than their vertices do
         self._is_dirty = False
 
@@ -72,7 +72,7 @@ class Cluster:
         if known.fact == fact:
             return False
         before, known.fact = known.fact, fact
-        if before.levels != fact.levels:
+        if before.topology_levels != fact.topology_levels:
             self._to_move[fact.node] = None
         if before.capacity != fact.capacity:
             self._change_capacity(known, before.capacity, fact.capacity)
@@ -106,44 +106,44 @@ class Cluster:
                 self._take_out(known)
                 self._add(known.fact, known.rank, known.is_drained)
         if self._is_dirty:
-            self.engine.reprime()
+            self.engine.recompute_totals()
             self._is_dirty = False
 
     # Holds
 
-    def set_hold(self, fact: HoldSet) -> None:
-        before = self._holds.get(fact.hold)
+    def set_external_usage(self, fact: ExternalUsageSet) -> None:
+        before = self._external_usage.get(fact.key)
         if before == fact:
             return
         if before is not None:
-            self.remove_hold(fact.hold)
-        self._holds[fact.hold] = fact
-        self._holds_on.setdefault(fact.node, {})[fact.hold] = None
+            self.remove_external_usage(fact.key)
+        self._external_usage[fact.key] = fact
+        self._external_usage_on.setdefault(fact.node, {})[fact.key] = None
         self._lay(fact)
 
-    def _lay(self, fact: HoldSet) -> None:
+    def _lay(self, fact: ExternalUsageSet) -> None:
         known = self.nodes.get(fact.node)
         if known is not None:
-            amounts = {kind: units for kind, units in fact.amounts if units > 0}
-            self.engine.holds.set(fact.hold, known.vertex, amounts, standing=fact.standing)
+            amounts = {kind: units for kind, units in fact.usage if units > 0}
+            self.engine.holds.set(fact.key, known.vertex, amounts, standing=fact.standing)
 
-    def remove_hold(self, hold: str) -> None:
-        fact = self._holds.pop(hold, None)
+    def remove_external_usage(self, hold: str) -> None:
+        fact = self._external_usage.pop(hold, None)
         if fact is not None:
-            del self._holds_on[fact.node][hold]
-            if not self._holds_on[fact.node]:
-                del self._holds_on[fact.node]
+            del self._external_usage_on[fact.node][hold]
+            if not self._external_usage_on[fact.node]:
+                del self._external_usage_on[fact.node]
         self.engine.holds.remove(hold)
 
     def holds(self) -> list[str]:
-        return list(self._holds)
+        return list(self._external_usage)
 
-    def hold(self, name: str) -> HoldSet | None:
-        return self._holds.get(name)
+    def hold(self, name: str) -> ExternalUsageSet | None:
+        return self._external_usage.get(name)
 
     # Bookings
 
-    def seats(self, job: int) -> dict[int, str]:
+    def assignments(self, job: int) -> dict[int, str]:
         """The slots that are booked for a job, and the node of each."""
         holder = self.engine.jobs.get(job)
         slots = () if holder is None else (slot for part in holder.parts.values() for slot in part.slots)
@@ -153,7 +153,7 @@ class Cluster:
         self, job: int, rows: Iterable[tuple[int, Plain, int, int | None]], freed: Iterable[int]
     ) -> None:
         """Books again what a job held, part by part; what lay on nodes that are gone stays away."""
-        parts: dict[int, Part] = {}
+        parts: dict[int, GroupAllocation] = {}
         placement = Placement()
         for key, data, start_s, end_s in rows:
             marks = {mark.vertex.index: mark for mark in self._marks(data)}
@@ -161,7 +161,7 @@ class Cluster:
             if isinstance(rules, list):
                 placement = Placement(bool(rules[0]), str(rules[1]))
             span = Span(start_s, FOREVER if end_s is None else end_s, live=True)
-            parts[key] = Part(marks, span, tuple(self._slots(data)))
+            parts[key] = GroupAllocation(marks, span, tuple(self._slots(data)))
         made = 1 + max((slot.number for part in parts.values() for slot in part.slots), default=-1)
         last = max(parts, default=0)
         kept = {key: part for key, part in parts.items() if any(mark.booked for mark in part.marks.values())}
@@ -170,7 +170,9 @@ class Cluster:
         top = self._domain([mark for part in kept.values() for mark in part.marks.values()], placement)
         if top is None:
             placement, top = Placement(placement.distinct_nodes), self.engine.graph.root
-        self.engine.put_back(Job(job, Kind.ALLOCATED, placement, top, kept, last + 1, made))
+        self.engine.rebook_job(
+            JobAllocation(job, AllocationKind.ALLOCATED, placement, top, kept, last + 1, made)
+        )
         gone = list(freed)
         if gone:
             self.engine.release_slots(job, gone)
@@ -237,7 +239,7 @@ class Cluster:
     def _add(self, fact: NodeSet, rank: int, is_drained: bool) -> None:
         graph = self.engine.graph
         parent = graph.root
-        for kind, name in fact.levels:
+        for kind, name in fact.topology_levels:
             path = f"{parent.path()}/{name}"
             found = [vertex for vertex in graph.at_path(path) if vertex.type == kind]
             parent = found[0] if found else graph.add_child(parent, VertexSpec(kind, -1, name=name))
@@ -247,25 +249,25 @@ class Cluster:
             self._add_units(vertex, capacity, 0, rank)
         known = self.nodes[fact.node] = KnownNode(fact, rank, vertex, is_drained)
         self._show(known)
-        for hold in self._holds_on.get(fact.node, ()):
-            self._lay(self._holds[hold])
+        for hold in self._external_usage_on.get(fact.node, ()):
+            self._lay(self._external_usage[hold])
         self._is_dirty = True
 
     def _add_units(self, node: Vertex, capacity: Capacity, have: int, rank: int) -> None:
         graph = self.engine.graph
         if capacity.divisible:
             graph.add_child(
-                node, VertexSpec(capacity.kind, 0, rank=rank, size=capacity.units, divisible=True)
+                node, VertexSpec(capacity.resource, 0, rank=rank, size=capacity.units, divisible=True)
             )
             return
         for number in range(have, capacity.units):
-            graph.add_child(node, VertexSpec(capacity.kind, number, rank=rank))
+            graph.add_child(node, VertexSpec(capacity.resource, number, rank=rank))
 
     def _change_capacity(
         self, known: KnownNode, before: tuple[Capacity, ...], after: tuple[Capacity, ...]
     ) -> None:
-        had = {capacity.kind: capacity for capacity in before}
-        told = {capacity.kind: capacity for capacity in after}
+        had = {capacity.resource: capacity for capacity in before}
+        told = {capacity.resource: capacity for capacity in after}
         for kind in [*had, *(kind for kind in told if kind not in had)]:
             old, new = had.get(kind), told.get(kind, Capacity(kind, 0, kind in had and had[kind].divisible))
             if old == new:
@@ -286,7 +288,7 @@ class Cluster:
 
     def _take_out(self, known: KnownNode) -> tuple[int, ...]:
         """Takes a node's vertices out of the graph. Returns the jobs that hold nothing any more."""
-        for hold in self._holds_on.get(known.fact.node, ()):
+        for hold in self._external_usage_on.get(known.fact.node, ()):
             self.engine.holds.remove(hold)
         self._is_dirty = True
         return graph_updates.remove(self.engine, known.vertex, recount=False).emptied
@@ -295,7 +297,7 @@ class Cluster:
         known.vertex.up = known.fact.up and not known.is_drained
 
 
-def booking_of(part: Part, placement: Placement) -> dict[str, object]:
+def booking_of(part: GroupAllocation, placement: Placement) -> dict[str, object]:
     """A part of what a job holds, as plain values."""
     marks = [
         [_place_of(mark.vertex), mark.units, mark.booked, mark.exclusive, mark.label, mark.whole]

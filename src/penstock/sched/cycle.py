@@ -17,16 +17,16 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from penstock.engine import Allocation, Engine, Kind, MatchOp
+from penstock.engine import Allocation, AllocationKind, Engine, MatchOp
 from penstock.engine.request import Request
-from penstock.sched.queue import Bucket, Entry
+from penstock.sched.queue import Bucket, QueueEntry
 from penstock.sched.settings import Backfill, BackfillKind
 
-__all__ = ["Walk", "WalkResult", "walk"]
+__all__ = ["Cycle", "CycleResult", "run_cycle"]
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class Cycle:
     """What a walk is over: the engine, the buckets of the queues that are started, and how to read them."""
 
     engine: Engine
@@ -38,13 +38,13 @@ class Walk:
     end_at: Callable[[int], float | None]  # of a job that has begun
     queue_depth: int | None = None
     starts_max: int | None = None  # after so many starts the walk ends, and the next one goes on
-    chosen: frozenset[Entry] | None = None  # only these; None: all
+    chosen: frozenset[QueueEntry] | None = None  # only these; None: all
 
 
 @dataclass(slots=True)
-class WalkResult:
-    started: list[tuple[Entry, Allocation]] = field(default_factory=list)
-    reserved: list[tuple[Entry, Allocation]] = field(default_factory=list)
+class CycleResult:
+    started: list[tuple[QueueEntry, Allocation]] = field(default_factory=list)
+    reserved: list[tuple[QueueEntry, Allocation]] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)  # shapes
     hopeless: set[int] = field(default_factory=set)  # shapes that wait for something without an end
     full: dict[int, set[int]] = field(default_factory=dict)  # by shape: nodes without room for it
@@ -60,11 +60,11 @@ class _Queue:
     is_blocked: bool = False
 
 
-def walk(plan: Walk) -> Generator[None, None, WalkResult]:
+def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
     """Walks once; yields between matches. Starts and reservations stay booked in the engine."""
-    result = WalkResult()
+    result = CycleResult()
     queues: dict[str, _Queue] = {}
-    heap: list[tuple[Entry, int, Iterator[Entry]]] = []
+    heap: list[tuple[QueueEntry, int, Iterator[QueueEntry]]] = []
     for place, bucket in enumerate(plan.buckets):
         _push(heap, place, bucket.entries())
         if bucket.queue not in queues:
@@ -94,13 +94,17 @@ def walk(plan: Walk) -> Generator[None, None, WalkResult]:
     return result
 
 
-def _push(heap: list[tuple[Entry, int, Iterator[Entry]]], place: int, entries: Iterator[Entry]) -> None:
+def _push(
+    heap: list[tuple[QueueEntry, int, Iterator[QueueEntry]]], place: int, entries: Iterator[QueueEntry]
+) -> None:
     first = next(entries, None)
     if first is not None:
         heapq.heappush(heap, (first, place, entries))
 
 
-def _advance(heap: list[tuple[Entry, int, Iterator[Entry]]], place: int, rest: Iterator[Entry]) -> None:
+def _advance(
+    heap: list[tuple[QueueEntry, int, Iterator[QueueEntry]]], place: int, rest: Iterator[QueueEntry]
+) -> None:
     following = next(rest, None)
     if following is None:
         heapq.heappop(heap)
@@ -108,7 +112,7 @@ def _advance(heap: list[tuple[Entry, int, Iterator[Entry]]], place: int, rest: I
         heapq.heapreplace(heap, (following, place, rest))
 
 
-def _is_over(plan: Walk, queue: _Queue, bucket: Bucket, result: WalkResult) -> bool:
+def _is_over(plan: Cycle, queue: _Queue, bucket: Bucket, result: CycleResult) -> bool:
     """Whether nothing that is left in a bucket can be started or reserved in this walk."""
     if queue.is_blocked or (plan.queue_depth is not None and queue.looked_at >= plan.queue_depth):
         return True
@@ -116,7 +120,7 @@ def _is_over(plan: Walk, queue: _Queue, bucket: Bucket, result: WalkResult) -> b
     return plan.queue_depth is None and _is_in_vain(queue, bucket, result)
 
 
-def _is_in_vain(queue: _Queue, bucket: Bucket, result: WalkResult) -> bool:
+def _is_in_vain(queue: _Queue, bucket: Bucket, result: CycleResult) -> bool:
     if bucket.shape in result.hopeless:
         return True
     is_strict = queue.backfill.kind is BackfillKind.FCFS  # There the first that must wait stops the rest.
@@ -124,7 +128,7 @@ def _is_in_vain(queue: _Queue, bucket: Bucket, result: WalkResult) -> bool:
 
 
 def _try(
-    plan: Walk, entry: Entry, bucket: Bucket, queue: _Queue, result: WalkResult
+    plan: Cycle, entry: QueueEntry, bucket: Bucket, queue: _Queue, result: CycleResult
 ) -> Generator[None, None, None]:
     is_strict = queue.backfill.kind is BackfillKind.FCFS
     may_wait = is_strict or queue.reservations_left > 0
@@ -134,10 +138,10 @@ def _try(
     op = MatchOp.ALLOCATE_ORELSE_RESERVE if may_wait else MatchOp.ALLOCATE
     result.matches += 1
     full = result.full.setdefault(bucket.shape, set())
-    answer = yield from plan.engine.matching(
+    answer = yield from plan.engine.match_stepwise(
         entry.job, request, plan.now, op, explain=False, prove=False, full=full
     )
-    if isinstance(answer, Allocation) and answer.kind is Kind.ALLOCATED:
+    if isinstance(answer, Allocation) and answer.kind is AllocationKind.ALLOCATED:
         result.started.append((entry, answer))
         return
     result.failed.add(bucket.shape)
@@ -149,7 +153,7 @@ def _try(
         result.hopeless.add(bucket.shape)
 
 
-def _extend(plan: Walk, entry: Entry, bucket: Bucket, result: WalkResult) -> None:
+def _extend(plan: Cycle, entry: QueueEntry, bucket: Bucket, result: CycleResult) -> None:
     """One more member for a job that has begun: now, or in a later walk."""
     result.matches += 1
     request = plan.request(bucket.shape)

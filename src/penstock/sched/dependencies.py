@@ -1,7 +1,7 @@
 """What a job waits for before it may queue: other jobs, a time, or its namesakes (RFC 26).
 
 A dependency is open until the job it names has come far enough, and dead when that can never be. Both are
-pure functions of how far the other job has come (`Progress`).
+pure functions of how far the other job has come (`JobProgress`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.model.jobid import encode_jobid, parse_jobid
 __all__ = [
     "Dependency",
     "DependencyRefused",
-    "Progress",
+    "JobProgress",
     "Scheme",
     "Verdict",
     "judge",
@@ -59,7 +59,7 @@ class Dependency:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """How far a job has come, as others that depend on it must know."""
 
     had_alloc: bool = False
@@ -75,7 +75,7 @@ class Verdict(enum.Enum):
     DEAD = "dead"
 
 
-def judge(scheme: Scheme, progress: Progress) -> Verdict:
+def judge(scheme: Scheme, progress: JobProgress) -> Verdict:
     if scheme is Scheme.AFTER_START:
         met = progress.started
     elif scheme is Scheme.AFTER_ANY:
@@ -156,7 +156,7 @@ class DependencyRefused(Conflict):
         self.dependency = dependency
 
 
-def refusal_of(dependency: Dependency, progress: Progress | None) -> DependencyRefused | None:
+def refusal_of(dependency: Dependency, progress: JobProgress | None) -> DependencyRefused | None:
     """Why a submission with this dependency must be refused; None if it may wait or is met."""
     scheme, typed = dependency.scheme.value, dependency.typed or encode_jobid(dependency.job)
     if progress is None:

@@ -13,19 +13,19 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from penstock.engine import Allocation, Kind
-from penstock.engine.engine import Engine, Job
+from penstock.engine import Allocation, AllocationKind
+from penstock.engine.engine import Engine, JobAllocation
 from penstock.engine.planner import FOREVER
-from penstock.sched.cycle import Walk, walk
-from penstock.sched.queue import Entry
+from penstock.sched.cycle import Cycle, run_cycle
+from penstock.sched.queue import QueueEntry
 
-__all__ = ["Planned", "forecast", "planned_of"]
+__all__ = ["PlannedStart", "forecast", "planned_of"]
 
 _MILLI: Final = {"core": 1000, "cpu": 1}  # thousandths of a core in a unit
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedStart:
     """A start that is foreseen: when, until when, and how much of which nodes."""
 
     start_s: int
@@ -34,24 +34,24 @@ class Planned:
     is_reservation: bool
 
 
-def planned_of(allocation: Allocation, is_reservation: bool) -> Planned:
+def planned_of(allocation: Allocation, is_reservation: bool) -> PlannedStart:
     milli: dict[str, int] = {}
     for pick in allocation.picks:
         above = pick.above or pick.vertex.parent()
         if above is not None and above.type == "node":
             milli[above.name] = milli.get(above.name, 0) + pick.units * _MILLI.get(pick.vertex.type, 0)
-    return Planned(allocation.start_s, allocation.end_s, tuple(milli.items()), is_reservation)
+    return PlannedStart(allocation.start_s, allocation.end_s, tuple(milli.items()), is_reservation)
 
 
 def forecast(
-    plan: Walk, entries: list[Entry], matches_max: int, hurry: Callable[[], bool]
-) -> Generator[None, None, dict[int, Planned]]:
+    plan: Cycle, entries: list[QueueEntry], matches_max: int, hurry: Callable[[], bool]
+) -> Generator[None, None, dict[int, PlannedStart]]:
     """The start of each of these entries, as far as it can be known. The engine is as before afterwards.
 
     When `hurry` says so, it ends early with what it has: what is told is true, only less of it.
     """
     future = _Future(plan.engine, plan.now)
-    starts: dict[int, Planned] = {}
+    starts: dict[int, PlannedStart] = {}
     waiting = set(entries)
     matches = 0
     try:
@@ -62,7 +62,7 @@ def forecast(
             future.go_to(at)
             yield
             chosen = replace(plan, now=at, extra_s=0, chosen=frozenset(waiting))
-            found = yield from walk(chosen)
+            found = yield from run_cycle(chosen)
             matches += max(found.matches, 1)
             for entry, allocation in found.started:
                 starts[entry.job] = planned_of(allocation, False)
@@ -80,12 +80,12 @@ class _Future:
 
     def __init__(self, engine: Engine, now: int) -> None:
         self._engine = engine
-        self._lifted: list[Job] = []
+        self._lifted: list[JobAllocation] = []
         self._imagined: set[int] = set()
         self._ends: list[tuple[int, int]] = []
         for number, job in engine.jobs.items():
             end = max((part.span.end for part in job.parts.values()), default=FOREVER)
-            if job.kind is Kind.ALLOCATED and end < FOREVER:
+            if job.kind is AllocationKind.ALLOCATED and end < FOREVER:
                 self._ends.append((max(end, now + 1), number))
         heapq.heapify(self._ends)
 
@@ -99,7 +99,7 @@ class _Future:
                 self._imagined.discard(number)
                 self._engine.release(number)
             else:
-                self._lifted.append(self._engine.lift(number))
+                self._lifted.append(self._engine.unbook_job(number))
 
     def add(self, number: int, end: int | None) -> None:
         self._imagined.add(number)
@@ -111,4 +111,4 @@ class _Future:
             if number in self._engine.jobs:
                 self._engine.release(number)
         for job in self._lifted:
-            self._engine.put_back(job)
+            self._engine.rebook_job(job)

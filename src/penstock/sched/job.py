@@ -1,6 +1,6 @@
 """A job as the scheduler has it in mind, with its members.
 
-What must survive is told as plain values by `detail_of` and taken in again by `take_in`; what is only
+What must survive is told as plain values by `dump` and taken in again by `load`; what is only
 known until the next pass (a forecast, a reason) is not. Only the modules of this package change a job, and
 every change of its state goes through `Journal.log`, so that the log always leads to the state.
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from penstock.model.job import JobEvent, JobState
-from penstock.sched.dependencies import Progress
-from penstock.sched.jobspec import JobSpec, MemberAsk
+from penstock.sched.dependencies import JobProgress
+from penstock.sched.jobspec import MemberRequest, SchedulingSpec
 
-__all__ = ["Forecast", "Job", "Member", "MemberPhase", "Promise", "detail_of", "take_in"]
+__all__ = ["Forecast", "Job", "Member", "MemberPhase", "Promise", "dump", "load"]
 
 
 class MemberPhase(enum.Enum):
@@ -50,8 +50,8 @@ class Member:
     seen_at: float = 0.0
     is_ready: bool = True
     is_recreated: bool = False
-    is_owed: bool = False  # it has ended, and its slot is not given back yet
-    ask: MemberAsk | None = None  # of a work's member; a submitted job's members are as their group says
+    slot_release_pending: bool = False  # it has ended, and its slot is not given back yet
+    ask: MemberRequest | None = None  # of a work's member; a submitted job's members are as their group says
     refused_by: frozenset[str] = frozenset()  # nodes that did not take it
     name: str = ""  # what the world calls it; empty where the key is as good
 
@@ -81,10 +81,10 @@ class Promise:
 class Job:
     id: int
     owner: str
-    spec: JobSpec
+    spec: SchedulingSpec
     plain: Mapping[str, object]  # the spec as it was recorded
     seen_at: float
-    work: str = ""
+    workload: str = ""
     state: JobState = JobState.NEW
     queue: str = ""
     urgency: int = 16
@@ -96,16 +96,16 @@ class Job:
     shape: int = -1
     open_dependencies: set[str] = field(default_factory=set)  # descriptions
     is_assembled: bool = True
-    is_work_gone: bool = False
+    is_workload_gone: bool = False
     is_begin_waiting: bool = False
-    is_parked: str = ""  # why it can never run, as far as is known
+    unsatisfiable_reason: str = ""  # why it can never run, as far as is known
     holds_units: bool = False  # something is booked for it
     placed_at: float | None = None
     end_at: float | None = None  # the limit, counted from the start
     held: dict[str, dict[str, str]] = field(default_factory=dict)  # node -> kind -> units, of the last start
     incomplete_since: float | None = None  # some member of a started group has no place
-    is_failed_by_world: bool = False  # it was ended by neither itself, nor a person, nor its limit
-    broken: str = ""
+    is_infrastructure_failure: bool = False  # it was ended by neither itself, nor a person, nor its limit
+    incomplete_reason: str = ""  # why a started group cannot be made whole
     past_members: int = 0  # of a work: so many have ended and are not kept any more
     past_status: int = 0  # the worst of their ends
     promise: Promise | None = None
@@ -135,9 +135,9 @@ class Job:
     def live_members(self) -> list[Member]:
         return [member for member in self.members.values() if member.phase.is_live]
 
-    def progress(self) -> Progress:
+    def progress(self) -> JobProgress:
         is_over = self.state is JobState.INACTIVE
-        return Progress(
+        return JobProgress(
             had_alloc=self.has_logged("alloc"),
             started=self.has_logged("start"),
             is_over=is_over,
@@ -146,7 +146,7 @@ class Job:
         )
 
 
-def detail_of(job: Job) -> dict[str, object]:
+def dump(job: Job) -> dict[str, object]:
     told: dict[str, object] = {"attempt": job.attempt}
     if job.members:
         told["members"] = [_told(member) for member in job.members.values()]
@@ -159,16 +159,16 @@ def detail_of(job: Job) -> dict[str, object]:
         ("placed_at", job.placed_at),
         ("end_at", job.end_at),
         ("incomplete_since", job.incomplete_since),
-        ("broken", job.broken),
+        ("incomplete_reason", job.incomplete_reason),
         ("past_members", job.past_members or None),
         ("past_status", job.past_status or None),
-        ("parked", job.is_parked),
+        ("unsatisfiable_reason", job.unsatisfiable_reason),
     ):
         if value not in (None, ""):
             told[key] = value
     for key, flag in (
-        ("work_gone", job.is_work_gone),
-        ("failed_by_world", job.is_failed_by_world),
+        ("workload_gone", job.is_workload_gone),
+        ("infrastructure_failure", job.is_infrastructure_failure),
         ("unassembled", not job.is_assembled),
     ):
         if flag:
@@ -199,7 +199,7 @@ def _told(member: Member) -> dict[str, object]:
         ("lost_at", member.lost_at),
         ("seen_at", member.seen_at),
         ("recreated", member.is_recreated),
-        ("owed", member.is_owed),
+        ("slot_release_pending", member.slot_release_pending),
         ("refused_by", sorted(member.refused_by) or None),
         ("name", member.name),
     ):
@@ -208,8 +208,8 @@ def _told(member: Member) -> dict[str, object]:
     return told
 
 
-def take_in(job: Job, detail: Mapping[str, object]) -> None:
-    """Sets a job to what `detail_of` told of it."""
+def load(job: Job, detail: Mapping[str, object]) -> None:
+    """Sets a job to what `dump` told of it."""
     job.attempt = cast(int, detail.get("attempt", 1))
     for told in cast(list[dict[str, object]], detail.get("members", [])):
         member = _member(told)
@@ -220,12 +220,12 @@ def take_in(job: Job, detail: Mapping[str, object]) -> None:
     job.placed_at = cast(float | None, detail.get("placed_at"))
     job.end_at = cast(float | None, detail.get("end_at"))
     job.incomplete_since = cast(float | None, detail.get("incomplete_since"))
-    job.broken = cast(str, detail.get("broken", ""))
+    job.incomplete_reason = cast(str, detail.get("incomplete_reason", ""))
     job.past_members = cast(int, detail.get("past_members", 0))
     job.past_status = cast(int, detail.get("past_status", 0))
-    job.is_parked = cast(str, detail.get("parked", ""))
-    job.is_work_gone = bool(detail.get("work_gone"))
-    job.is_failed_by_world = bool(detail.get("failed_by_world"))
+    job.unsatisfiable_reason = cast(str, detail.get("unsatisfiable_reason", ""))
+    job.is_workload_gone = bool(detail.get("workload_gone"))
+    job.is_infrastructure_failure = bool(detail.get("infrastructure_failure"))
     job.is_assembled = not detail.get("unassembled")
     job.class_value = cast(int, detail.get("class_value", 0))
     promise = cast(list[float] | None, detail.get("promise"))
@@ -250,7 +250,7 @@ def _member(told: Mapping[str, object]) -> Member:
         lost_at=cast(float | None, told.get("lost_at")),
         seen_at=cast(float, told.get("seen_at", 0.0)),
         is_recreated=bool(told.get("recreated")),
-        is_owed=bool(told.get("owed")),
+        slot_release_pending=bool(told.get("slot_release_pending")),
         refused_by=frozenset(cast(list[str], told.get("refused_by", []))),
         name=cast(str, told.get("name", "")),
     )

@@ -1,8 +1,8 @@
 """What a job asks for, from the text it was submitted with or from the works and members of a world.
 
-A `JobSpec` is all that the scheduler needs to know of a job: a request to the engine, how many members it
-has, what it waits for, and what a driver gets to start it. It can be told as plain values and made again
-from them, so that a restart knows each job exactly as before.
+A `SchedulingSpec` is all that the scheduler needs to know of a job: a request to the engine, how many
+members it has, what it waits for, and what a driver gets to start it. It can be told as plain values and
+made again from them, so that a restart knows each job exactly as before.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from penstock.model.constraint import And, Constraint
 from penstock.model.duration import format_duration
 from penstock.model.jobspec import Count, Jobspec, Resource, parse_jobspec
 from penstock.protocol.commands import Submission
-from penstock.protocol.facts import Requeue, WorkSet
+from penstock.protocol.facts import Requeue, WorkloadSet
 from penstock.sched.dependencies import Dependency, parse_dependencies
 from penstock.sched.settings import QueueSettings, Settings
 
 __all__ = [
-    "JobSpec",
-    "MemberAsk",
+    "MemberRequest",
+    "SchedulingSpec",
     "counts_of",
     "group_of",
     "in_queue",
@@ -35,7 +35,7 @@ __all__ = [
     "payload_of",
     "placement_of",
     "spec_of_submission",
-    "spec_of_work",
+    "spec_of_workload",
     "tasks_on_slots",
 ]
 
@@ -44,15 +44,15 @@ _MEMBERS_MAX: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class MemberAsk:
+class MemberRequest:
     """What one member needs, by itself."""
 
-    amounts: tuple[tuple[str, int], ...]
+    requests: tuple[tuple[str, int], ...]
     constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class JobSpec:
+class SchedulingSpec:
     name: str
     queue: str
     request: Request
@@ -66,7 +66,7 @@ class JobSpec:
     payload: Mapping[str, object] = field(default_factory=dict)
 
 
-def spec_of_submission(submission: Submission, settings: Settings) -> JobSpec:
+def spec_of_submission(submission: Submission, settings: Settings) -> SchedulingSpec:
     """Reads a submission; what is wrong in it is a `BadRequest` with the place."""
     jobspec = parse_jobspec(submission.jobspec)
     if len(jobspec.tasks) != 1:
@@ -100,7 +100,7 @@ def spec_of_submission(submission: Submission, settings: Settings) -> JobSpec:
     constraint = _both(jobspec.constraint, queue.constraint)
     request = Request((Group(jobspec.resources, constraint),), limit_s, Placement())
     per_slot, size = _per_node(jobspec, system) or _task_count(jobspec)
-    return JobSpec(
+    return SchedulingSpec(
         name=name,
         queue=queue.name,
         request=request,
@@ -124,7 +124,7 @@ def _labels(resources: tuple[Resource, ...]) -> list[str]:
     return found
 
 
-def counts_of(spec: JobSpec) -> dict[str, object]:
+def counts_of(spec: SchedulingSpec) -> dict[str, object]:
     """How much is asked for, as people count it."""
     resources = spec.request.groups[0].resources
     slots, cores = _slots_and_cores(resources, 1)
@@ -253,35 +253,35 @@ def _payload(name: str, jobspec: Jobspec, system: Mapping[str, object]) -> dict[
     }
 
 
-def spec_of_work(
-    work: WorkSet, asks: Sequence[MemberAsk], settings: Settings, limit_s: int | None
-) -> tuple[JobSpec, list[int]]:
+def spec_of_workload(
+    workload: WorkloadSet, asks: Sequence[MemberRequest], settings: Settings, limit_s: int | None
+) -> tuple[SchedulingSpec, list[int]]:
     """A group as the world has it, and for each member its group of the request (the same for equal asks)."""
-    queue = settings.queue(work.queue)
-    numbers: dict[MemberAsk, int] = {}
+    queue = settings.queue(workload.queue)
+    numbers: dict[MemberRequest, int] = {}
     group_of_each = [numbers.setdefault(in_queue(ask, queue), len(numbers)) for ask in asks]
     counts = Counter(group_of_each)
     groups = tuple(group_of(ask, counts[number]) for ask, number in numbers.items())
-    request = Request(groups, limit_s, placement_of(work))
-    spec = JobSpec(
-        name=work.name,
+    request = Request(groups, limit_s, placement_of(workload))
+    spec = SchedulingSpec(
+        name=workload.name,
         queue=queue.name,
         request=request,
-        size=work.size,
+        size=workload.size,
         limit_s=limit_s,
-        begin_at=work.begin_at,
-        requeue=work.requeue,
+        begin_at=workload.begin_at,
+        requeue=workload.requeue,
     )
     return spec, group_of_each
 
 
-def in_queue(ask: MemberAsk, queue: QueueSettings) -> MemberAsk:
+def in_queue(ask: MemberRequest, queue: QueueSettings) -> MemberRequest:
     """What a member asks for, on the nodes that its queue may use."""
     return replace(ask, constraint=_both(ask.constraint, queue.constraint))
 
 
-def group_of(ask: MemberAsk, count: int) -> Group:
-    inner = tuple(Resource(kind, Count(units, units)) for kind, units in ask.amounts if units > 0)
+def group_of(ask: MemberRequest, count: int) -> Group:
+    inner = tuple(Resource(kind, Count(units, units)) for kind, units in ask.requests if units > 0)
     slot = Resource(SLOT, Count(count, count), with_=inner, label="member")
     return Group((slot,), ask.constraint)
 
@@ -292,8 +292,8 @@ def member_request(group: Group, placement: Placement, extra: Constraint | None 
     return Request((Group(resources, _both(group.constraint, extra)),), None, placement)
 
 
-def placement_of(work: WorkSet) -> Placement:
-    return Placement(work.distinct_nodes, work.within)
+def placement_of(workload: WorkloadSet) -> Placement:
+    return Placement(workload.distinct_nodes, workload.within)
 
 
 def _once(resource: Resource) -> Resource:
@@ -304,7 +304,7 @@ def _once(resource: Resource) -> Resource:
     return replace(resource, count=one, with_=tuple(_once(inner) for inner in resource.with_))
 
 
-def tasks_on_slots(spec: JobSpec, nodes_of_slots: list[str]) -> list[int]:
+def tasks_on_slots(spec: SchedulingSpec, nodes_of_slots: list[str]) -> list[int]:
     """For every member, in order of its index, the place of its slot in a list that is sorted by node.
 
     Members are numbered in blocks by node. Fewer members than slots are dealt over the nodes one by one.

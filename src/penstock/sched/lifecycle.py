@@ -15,14 +15,14 @@ from penstock.engine.graph import Vertex
 from penstock.model.idset import encode_idset
 from penstock.model.job import JobState, result_of
 from penstock.protocol.facts import MemberSet, Requeue
-from penstock.protocol.intents import End, How, Intent, Place, Retract, Seat
+from penstock.protocol.intents import Assignment, End, How, Intent, Place, Retract
 from penstock.sched.cluster import booking_of, grants_of
-from penstock.sched.dependencies import Progress, Scheme, Verdict, judge
+from penstock.sched.dependencies import JobProgress, Scheme, Verdict, judge
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.jobspec import tasks_on_slots
 from penstock.sched.queue import priority_of
 from penstock.sched.records import AllocationGone, AllocationNew, IntentDone, IntentNew, SlotsFreed
-from penstock.sched.state import Core, OpenIntent
+from penstock.sched.state import OpenIntent, SchedulerState
 
 __all__ = [
     "MORE",
@@ -42,7 +42,7 @@ __all__ = [
     "prioritise",
     "raise_exception",
     "remember_intent",
-    "requeue_work",
+    "requeue_workload",
     "settle_member",
     "settle_step",
     "start_job",
@@ -55,13 +55,13 @@ NODE_FAILURE: Final = "node-failure"
 TIMEOUT: Final = "timeout"
 MORE: Final = "more: "  # holds of what members use beyond what they were given
 _PAST_KEPT: Final = 64  # members that have ended and are kept for people to look at
-_BY_WORLD: Final = frozenset({UNKNOWN_END, NODE_FAILURE})
+_INFRASTRUCTURE_CAUSES: Final = frozenset({UNKNOWN_END, NODE_FAILURE})
 
 
 # Before the start
 
 
-def try_depend(core: Core, job: Job, now: float) -> None:
+def try_depend(state: SchedulerState, job: Job, now: float) -> None:
     """Lets a job go on to the queue when nothing is left that it depends on."""
     if (
         job.state is not JobState.DEPEND
@@ -70,106 +70,108 @@ def try_depend(core: Core, job: Job, now: float) -> None:
         or not job.is_assembled
     ):
         return
-    core.journal.log(job, "depend", now)
-    prioritise(core, job, now)
+    state.journal.log(job, "depend", now)
+    prioritise(state, job, now)
 
 
-def prioritise(core: Core, job: Job, now: float) -> None:
+def prioritise(state: SchedulerState, job: Job, now: float) -> None:
     job.priority = priority_of(job.urgency, job.class_value)
-    core.journal.log(job, "priority", now, priority=job.priority)
-    core.enqueue(job)
+    state.journal.log(job, "priority", now, priority=job.priority)
+    state.enqueue(job)
 
 
-def note_progress(core: Core, job: Job, now: float) -> None:
+def note_progress(state: SchedulerState, job: Job, now: float) -> None:
     """Tells the jobs that wait for this one how far it has come."""
-    waiting = core.dependents.get(job.id)
+    waiting = state.dependents.get(job.id)
     if not waiting:
         return
     progress = job.progress()
     for number in sorted(waiting):
-        other = core.jobs.get(number)
+        other = state.jobs.get(number)
         if other is not None:
-            _judge_dependencies(core, other, job.id, progress, now)
+            _judge_dependencies(state, other, job.id, progress, now)
     if progress.is_over:
-        del core.dependents[job.id]
+        del state.dependents[job.id]
 
 
-def _judge_dependencies(core: Core, job: Job, target: int, progress: Progress, now: float) -> None:
+def _judge_dependencies(
+    state: SchedulerState, job: Job, target: int, progress: JobProgress, now: float
+) -> None:
     for dependency in job.spec.depends:
         if dependency.job != target or dependency.description not in job.open_dependencies:
             continue
         verdict = judge(dependency.scheme, progress)
         if verdict is Verdict.DONE:
             job.open_dependencies.discard(dependency.description)
-            core.journal.log(job, "dependency-remove", now, description=dependency.description)
+            state.journal.log(job, "dependency-remove", now, description=dependency.description)
         elif verdict is Verdict.DEAD:
             never_started = not progress.had_alloc and dependency.scheme is not Scheme.AFTER_ANY
             why = "job never started" if never_started else "can never be satisfied"
-            raise_exception(core, job, now, "dependency", f"dependency {dependency.description} {why}")
+            raise_exception(state, job, now, "dependency", f"dependency {dependency.description} {why}")
             return
-    try_depend(core, job, now)
+    try_depend(state, job, now)
 
 
-def note_namesakes(core: Core, owner: str, name: str, now: float) -> None:
+def note_namesakes(state: SchedulerState, owner: str, name: str, now: float) -> None:
     """Lets the first of those go on that wait until no namesake is active."""
-    if (owner, name) not in core.singletons:
+    if (owner, name) not in state.singletons:
         return
     held: Job | None = None
-    for number in core.namesakes.get((owner, name), {}):
-        other = core.jobs[number]
+    for number in state.namesakes.get((owner, name), {}):
+        other = state.jobs[number]
         if "singleton" not in other.open_dependencies:
             return
         held = held or other
     if held is None:
-        core.singletons.discard((owner, name))
+        state.singletons.discard((owner, name))
         return
     held.open_dependencies.discard("singleton")
-    core.journal.log(held, "dependency-remove", now, description="singleton")
-    try_depend(core, held, now)
+    state.journal.log(held, "dependency-remove", now, description="singleton")
+    try_depend(state, held, now)
 
 
 # The start
 
 
-def start_job(core: Core, job: Job, found: Allocation, now: float) -> None:
+def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) -> None:
     """Records an allocation that a pass has made, and the intent to place every member."""
-    core.pending.remove(job.id)
-    _record_part(core, job, found)
+    state.pending.remove(job.id)
+    _record_part(state, job, found)
     job.placed_at = now
     job.end_at = None if job.spec.limit_s is None else now + job.spec.limit_s
-    job.held = _held(core, job)
-    _seat(core, job, found.slots)
+    job.held = _held(state, job)
+    _assignment(state, job, found.slots)
     context: dict[str, object] = {}
     if job.forecast is not None or job.promise is not None:
         promised = job.promise.last_at if job.promise is not None else now
         context["annotations"] = {"sched": {"t_estimate": promised}}
-    core.journal.log(job, "alloc", now, **context)
+    state.journal.log(job, "alloc", now, **context)
     job.forecast = None
-    core.planned.pop(job.id, None)
-    _place(core, job, [member for member in job.members.values() if member.phase is MemberPhase.PLACING])
+    state.planned.pop(job.id, None)
+    _place(state, job, [member for member in job.members.values() if member.phase is MemberPhase.PLACING])
     if job.end_at is not None:
-        core.wake(job.end_at, job.id)
-    note_progress(core, job, now)
+        state.wake(job.end_at, job.id)
+    note_progress(state, job, now)
 
 
-def _record_part(core: Core, job: Job, found: Allocation) -> None:
+def _record_part(state: SchedulerState, job: Job, found: Allocation) -> None:
     """Writes down the part of the job's bookings that an answer of the engine has made."""
-    holder = core.cluster.engine.jobs[job.id]
+    holder = state.cluster.engine.jobs[job.id]
     made = found.slots[0].number
     key = next(key for key, part in holder.parts.items() if any(slot.number == made for slot in part.slots))
     part = holder.parts[key]
-    from_engine = core.cluster.engine.allocation(job.id)
-    core.journal.add(
+    from_engine = state.cluster.engine.allocation(job.id)
+    state.journal.add(
         AllocationNew(job.id, key, part.span.start, from_engine.end_s, booking_of(part, holder.placement))
     )
     job.holds_units = True
 
 
-def _held(core: Core, job: Job) -> dict[str, dict[str, str]]:
+def _held(state: SchedulerState, job: Job) -> dict[str, dict[str, str]]:
     """What the job holds, by node and kind: ids of whole units, a number for pools."""
     ids: dict[str, dict[str, list[int]]] = {}
     pools: dict[str, dict[str, int]] = {}
-    for mark in core.cluster.engine.jobs[job.id].marks().values():
+    for mark in state.cluster.engine.jobs[job.id].marks().values():
         node = mark.vertex.parent()
         if not mark.booked or mark.vertex.type == "node" or node is None:
             continue
@@ -186,10 +188,10 @@ def _held(core: Core, job: Job) -> dict[str, dict[str, str]]:
     return held
 
 
-def _seat(core: Core, job: Job, slots: tuple[Slot, ...]) -> None:
+def _assignment(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> None:
     """Gives every member its slot: those of a work by what they ask for, those of a submission by count."""
     ordered = sorted(slots, key=lambda slot: (_rank(slot.node), slot.number))
-    if job.work:
+    if job.workload:
         waiting = sorted(_unplaced(job), key=lambda member: (member.group, member.index, member.key))
         by_group: dict[int, list[Slot]] = {}
         for slot in ordered:
@@ -197,14 +199,14 @@ def _seat(core: Core, job: Job, slots: tuple[Slot, ...]) -> None:
         for member in waiting:
             left = by_group.get(member.group)
             if left:
-                _sit(core, job, member, left.pop(0))
+                _sit(state, job, member, left.pop(0))
         return
     nodes = [slot.node.name if slot.node is not None else "" for slot in ordered]
     job.members = {}
     for index, place in enumerate(tasks_on_slots(job.spec, nodes)):
         member = Member(f"{job.id}/{job.attempt}/{index}", index, group=ordered[place].group)
         job.members[member.key] = member
-        _sit(core, job, member, ordered[place])
+        _sit(state, job, member, ordered[place])
 
 
 def _unplaced(job: Job) -> list[Member]:
@@ -217,40 +219,42 @@ def _rank(node: Vertex | None) -> int:
     return node.rank if node is not None else -1
 
 
-def _sit(core: Core, job: Job, member: Member, slot: Slot) -> None:
+def _sit(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None:
     member.phase = MemberPhase.PLACING
     member.slot = slot.number
     member.node = slot.node.name if slot.node is not None else ""
     member.grants = grants_of(slot)
-    core.seat(job, member.key, member.node)
+    state.assignment(job, member.key, member.node)
 
 
-def place_late(core: Core, job: Job, member: Member, found: Allocation) -> None:
+def place_late(state: SchedulerState, job: Job, member: Member, found: Allocation) -> None:
     """Records what a pass has found for one more member of a job that has started."""
-    core.pending.remove(job.id, member.key)
-    _record_part(core, job, found)
-    _sit(core, job, member, found.slots[-1])
-    for node, kinds in _held(core, job).items():
+    state.pending.remove(job.id, member.key)
+    _record_part(state, job, found)
+    _sit(state, job, member, found.slots[-1])
+    for node, kinds in _held(state, job).items():
         job.held.setdefault(node, {}).update(kinds)
-    core.journal.touch(job)
-    _place(core, job, [member])
+    state.journal.touch(job)
+    _place(state, job, [member])
     if job.incomplete_since is not None and not _unplaced(job):
         job.incomplete_since = None
 
 
-def _place(core: Core, job: Job, members: list[Member]) -> None:
-    seats = tuple(Seat(member.key, member.index, member.node, member.grants) for member in members)
-    number = core.next_intent()
-    spec = core.driver_spec(job)
-    open_intent(core, Place(number, job.id, job.work, seats, job.end_at, len(job.members), spec))
+def _place(state: SchedulerState, job: Job, members: list[Member]) -> None:
+    assignments = tuple(
+        Assignment(member.key, member.index, member.node, member.grants) for member in members
+    )
+    number = state.next_intent()
+    spec = state.backend_spec(job)
+    open_intent(state, Place(number, job.id, job.workload, assignments, job.end_at, len(job.members), spec))
 
 
-def open_intent(core: Core, intent: Intent) -> None:
+def open_intent(state: SchedulerState, intent: Intent) -> None:
     if isinstance(intent, Place):
-        members = {seat.member for seat in intent.seats}
+        members = {assignment.member for assignment in intent.assignments}
         # A driver gets the whole; what can be made again from the job itself is not written down twice.
         payload: dict[str, object] = {
-            "members": [seat.member for seat in intent.seats],
+            "members": [assignment.member for assignment in intent.assignments],
             "end_at": intent.end_at,
         }
         kind = "place"
@@ -267,154 +271,163 @@ def open_intent(core: Core, intent: Intent) -> None:
             "why": intent.why,
         }
         kind = "end"
-    remember_intent(core, intent, members)
-    core.journal.add(IntentNew(intent.intent, intent.job, kind, payload))
-    core.journal.intents.append(intent)
+    remember_intent(state, intent, members)
+    state.journal.add(IntentNew(intent.intent, intent.job, kind, payload))
+    state.journal.intents.append(intent)
 
 
-def remember_intent(core: Core, intent: Intent, members: set[str]) -> None:
-    core.intents[intent.intent] = OpenIntent(intent, members)
+def remember_intent(state: SchedulerState, intent: Intent, members: set[str]) -> None:
+    state.intents[intent.intent] = OpenIntent(intent, members)
     for member in members:
-        core.intents_of_member.setdefault(member, set()).add(intent.intent)
+        state.intents_of_member.setdefault(member, set()).add(intent.intent)
 
 
-def settle_member(core: Core, number: int, member: str) -> None:
+def settle_member(state: SchedulerState, number: int, member: str) -> None:
     """An intent is done with one member; with the last one it is over."""
-    found = core.intents.get(number)
+    found = state.intents.get(number)
     if found is None:
         return
     found.waits_for.discard(member)
-    numbers = core.intents_of_member.get(member)
+    numbers = state.intents_of_member.get(member)
     if numbers is not None:
         numbers.discard(number)
         if not numbers:
-            del core.intents_of_member[member]
+            del state.intents_of_member[member]
     if not found.waits_for:
-        del core.intents[number]
-        core.journal.add(IntentDone(number))
+        del state.intents[number]
+        state.journal.add(IntentDone(number))
 
 
 # The end
 
 
 def raise_exception(
-    core: Core, job: Job, now: float, kind: str, note: str, severity: int = 0, *, sent: int = signal.SIGTERM
+    state: SchedulerState,
+    job: Job,
+    now: float,
+    kind: str,
+    note: str,
+    severity: int = 0,
+    *,
+    sent: int = signal.SIGTERM,
 ) -> None:
     """Something went wrong with a job. Severity 0 ends it."""
-    core.journal.log(job, "exception", now, type=kind, severity=severity, note=note)
+    state.journal.log(job, "exception", now, type=kind, severity=severity, note=note)
     if severity != 0:
         return
-    core.leave(job.id)
+    state.leave(job.id)
     for member in job.members.values():
-        core.leave(job.id, member.key)
-    end_members(core, job, sent, core.settings.grace_s, kind)
-    core.unsettled[job.id] = None
+        state.leave(job.id, member.key)
+    end_members(state, job, sent, state.settings.grace_s, kind)
+    state.unsettled[job.id] = None
 
 
-def start_over(core: Core, job: Job, now: float, kind: str, note: str) -> None:
+def start_over(state: SchedulerState, job: Job, now: float, kind: str, note: str) -> None:
     """Ends a group so that it can begin anew: members are taken away, and who made them makes them again."""
-    core.journal.log(job, "exception", now, type=kind, severity=0, note=note)
+    state.journal.log(job, "exception", now, type=kind, severity=0, note=note)
     for member in job.members.values():
-        core.leave(job.id, member.key)
+        state.leave(job.id, member.key)
     live = tuple(member.key for member in job.live_members())
     if live:
-        open_intent(core, Retract(core.next_intent(), job.id, live, How.EVICT))
-    core.unsettled[job.id] = None
+        open_intent(state, Retract(state.next_intent(), job.id, live, How.EVICT))
+    state.unsettled[job.id] = None
 
 
-def end_members(core: Core, job: Job, sent: int, grace_s: float | None, why: str) -> None:
+def end_members(state: SchedulerState, job: Job, sent: int, grace_s: float | None, why: str) -> None:
     members = tuple(member.key for member in job.live_members())
     if members:
-        open_intent(core, End(core.next_intent(), job.id, members, sent, grace_s, why))
-        core.journal.touch(job)
+        open_intent(state, End(state.next_intent(), job.id, members, sent, grace_s, why))
+        state.journal.touch(job)
 
 
-def member_ended(core: Core, job: Job, member: Member, status: int, cause: str, now: float) -> None:
+def member_ended(
+    state: SchedulerState, job: Job, member: Member, status: int, cause: str, now: float
+) -> None:
     """A member is over, for whatever reason. What it had is given back when the step is settled."""
     if member.phase is MemberPhase.ENDED:
         return
-    member.is_owed = member.phase.is_live
+    member.slot_release_pending = member.phase.is_live
     member.phase = MemberPhase.ENDED
     member.status, member.cause, member.ended_at = status, cause, now
-    core.leave(job.id, member.key)
-    core.unseat(member.key, member.node)
-    core.cluster.remove_hold(MORE + member.key)
-    core.journal.touch(job)
-    core.journal.forgotten.append(member.key)
-    core.unsettled[job.id] = None
-    if cause in _BY_WORLD:
-        job.is_failed_by_world = True
-    for number in list(core.intents_of_member.get(member.key, ())):
-        settle_member(core, number, member.key)
+    state.leave(job.id, member.key)
+    state.unassign(member.key, member.node)
+    state.cluster.remove_external_usage(MORE + member.key)
+    state.journal.touch(job)
+    state.journal.forgotten.append(member.key)
+    state.unsettled[job.id] = None
+    if cause in _INFRASTRUCTURE_CAUSES:
+        job.is_infrastructure_failure = True
+    for number in list(state.intents_of_member.get(member.key, ())):
+        settle_member(state, number, member.key)
 
 
-def back_to_waiting(core: Core, job: Job, member: Member, now: float) -> None:
+def back_to_waiting(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """A member that has not come to its node queues by itself for another one."""
-    for number in list(core.intents_of_member.get(member.key, ())):
-        settle_member(core, number, member.key)
+    for number in list(state.intents_of_member.get(member.key, ())):
+        settle_member(state, number, member.key)
     shared = any(other.slot == member.slot and other is not member for other in job.live_members())
-    core.unseat(member.key, member.node)
-    core.cluster.remove_hold(MORE + member.key)
+    state.unassign(member.key, member.node)
+    state.cluster.remove_external_usage(MORE + member.key)
     member.phase = MemberPhase.WAITING
     if not shared:
-        core.owed_slots.setdefault(job.id, []).append(member.slot)
+        state.slots_to_release.setdefault(job.id, []).append(member.slot)
     member.node, member.slot, member.grants = "", -1, ()
-    core.journal.touch(job)
+    state.journal.touch(job)
     if job.incomplete_since is None:
         job.incomplete_since = now
-        core.wake(now + core.settings.whole_s, job.id)
-    core.late[(job.id, member.key)] = None
+        state.wake(now + state.settings.gang_repair_timeout_s, job.id)
+    state.late_members[(job.id, member.key)] = None
 
 
-def node_failed(core: Core, job: Job, member: Member, now: float) -> None:
+def node_failed(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """The node of a member is no more, or has been silent for too long: the member is over.
 
     A submitted job fails with it. A work's owner decides for itself, unless the group wants to begin anew.
     """
-    node, rank = member.node, core.ranks.get(member.node, -1)
-    member_ended(core, job, member, signal.SIGKILL, NODE_FAILURE, now)
+    node, rank = member.node, state.ranks.get(member.node, -1)
+    member_ended(state, job, member, signal.SIGKILL, NODE_FAILURE, now)
     if job.is_ending:
         return
-    if job.work:
-        requeue_work(core, job, now, NODE_FAILURE)
+    if job.workload:
+        requeue_workload(state, job, now, NODE_FAILURE)
     else:
-        raise_exception(core, job, now, "exec", f"node failure on {node} (rank {rank})")
+        raise_exception(state, job, now, "exec", f"node failure on {node} (rank {rank})")
 
 
-def requeue_work(core: Core, job: Job, now: float, cause: str) -> bool:
+def requeue_workload(state: SchedulerState, job: Job, now: float, cause: str) -> bool:
     """Lets a group begin anew as a whole, if it wants that and all of its members would be made again."""
-    work = core.works.get(job.work)
-    policy = work.requeue if work is not None else Requeue.NEVER
+    workload = state.workloads.get(job.workload)
+    policy = workload.requeue if workload is not None else Requeue.NEVER
     is_wanted = policy is Requeue.ALWAYS or (policy is Requeue.NODE_FAILURE and cause == NODE_FAILURE)
     if not is_wanted or not all(member.is_recreated for member in job.members.values()):
         return False
     note = f"a member has failed ({cause or 'by itself'}): the group begins anew"
-    start_over(core, job, now, "requeue", note)
+    start_over(state, job, now, "requeue", note)
     return True
 
 
-def settle_step(core: Core, now: float) -> None:
+def settle_step(state: SchedulerState, now: float) -> None:
     """At the end of a step: gives back what ended members had, and takes their jobs further."""
-    while core.unsettled:
-        jobs, core.unsettled = core.unsettled, {}
+    while state.unsettled:
+        jobs, state.unsettled = state.unsettled, {}
         for number in jobs:
-            job = core.jobs.get(number)
+            job = state.jobs.get(number)
             if job is not None:
-                _note_running(core, job, now)
-                _free_slots(core, job, now)
-                _drop_past(core, job)
-                _settle_job(core, job, now)
+                _note_running(state, job, now)
+                _free_slots(state, job, now)
+                _drop_past(state, job)
+                _settle_job(state, job, now)
 
 
-def _free_slots(core: Core, job: Job, now: float) -> None:
+def _free_slots(state: SchedulerState, job: Job, now: float) -> None:
     """Gives back the slots of members that have ended, and on their nodes what no member uses any more."""
-    owed = [member for member in job.members.values() if member.is_owed]
+    owed = [member for member in job.members.values() if member.slot_release_pending]
     live = job.live_members()
-    if not owed or (not live and not (job.work and not job.is_work_gone)):
+    if not owed or (not live and not (job.workload and not job.is_workload_gone)):
         return  # With nobody left, all goes back at once.
     for member in owed:
-        member.is_owed = False
-    engine = core.cluster.engine
+        member.slot_release_pending = False
+    engine = state.cluster.engine
     holder = engine.jobs.get(job.id)
     if holder is None:
         return
@@ -431,64 +444,66 @@ def _free_slots(core: Core, job: Job, now: float) -> None:
     ]
     if not gone:
         return
-    free_some(core, job, gone, now)
-    ranks = [core.cluster.nodes[node].rank for node in left_nodes if node in core.cluster.nodes]
+    free_some(state, job, gone, now)
+    ranks = [state.cluster.nodes[node].rank for node in left_nodes if node in state.cluster.nodes]
     if ranks:
-        core.journal.log(job, "release", now, ranks=encode_idset(ranks), final=False)
+        state.journal.log(job, "release", now, ranks=encode_idset(ranks), final=False)
 
 
-def _drop_past(core: Core, job: Job) -> None:
+def _drop_past(state: SchedulerState, job: Job) -> None:
     """A work can have any number of members, one after the other: those long past are only counted."""
-    if not job.work or len(job.members) <= _PAST_KEPT or job.state is not JobState.RUN:
+    if not job.workload or len(job.members) <= _PAST_KEPT or job.state is not JobState.RUN:
         return
-    ended = [one for one in job.members.values() if one.phase is MemberPhase.ENDED and not one.is_owed]
+    ended = [
+        one for one in job.members.values() if one.phase is MemberPhase.ENDED and not one.slot_release_pending
+    ]
     if len(ended) <= _PAST_KEPT + 2 * (len(job.members) - len(ended)):
         return
     for member in ended[:-_PAST_KEPT]:
         job.past_members += 1
         job.past_status = max(job.past_status, _exit_of(member))
         del job.members[member.key]
-        core.job_of_member.pop(member.key, None)
-    core.journal.touch(job)
+        state.job_of_member.pop(member.key, None)
+    state.journal.touch(job)
 
 
-def _note_running(core: Core, job: Job, now: float) -> None:
+def _note_running(state: SchedulerState, job: Job, now: float) -> None:
     """`start` is when every member of the group has begun."""
     if job.state is not JobState.RUN or job.has_logged("start") or not job.members:
         return
     if all(member.started_at is not None for member in job.members.values()):
         job.started_at = max(member.started_at or now for member in job.members.values())
-        core.journal.log(job, "start", now)
-        note_progress(core, job, now)
+        state.journal.log(job, "start", now)
+        note_progress(state, job, now)
 
 
-def _settle_job(core: Core, job: Job, now: float) -> None:
+def _settle_job(state: SchedulerState, job: Job, now: float) -> None:
     """Takes a job to its end, as far as it can go."""
     if job.state not in (JobState.RUN, JobState.CLEANUP) or job.live_members():
         return
     is_fatal = job.is_ending
     if job.state is JobState.RUN:
         is_waiting = any(member.phase is MemberPhase.WAITING for member in job.members.values())
-        if (job.work and not job.is_work_gone) or (is_waiting and not job.is_work_gone):
+        if (job.workload and not job.is_workload_gone) or (is_waiting and not job.is_workload_gone):
             return  # More may come.
-    _finish(core, job, now, is_fatal)
+    _finish(state, job, now, is_fatal)
 
 
-def _finish(core: Core, job: Job, now: float, is_fatal: bool) -> None:
+def _finish(state: SchedulerState, job: Job, now: float, is_fatal: bool) -> None:
     has_run = any(member.started_at is not None for member in job.members.values())
     if has_run or not is_fatal:
-        core.journal.log(job, "finish", now, status=_status(job, is_fatal))
+        state.journal.log(job, "finish", now, status=_status(job, is_fatal))
     if job.has_logged("alloc"):
-        core.journal.log(job, "release", now, ranks="all", final=True)
-        free_all(core, job, now)
-        core.journal.log(job, "free", now)
-    if _runs_again(core, job):
-        _requeue(core, job, now)
+        state.journal.log(job, "release", now, ranks="all", final=True)
+        free_all(state, job, now)
+        state.journal.log(job, "free", now)
+    if _runs_again(state, job):
+        _requeue(state, job, now)
         return
     result, status = result_of(job.log)
     job.result, job.status, job.ended_at = result.value, status, now
-    core.journal.log(job, "clean", now)
-    forget_job(core, job, now)
+    state.journal.log(job, "clean", now)
+    forget_job(state, job, now)
 
 
 def _status(job: Job, is_fatal: bool) -> int:
@@ -503,9 +518,9 @@ def _exit_of(member: Member) -> int:
     return 128 + low if low else member.status >> 8
 
 
-def free_some(core: Core, job: Job, slots: list[int], now: float) -> None:
+def free_some(state: SchedulerState, job: Job, slots: list[int], now: float) -> None:
     """Gives back some slots. With the last of them the job holds nothing, until a member comes again."""
-    engine = core.cluster.engine
+    engine = state.cluster.engine
     holder = engine.jobs.get(job.id)
     if holder is None:
         return
@@ -514,29 +529,29 @@ def free_some(core: Core, job: Job, slots: list[int], now: float) -> None:
     if not gone:
         return
     if engine.release_slots(job.id, gone):
-        holds_nothing(core, job, now)
+        holds_nothing(state, job, now)
     else:
-        core.journal.add(SlotsFreed(job.id, gone, now))
-    core.disturb()
+        state.journal.add(SlotsFreed(job.id, gone, now))
+    state.mark_dirty()
 
 
-def holds_nothing(core: Core, job: Job, now: float) -> None:
+def holds_nothing(state: SchedulerState, job: Job, now: float) -> None:
     """The engine has nothing booked for a job any more: what was recorded of it is over, once."""
     if job.holds_units:
         job.holds_units = False
-        core.journal.add(AllocationGone(job.id, now))
+        state.journal.add(AllocationGone(job.id, now))
 
 
-def free_all(core: Core, job: Job, now: float) -> None:
-    engine = core.cluster.engine
+def free_all(state: SchedulerState, job: Job, now: float) -> None:
+    engine = state.cluster.engine
     if job.id in engine.jobs:
         engine.release(job.id)
-    holds_nothing(core, job, now)
-    core.disturb()
+    holds_nothing(state, job, now)
+    state.mark_dirty()
 
 
-def _runs_again(core: Core, job: Job) -> bool:
-    if not job.is_failed_by_world or job.attempt >= core.settings.attempts_max or job.work:
+def _runs_again(state: SchedulerState, job: Job) -> bool:
+    if not job.is_infrastructure_failure or job.attempt >= state.settings.attempts_max or job.workload:
         return False
     if job.exception.get("type") in ("cancel", "timeout"):
         return False
@@ -546,67 +561,67 @@ def _runs_again(core: Core, job: Job) -> bool:
     return job.spec.requeue is Requeue.NODE_FAILURE and by_node
 
 
-def _requeue(core: Core, job: Job, now: float) -> None:
+def _requeue(state: SchedulerState, job: Job, now: float) -> None:
     for member in job.members:
-        core.job_of_member.pop(member, None)
+        state.job_of_member.pop(member, None)
     job.members = {}
     job.attempt += 1
-    job.is_failed_by_world = False
+    job.is_infrastructure_failure = False
     job.placed_at = job.end_at = job.started_at = job.incomplete_since = None
     job.held = {}
     job.exception = {}
     job.promise = None
-    core.journal.log(job, "requeue", now, attempt=job.attempt)
-    prioritise(core, job, now)
+    state.journal.log(job, "requeue", now, attempt=job.attempt)
+    prioritise(state, job, now)
 
 
-def forget_job(core: Core, job: Job, now: float) -> None:
+def forget_job(state: SchedulerState, job: Job, now: float) -> None:
     """An inactive job lives on in the store only."""
-    core.jobs.pop(job.id, None)
-    core.reservations.pop(job.id, None)
-    core.planned.pop(job.id, None)
-    if job.work:
-        core.job_of_work.pop(job.work, None)
+    state.jobs.pop(job.id, None)
+    state.reservations.pop(job.id, None)
+    state.planned.pop(job.id, None)
+    if job.workload:
+        state.job_of_workload.pop(job.workload, None)
     for member in job.members:
-        core.job_of_member.pop(member, None)
-    _pass_on(core, job)
-    names = core.namesakes.get((job.owner, job.spec.name))
+        state.job_of_member.pop(member, None)
+    _pass_on(state, job)
+    names = state.namesakes.get((job.owner, job.spec.name))
     if names is not None:
         names.pop(job.id, None)
         if not names:
-            del core.namesakes[(job.owner, job.spec.name)]
+            del state.namesakes[(job.owner, job.spec.name)]
     for dependency in job.spec.depends:
-        waiting = core.dependents.get(dependency.job)
+        waiting = state.dependents.get(dependency.job)
         if waiting is not None:
             waiting.discard(job.id)
             if not waiting:
-                del core.dependents[dependency.job]
-                core.past.pop(dependency.job, None)
-    note_progress(core, job, now)
-    note_namesakes(core, job.owner, job.spec.name, now)
-    core.tell(job, "given-up" if _is_given_up(job) else "over", _last_word(job))
-    core.told.pop(job.work, None)
+                del state.dependents[dependency.job]
+                state.past.pop(dependency.job, None)
+    note_progress(state, job, now)
+    note_namesakes(state, job.owner, job.spec.name, now)
+    state.publish_status(job, "inadmissible" if _is_inadmissible(job) else "over", _last_word(job))
+    state.last_status.pop(job.workload, None)
 
 
-def _pass_on(core: Core, job: Job) -> None:
+def _pass_on(state: SchedulerState, job: Job) -> None:
     """Members of a work that are still there when its job is over make its next job.
 
     Not if a person has cancelled it, or if it never became whole: then they wait for somebody to act.
     """
-    deferred = core.deferred.pop(job.work, {})
-    if job.work not in core.works:
+    deferred = state.deferred.pop(job.workload, {})
+    if job.workload not in state.workloads:
         return
-    if _is_given_up(job):
+    if _is_inadmissible(job):
         left = [one.key for one in job.members.values() if one.phase is MemberPhase.WAITING]
         if left or deferred:
-            core.give_up(job.work, (*left, *deferred), _last_word(job))
+            state.mark_inadmissible(job.workload, (*left, *deferred), _last_word(job))
         return
     waiting = {
         member.key: MemberSet(
-            job.work,
+            job.workload,
             member.key,
             member.index,
-            member.ask.amounts,
+            member.ask.requests,
             member.ask.constraint,
             member.is_ready,
             member.is_recreated,
@@ -615,10 +630,10 @@ def _pass_on(core: Core, job: Job) -> None:
         for member in job.members.values()
         if member.phase is MemberPhase.WAITING and member.ask is not None
     }
-    core.returning.extend({**waiting, **deferred}.values())
+    state.returning.extend({**waiting, **deferred}.values())
 
 
-def _is_given_up(job: Job) -> bool:
+def _is_inadmissible(job: Job) -> bool:
     return job.exception.get("type") in ("cancel", "assembly")
 
 

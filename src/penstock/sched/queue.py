@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from penstock.model.job import URGENCY_EXPEDITE, URGENCY_HOLD
 
-__all__ = ["PRIORITY_MAX", "Bucket", "Entry", "OrderKey", "Pending", "order_key", "priority_of"]
+__all__ = ["PRIORITY_MAX", "Bucket", "OrderKey", "Pending", "QueueEntry", "order_key", "priority_of"]
 
 PRIORITY_MAX: Final = 4294967295
 
@@ -31,7 +31,7 @@ class OrderKey(NamedTuple):
     member: int  # 0 for a job; a member that came late queues by itself
 
 
-class Entry(NamedTuple):
+class QueueEntry(NamedTuple):
     """A place in the queue: of a job, or of a member that came late to one."""
 
     key: OrderKey
@@ -61,16 +61,16 @@ class Bucket:
     def __init__(self, queue: str, shape: int) -> None:
         self.queue = queue
         self.shape = shape
-        self._entries: list[Entry] = []
+        self._entries: list[QueueEntry] = []
         self._head = 0  # entries before it are gone: jobs mostly leave at the front
 
     def __len__(self) -> int:
         return len(self._entries) - self._head
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: QueueEntry) -> None:
         insort(self._entries, entry, lo=self._head)
 
-    def remove(self, entry: Entry) -> bool:
+    def remove(self, entry: QueueEntry) -> bool:
         where = bisect_left(self._entries, entry, lo=self._head)
         if where >= len(self._entries) or self._entries[where] != entry:
             return False
@@ -83,7 +83,7 @@ class Bucket:
             del self._entries[where]
         return True
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         for where in range(self._head, len(self._entries)):
             yield self._entries[where]
 
@@ -93,7 +93,7 @@ class Pending:
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, int], Bucket] = {}
-        self._where: dict[tuple[int, str], tuple[Bucket, Entry]] = {}
+        self._where: dict[tuple[int, str], tuple[Bucket, QueueEntry]] = {}
 
     def __len__(self) -> int:
         return len(self._where)
@@ -101,7 +101,7 @@ class Pending:
     def __contains__(self, job: int) -> bool:
         return (job, "") in self._where
 
-    def add(self, entry: Entry, queue: str, shape: int) -> None:
+    def add(self, entry: QueueEntry, queue: str, shape: int) -> None:
         self.remove(entry.job, entry.member)
         bucket = self._buckets.setdefault((queue, shape), Bucket(queue, shape))
         bucket.add(entry)
@@ -116,17 +116,17 @@ class Pending:
         if not len(bucket):
             del self._buckets[(bucket.queue, bucket.shape)]
 
-    def entry(self, job: int, member: str = "") -> Entry | None:
+    def entry(self, job: int, member: str = "") -> QueueEntry | None:
         found = self._where.get((job, member))
         return found[1] if found is not None else None
 
-    def shape(self, entry: Entry) -> int:
+    def shape(self, entry: QueueEntry) -> int:
         """What an entry asks for, as a number."""
         return self._where[(entry.job, entry.member)][0].shape
 
     def buckets(self) -> list[Bucket]:
         return list(self._buckets.values())
 
-    def in_order(self) -> Iterator[Entry]:
+    def in_order(self) -> Iterator[QueueEntry]:
         """Every entry of every queue, in order."""
         return heapq.merge(*(bucket.entries() for bucket in self._buckets.values()))

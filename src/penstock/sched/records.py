@@ -19,9 +19,9 @@ __all__ = [
     "Change",
     "DrainGone",
     "DrainSet",
-    "GivenUpGone",
-    "GivenUpSet",
     "IdHighest",
+    "InadmissibleGone",
+    "InadmissibleSet",
     "IntentDone",
     "IntentNew",
     "JobLive",
@@ -48,7 +48,7 @@ class JobNew:
     name: str
     seen_at: float
     spec: Plain  # what it asks for, and what a driver needs
-    work: str = ""  # the world's name for it; "" if it was submitted to us
+    workload: str = ""  # the world's name for it; "" if it was submitted to us
     key: str = ""  # of the submission; the same key again is the same job
 
 
@@ -154,17 +154,17 @@ class QueueSet:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUpSet:
+class InadmissibleSet:
     """The job of a work is over for good: members that were there then wait until somebody else comes."""
 
-    work: str
+    workload: str
     members: tuple[str, ...]
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUpGone:
-    work: str
+class InadmissibleGone:
+    workload: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +190,8 @@ Change = (
     | DrainSet
     | DrainGone
     | QueueSet
-    | GivenUpSet
-    | GivenUpGone
+    | InadmissibleSet
+    | InadmissibleGone
     | IdHighest
 )
 
@@ -221,5 +221,5 @@ class Recorded:
     nodes: tuple[NodeNew, ...] = ()
     drains: tuple[DrainSet, ...] = ()
     queues: tuple[QueueSet, ...] = ()
-    given_up: tuple[GivenUpSet, ...] = ()
+    inadmissible: tuple[InadmissibleSet, ...] = ()
     keys: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of recent submissions

@@ -14,58 +14,58 @@ from penstock.errors import Corrupt
 from penstock.model.job import JobState, state_after
 from penstock.model.jobid import JobIds
 from penstock.protocol.commands import Submission
-from penstock.protocol.facts import Requeue, WorkSet
-from penstock.protocol.intents import End, How, Intent, Place, Retract, Seat
+from penstock.protocol.facts import Requeue, WorkloadSet
+from penstock.protocol.intents import Assignment, End, How, Intent, Place, Retract
 from penstock.sched.cluster import Cluster
 from penstock.sched.dependencies import Scheme, Verdict, judge
-from penstock.sched.job import Job, MemberPhase, take_in
-from penstock.sched.jobspec import JobSpec, spec_of_submission, spec_of_work
+from penstock.sched.job import Job, MemberPhase, load
+from penstock.sched.jobspec import SchedulingSpec, spec_of_submission, spec_of_workload
 from penstock.sched.lifecycle import remember_intent
 from penstock.sched.records import AllocationRow, IntentDone, IntentNew, JobRow, Recorded
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
-from penstock.sched.state import Core, GivenUp
+from penstock.sched.state import InadmissibleWorkload, SchedulerState
 
 __all__ = ["scheduler_from"]
 
 
 def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Scheduler:
     highest = recorded.highest
-    core = Core(settings, Cluster(settings.match_policy), JobIds(recorded.began_at, highest.job))
-    core.intent_highest, core.rank_highest, core.recorded_highest = highest.intent, highest.rank, highest
-    core.ranks = {node.node: node.rank for node in recorded.nodes}
-    core.drains = {drain.node: drain for drain in recorded.drains}
-    core.queues = {queue.queue: queue for queue in recorded.queues}
-    core.keys = dict(recorded.keys)
-    core.given_up = {one.work: GivenUp(one) for one in recorded.given_up}
+    state = SchedulerState(settings, Cluster(settings.match_policy), JobIds(recorded.began_at, highest.job))
+    state.intent_highest, state.rank_highest, state.recorded_highest = highest.intent, highest.rank, highest
+    state.ranks = {node.node: node.rank for node in recorded.nodes}
+    state.drains = {drain.node: drain for drain in recorded.drains}
+    state.queues = {queue.queue: queue for queue in recorded.queues}
+    state.keys = dict(recorded.keys)
+    state.inadmissible = {one.workload: InadmissibleWorkload(one) for one in recorded.inadmissible}
     for row in recorded.jobs:
-        job = _job(core, row)
+        job = _job(state, row)
         if job.state is JobState.INACTIVE:
-            core.past[job.id] = job.progress()
+            state.past[job.id] = job.progress()
         else:
-            core.jobs[job.id] = job
-    for job in core.jobs.values():
-        _take_up(core, job, now)
-    _allocations(core, recorded.allocations)
+            state.jobs[job.id] = job
+    for job in state.jobs.values():
+        _take_up(state, job, now)
+    _allocations(state, recorded.allocations)
     for intent in recorded.intents:
-        found = _intent(core, intent)
+        found = _intent(state, intent)
         waits_for = set(cast(list[str], intent.payload["members"]))
-        waits_for -= {key for key in waits_for if _is_settled(core, found, key)}
+        waits_for -= {key for key in waits_for if _is_settled(state, found, key)}
         if waits_for:
-            remember_intent(core, found, waits_for)
+            remember_intent(state, found, waits_for)
         else:
-            core.journal.add(IntentDone(intent.id))
-    return Scheduler(core)
+            state.journal.add(IntentDone(intent.id))
+    return Scheduler(state)
 
 
-def _job(core: Core, row: JobRow) -> Job:
+def _job(state: SchedulerState, row: JobRow) -> Job:
     new, live = row.new, row.live
-    job = Job(new.id, new.owner, _spec(core, row), new.spec, new.seen_at, new.work)
+    job = Job(new.id, new.owner, _spec(state, row), new.spec, new.seen_at, new.workload)
     job.log = list(row.log)
     job.state, job.queue, job.urgency, job.priority = live.state, live.queue, live.urgency, live.priority
     job.result, job.status = live.result, live.status
     job.started_at, job.ended_at = live.started_at, live.ended_at
-    take_in(job, live.detail)
+    load(job, live.detail)
     if row.log and state_after(row.log) is not job.state:
         raise Corrupt(
             f"job {job.id} is in {job.state.value}, but its log leads to {state_after(row.log).value}"
@@ -73,50 +73,50 @@ def _job(core: Core, row: JobRow) -> Job:
     return job
 
 
-def _spec(core: Core, row: JobRow) -> JobSpec:
+def _spec(state: SchedulerState, row: JobRow) -> SchedulingSpec:
     plain = row.new.spec
-    if row.new.work:
-        return spec_of_work(WorkSet(row.new.work, row.new.name, 1), [], core.settings, None)[0]
+    if row.new.workload:
+        return spec_of_workload(WorkloadSet(row.new.workload, row.new.name, 1), [], state.settings, None)[0]
     submission = Submission(
         cast(str, plain["jobspec"]),
         row.new.owner,
         cast(int, plain.get("urgency", 16)),
         Requeue(plain.get("requeue", "never")),
     )
-    return spec_of_submission(submission, core.settings)
+    return spec_of_submission(submission, state.settings)
 
 
-def _take_up(core: Core, job: Job, now: float) -> None:
+def _take_up(state: SchedulerState, job: Job, now: float) -> None:
     """Puts an active job back into every index that it was in."""
-    core.namesakes.setdefault((job.owner, job.spec.name), {})[job.id] = None
-    if job.work:
-        core.job_of_work[job.work] = job.id
+    state.namesakes.setdefault((job.owner, job.spec.name), {})[job.id] = None
+    if job.workload:
+        state.job_of_workload[job.workload] = job.id
     for member in job.members.values():
-        core.job_of_member[member.key] = job.id
+        state.job_of_member[member.key] = job.id
         if member.phase.is_live:
-            core.seat(job, member.key, member.node)
+            state.assignment(job, member.key, member.node)
         for node in member.refused_by:
-            core.refusals.setdefault(node, {})[(job.id, member.key)] = None
+            state.refusals.setdefault(node, {})[(job.id, member.key)] = None
         if member.phase is MemberPhase.LOST:
-            core.wake((member.lost_at or now) + core.settings.lost_s, job.id)
+            state.wake((member.lost_at or now) + state.settings.lost_timeout_s, job.id)
     if job.state is JobState.DEPEND:
-        _take_up_dependencies(core, job)
-    for at in (job.end_at, _plus(job.incomplete_since, core.settings.whole_s)):
+        _take_up_dependencies(state, job)
+    for at in (job.end_at, _plus(job.incomplete_since, state.settings.gang_repair_timeout_s)):
         if at is not None:
-            core.wake(at, job.id)
-    core.unsettled[job.id] = None
-    core.enqueue(job)
-    if job.state is JobState.RUN and not job.work:
+            state.wake(at, job.id)
+    state.unsettled[job.id] = None
+    state.enqueue(job)
+    if job.state is JobState.RUN and not job.workload:
         for member in job.members.values():
             if member.phase is MemberPhase.WAITING:
-                core.late[(job.id, member.key)] = None
+                state.late_members[(job.id, member.key)] = None
 
 
 def _plus(at: float | None, more_s: float) -> float | None:
     return None if at is None else at + more_s
 
 
-def _take_up_dependencies(core: Core, job: Job) -> None:
+def _take_up_dependencies(state: SchedulerState, job: Job) -> None:
     removed = {
         str(event.context.get("description")) for event in job.log if event.name == "dependency-remove"
     }
@@ -124,33 +124,33 @@ def _take_up_dependencies(core: Core, job: Job) -> None:
         if dependency.description in removed:
             continue
         if dependency.scheme is Scheme.SINGLETON:
-            core.singletons.add((job.owner, job.spec.name))
+            state.singletons.add((job.owner, job.spec.name))
             job.open_dependencies.add("singleton")
             continue
-        target = core.jobs.get(dependency.job)
-        progress = target.progress() if target is not None else core.past.get(dependency.job)
+        target = state.jobs.get(dependency.job)
+        progress = target.progress() if target is not None else state.past.get(dependency.job)
         if progress is None or judge(dependency.scheme, progress) is Verdict.OPEN:
             job.open_dependencies.add(dependency.description)
-            core.dependents.setdefault(dependency.job, set()).add(job.id)
+            state.dependents.setdefault(dependency.job, set()).add(job.id)
     begin_at = job.spec.begin_at
     if begin_at is not None and f"begin-time={begin_at:.3f}" not in removed:
         job.is_begin_waiting = True
-        core.wake(begin_at, job.id)
+        state.wake(begin_at, job.id)
 
 
-def _allocations(core: Core, rows: tuple[AllocationRow, ...]) -> None:
+def _allocations(state: SchedulerState, rows: tuple[AllocationRow, ...]) -> None:
     by_job: dict[int, list[AllocationRow]] = {}
     for row in rows:
         by_job.setdefault(row.part.job, []).append(row)
     for number, parts in by_job.items():
         told = [(row.part.part, row.part.data, row.part.start_s, row.part.end_s) for row in parts]
         freed = tuple(sorted({slot for row in parts for slot in row.freed}))
-        core.to_lay.append((number, told, freed))
-        if number in core.jobs:
-            core.jobs[number].holds_units = True
+        state.allocations_to_restore.append((number, told, freed))
+        if number in state.jobs:
+            state.jobs[number].holds_units = True
 
 
-def _intent(core: Core, row: IntentNew) -> Intent:
+def _intent(state: SchedulerState, row: IntentNew) -> Intent:
     members = tuple(cast(list[str], row.payload["members"]))
     if row.kind == "end":
         grace_s = cast(float | None, row.payload.get("grace_s"))
@@ -159,26 +159,26 @@ def _intent(core: Core, row: IntentNew) -> Intent:
         )
     if row.kind == "retract":
         return Retract(row.id, row.job, members, How(row.payload["how"]))
-    job = core.jobs[row.job]
-    seats = tuple(
-        Seat(member.key, member.index, member.node, member.grants)
+    job = state.jobs[row.job]
+    assignments = tuple(
+        Assignment(member.key, member.index, member.node, member.grants)
         for key in members
         if (member := job.members.get(key)) is not None
     )
     return Place(
         row.id,
         row.job,
-        job.work,
-        seats,
+        job.workload,
+        assignments,
         cast(float | None, row.payload["end_at"]),
         len(job.members),
-        core.driver_spec(job),
+        state.backend_spec(job),
     )
 
 
-def _is_settled(core: Core, intent: Intent, key: str) -> bool:
+def _is_settled(state: SchedulerState, intent: Intent, key: str) -> bool:
     """Whether what an intent wants of a member is known to have come about."""
-    job = core.jobs.get(intent.job)
+    job = state.jobs.get(intent.job)
     member = job.members.get(key) if job is not None else None
     if member is None:
         return intent.job != 0

@@ -80,8 +80,8 @@ class Settings:
     starts_max: int = 500  # of one pass: facts and questions wait meanwhile
     forecast_depth: int = 100  # jobs that get an expected start
     forecast_matches_max: int = 2000  # tries that one forecast may cost
-    lost_s: float = 30.0  # how long a member may be silent
-    whole_s: float = 120.0  # how long a group that has begun may stay incomplete
+    lost_timeout_s: float = 30.0  # how long a member may be silent
+    gang_repair_timeout_s: float = 120.0  # how long a group that has begun may stay incomplete
     grace_s: float = 5.0  # between asking a member to end and ending it
     attempts_max: int = 10  # runs of one job that is queued again by itself
     pending_max: int = 1_000_000

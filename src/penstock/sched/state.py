@@ -1,8 +1,8 @@
 """Everything the scheduler knows, in one place, and the journal of what became true in this step.
 
-The functions of this package work on a `Core`; nothing outside the package does. A step (one batch of
-facts, or one pass) collects its changes in the journal and takes them out at the end: the caller makes them
-durable, and only then are they told or acted upon.
+The functions of this package work on a `SchedulerState`; nothing outside the package does. A step (one
+batch of facts, or one pass) collects its changes in the journal and takes them out at the end: the caller
+makes them durable, and only then are they told or acted upon.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from penstock.engine.request import Request
 from penstock.errors import BadRequest, PenstockError
 from penstock.model.job import URGENCY_HOLD, JobEvent, JobState, next_state
 from penstock.model.jobid import JobIds, encode_jobid
-from penstock.protocol.facts import MemberSet, WorkSet
-from penstock.protocol.intents import Intent, Tell
+from penstock.protocol.facts import MemberSet, WorkloadSet
+from penstock.protocol.intents import Intent, StatusUpdate
 from penstock.sched.cluster import Cluster
-from penstock.sched.dependencies import Progress
-from penstock.sched.forecast import Planned
-from penstock.sched.job import Job, detail_of
-from penstock.sched.queue import Entry, Pending, order_key
+from penstock.sched.dependencies import JobProgress
+from penstock.sched.forecast import PlannedStart
+from penstock.sched.job import Job, dump
+from penstock.sched.queue import Pending, QueueEntry, order_key
 from penstock.sched.records import (
     Change,
     DrainSet,
-    GivenUpGone,
-    GivenUpSet,
     IdHighest,
+    InadmissibleGone,
+    InadmissibleSet,
     JobLive,
     JobLogged,
     Plain,
@@ -37,7 +37,7 @@ from penstock.sched.records import (
 )
 from penstock.sched.settings import Settings
 
-__all__ = ["Core", "Journal", "OpenIntent", "Reply", "Shapes", "live_of"]
+__all__ = ["Journal", "OpenIntent", "Reply", "SchedulerState", "Shapes", "live_of"]
 
 _SHAPES_SWEEP: Final = 10_000
 _TIMERS_SWEEP: Final = 10_000
@@ -52,10 +52,10 @@ class Reply:
 
 
 @dataclass(slots=True)
-class GivenUp:
+class InadmissibleWorkload:
     """A work that was given up, and those of its members who have said since that they still wait."""
 
-    record: GivenUpSet
+    record: InadmissibleSet
     waiting: dict[str, MemberSet] = field(default_factory=dict)
 
 
@@ -103,7 +103,7 @@ class Journal:
         self._touched: dict[int, Job] = {}
         self.intents: list[Intent] = []
         self.probes: list[str] = []
-        self.tidings: dict[str, Tell] = {}
+        self.status_updates: dict[str, StatusUpdate] = {}
         self.forgotten: list[str] = []  # members whose end is recorded: a driver need not remember them
 
     def add(self, change: Change) -> None:
@@ -143,36 +143,42 @@ def live_of(job: Job) -> JobLive:
         status=job.status,
         started_at=job.started_at,
         ended_at=job.ended_at,
-        detail=detail_of(job),
+        detail=dump(job),
     )
 
 
 @dataclass(slots=True)
-class Core:
+class SchedulerState:
     settings: Settings
     cluster: Cluster
     ids: JobIds
     journal: Journal = field(default_factory=Journal)
     jobs: dict[int, Job] = field(default_factory=dict)  # the active ones
-    job_of_work: dict[str, int] = field(default_factory=dict)
+    job_of_workload: dict[str, int] = field(default_factory=dict)
     job_of_member: dict[str, int] = field(default_factory=dict)
     members_on: dict[str, dict[str, None]] = field(default_factory=dict)  # live ones, by node
-    works: dict[str, WorkSet] = field(default_factory=dict)
-    counting: dict[int, None] = field(default_factory=dict)  # jobs whose members are to be counted again
-    lately: dict[int, None] = field(default_factory=dict)  # jobs that have assembled in this step
-    late: dict[tuple[int, str], None] = field(default_factory=dict)  # members to queue when the step ends
-    owed_slots: dict[int, list[int]] = field(default_factory=dict)  # slots to give back when it ends
+    workloads: dict[str, WorkloadSet] = field(default_factory=dict)
+    to_reassemble: dict[int, None] = field(default_factory=dict)  # jobs whose members are to be counted again
+    newly_assembled: dict[int, None] = field(default_factory=dict)  # jobs that have assembled in this step
+    late_members: dict[tuple[int, str], None] = field(
+        default_factory=dict
+    )  # members to queue when the step ends
+    slots_to_release: dict[int, list[int]] = field(default_factory=dict)  # slots to give back when it ends
     refusals: dict[str, dict[tuple[int, str], None]] = field(
         default_factory=dict
     )  # by node: who may try again
     deferred: dict[str, dict[str, MemberSet]] = field(
         default_factory=dict
     )  # by work: members that came while its job was ending; they make its next job
-    given_up: dict[str, GivenUp] = field(default_factory=dict)  # by work
-    given_up_waiting: dict[str, str] = field(default_factory=dict)  # members that still wait -> their work
+    inadmissible: dict[str, InadmissibleWorkload] = field(default_factory=dict)  # by work
+    inadmissible_waiting: dict[str, str] = field(
+        default_factory=dict
+    )  # members that still wait -> their work
     returning: list[MemberSet] = field(default_factory=list)  # to be taken in when the step is settled
-    told: dict[str, Tell] = field(default_factory=dict)  # what the people behind a work were told last
-    again: set[int] = field(default_factory=set)  # intents to be carried out once more
+    last_status: dict[str, StatusUpdate] = field(
+        default_factory=dict
+    )  # what the people behind a work were told last
+    intents_to_resend: set[int] = field(default_factory=set)  # intents to be carried out once more
     pending: Pending = field(default_factory=Pending)
     shapes: Shapes = field(default_factory=Shapes)
     queues: dict[str, QueueSet] = field(default_factory=dict)
@@ -183,17 +189,17 @@ class Core:
     dependents: dict[int, set[int]] = field(default_factory=dict)  # by the job that they wait for
     namesakes: dict[tuple[str, str], dict[int, None]] = field(default_factory=dict)
     singletons: set[tuple[str, str]] = field(default_factory=set)  # names that somebody waits for
-    past: dict[int, Progress] = field(default_factory=dict)  # inactive jobs that somebody waits for
+    past: dict[int, JobProgress] = field(default_factory=dict)  # inactive jobs that somebody waits for
     keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
     timers: list[tuple[float, int]] = field(default_factory=list)
     reservations: dict[int, float] = field(default_factory=dict)  # of the last pass: job -> start
-    planned: dict[int, Planned] = field(default_factory=dict)  # where and when, as far as is foreseen
-    notable: list[str] = field(default_factory=list)  # what happened since the last pass, for slips
-    to_lay: list[tuple[int, list[tuple[int, Plain, int, int | None]], tuple[int, ...]]] = field(
-        default_factory=list
+    planned: dict[int, PlannedStart] = field(default_factory=dict)  # where and when, as far as is foreseen
+    slip_causes: list[str] = field(default_factory=list)  # what happened since the last pass, for slips
+    allocations_to_restore: list[tuple[int, list[tuple[int, Plain, int, int | None]], tuple[int, ...]]] = (
+        field(default_factory=list)
     )
     ranks: dict[str, int] = field(default_factory=dict)  # of nodes that are there, or were at the last stop
-    reconsider: bool = False  # nodes have changed: what could never run may be able to now
+    recheck_unsatisfiable: bool = False  # nodes have changed: what could never run may be able to now
     impossible: dict[Request, str] = field(default_factory=dict)  # why a request can never be met; "": it can
     intent_highest: int = 0
     rank_highest: int = -1
@@ -216,7 +222,7 @@ class Core:
 
     def nodes_changed(self) -> None:
         """What could never run may be able to now, and the other way round."""
-        self.reconsider = True
+        self.recheck_unsatisfiable = True
         self.impossible.clear()
 
     def why_never(self, request: Request) -> str:
@@ -233,7 +239,7 @@ class Core:
             self.impossible[request] = found
         return found
 
-    def disturb(self) -> None:
+    def mark_dirty(self) -> None:
         """Something may start now that could not before."""
         self.is_dirty = True
 
@@ -247,36 +253,36 @@ class Core:
 
     def enqueue(self, job: Job) -> None:
         """Puts a job where a pass finds it, if it may start at all."""
-        is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.is_parked
+        is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.unsatisfiable_reason
         if job.state is not JobState.SCHED or not is_ready:
             self.leave(job.id)
             return
         job.shape = self.shapes.number(job.spec.request)
         key = order_key(job.urgency, job.class_value, job.seen_at, job.id)
-        self.pending.add(Entry(key, job.id), job.queue, job.shape)
-        self.disturb()
+        self.pending.add(QueueEntry(key, job.id), job.queue, job.shape)
+        self.mark_dirty()
 
-    def seat(self, job: Job, member: str, node: str) -> None:
+    def assignment(self, job: Job, member: str, node: str) -> None:
         self.job_of_member[member] = job.id
         self.members_on.setdefault(node, {})[member] = None
 
-    def unseat(self, member: str, node: str) -> None:
+    def unassign(self, member: str, node: str) -> None:
         there = self.members_on.get(node)
         if there is not None:
             there.pop(member, None)
             if not there:
                 del self.members_on[node]
 
-    def lay_bookings(self) -> list[Job]:
+    def restore_allocations(self) -> list[Job]:
         """Books what was recorded of active jobs, once the nodes are known that it lies on.
 
         Returns the jobs of which nothing is left to book.
         """
-        for number, rows, freed in self.to_lay:
+        for number, rows, freed in self.allocations_to_restore:
             if number in self.jobs:
                 self.cluster.restore(number, rows, freed)
-        laid = [self.jobs[number] for number, _, _ in self.to_lay if number in self.jobs]
-        self.to_lay = []
+        laid = [self.jobs[number] for number, _, _ in self.allocations_to_restore if number in self.jobs]
+        self.allocations_to_restore = []
         return [job for job in laid if job.id not in self.cluster.engine.jobs]
 
     def shapes_sweep(self) -> None:
@@ -284,51 +290,53 @@ class Core:
         if len(self.shapes) > _SHAPES_SWEEP and len(self.shapes) > 2 * len(self.pending):
             self.shapes.keep({bucket.shape for bucket in self.pending.buckets()})
 
-    def driver_spec(self, job: Job) -> dict[str, object]:
+    def backend_spec(self, job: Job) -> dict[str, object]:
         """What a driver needs to start members of a submitted job; those of a work start by themselves."""
-        if job.work:
+        if job.workload:
             return {}
         return {**job.spec.payload, "id_f58": encode_jobid(job.id), "owner": job.owner}
 
-    def give_up(self, work: str, members: tuple[str, ...], reason: str) -> None:
+    def mark_inadmissible(self, workload: str, members: tuple[str, ...], reason: str) -> None:
         """Members that are still there when their job is over for good wait for somebody to act."""
-        record = GivenUpSet(work, members, reason)
-        self.given_up[work] = GivenUp(record)
+        record = InadmissibleSet(workload, members, reason)
+        self.inadmissible[workload] = InadmissibleWorkload(record)
         self.journal.add(record)
 
-    def take_up(self, work: str) -> dict[str, MemberSet]:
+    def readmit(self, workload: str) -> dict[str, MemberSet]:
         """It was given up, and is no more. Returns who has said since that they still wait."""
-        known = self.given_up.pop(work, None)
+        known = self.inadmissible.pop(workload, None)
         if known is None:
             return {}
-        self.journal.add(GivenUpGone(work))
+        self.journal.add(InadmissibleGone(workload))
         for member in known.waiting:
-            del self.given_up_waiting[member]
+            del self.inadmissible_waiting[member]
         return known.waiting
 
     def waits_on(self, fact: MemberSet) -> None:
         """A member of a work that was given up says that it still waits: its world does not know yet."""
-        known = self.given_up[fact.work]
+        known = self.inadmissible[fact.workload]
         known.waiting[fact.member] = fact
-        self.given_up_waiting[fact.member] = fact.work
-        self.journal.tidings[fact.work] = Tell(fact.work, 0, "given-up", known.record.reason)
+        self.inadmissible_waiting[fact.member] = fact.workload
+        self.journal.status_updates[fact.workload] = StatusUpdate(
+            fact.workload, 0, "inadmissible", known.record.reason
+        )
 
     def waits_no_more(self, member: str) -> None:
-        work = self.given_up_waiting.pop(member, None)
-        if work is not None:
-            del self.given_up[work].waiting[member]
+        workload = self.inadmissible_waiting.pop(member, None)
+        if workload is not None:
+            del self.inadmissible[workload].waiting[member]
 
-    def tell(self, job: Job, verdict: str, reason: str, start_at: float | None = None) -> None:
+    def publish_status(self, job: Job, verdict: str, reason: str, start_at: float | None = None) -> None:
         """Lets the people behind a work know where it stands, if that is news to them."""
-        told = Tell(job.work, job.id, verdict, reason, start_at)
-        if job.work and self.told.get(job.work) != told:
-            self.told[job.work] = self.journal.tidings[job.work] = told
+        told = StatusUpdate(job.workload, job.id, verdict, reason, start_at)
+        if job.workload and self.last_status.get(job.workload) != told:
+            self.last_status[job.workload] = self.journal.status_updates[job.workload] = told
 
     def leave(self, job: int, member: str = "") -> None:
         """Takes somebody out of the queue who does not start: others need not wait for it any more."""
         if self.pending.entry(job, member) is not None:
             self.pending.remove(job, member)
-            self.disturb()
+            self.mark_dirty()
 
     def queue_state(self, name: str) -> QueueSet:
         return self.queues.get(name) or QueueSet(name, enabled=True, started=True)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PlacedJob", "PlacedMember", "placed_job"]
+__all__ = ["AuditJob", "AuditMember", "audit_job"]
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedMember:
+class AuditMember:
     key: str
     node: str  # "": on none yet
     phase: str  # of `MemberPhase`, never `ended`
@@ -21,28 +21,28 @@ class PlacedMember:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedJob:
+class AuditJob:
     """An active job of which at least one member has a place; ended members are left out."""
 
     id: int
-    members: tuple[PlacedMember, ...]
+    members: tuple[AuditMember, ...]
     placed_at: float | None
     incomplete_since: float | None
-    broken: str
+    incomplete_reason: str
     ending: bool  # something fatal has come: it need not be whole any more
 
 
-def placed_job(job: int, detail: Mapping[str, Any]) -> PlacedJob:
+def audit_job(job: int, detail: Mapping[str, Any]) -> AuditJob:
     members = tuple(
-        PlacedMember(told["key"], told.get("node", ""), told["phase"], told.get("seen_at", 0.0))
+        AuditMember(told["key"], told.get("node", ""), told["phase"], told.get("seen_at", 0.0))
         for told in detail.get("members", ())
         if told["phase"] != "ended"
     )
-    return PlacedJob(
+    return AuditJob(
         id=job,
         members=members,
         placed_at=detail.get("placed_at"),
         incomplete_since=detail.get("incomplete_since"),
-        broken=detail.get("broken", ""),
+        incomplete_reason=detail.get("incomplete_reason", ""),
         ending=bool(detail.get("exception")),
     )

@@ -23,9 +23,9 @@ from penstock.sched.records import (
     Change,
     DrainGone,
     DrainSet,
-    GivenUpGone,
-    GivenUpSet,
     IdHighest,
+    InadmissibleGone,
+    InadmissibleSet,
     IntentDone,
     IntentNew,
     JobLive,
@@ -37,14 +37,14 @@ from penstock.sched.records import (
     SlotsFreed,
 )
 
-__all__ = ["Batch", "Step", "arrange", "first_live"]
+__all__ = ["Batch", "Statement", "arrange", "first_live"]
 
 _ENCODER: Final = msgspec.json.Encoder()
 _ESCAPED: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Statement:
     """One statement: its query, its rows as JSON, and how many rows it must touch (None: any number)."""
 
     query: str
@@ -56,7 +56,7 @@ class Step:
 class Batch:
     jobs: bytes = b""  # in the text format of COPY
     events: bytes = b""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Statement] = field(default_factory=list)
     highest: IdHighest | None = None
 
 
@@ -82,8 +82,8 @@ _KINDS: Final[dict[type, _Kind]] = {
     DrainSet: _Kind(3, 0, "node", "upsert_drains", last_counts=True, is_counted=False),
     DrainGone: _Kind(3, 1, "node", "delete_drains", is_counted=False),
     QueueSet: _Kind(4, 0, "queue", "upsert_queues", last_counts=True, is_counted=False),
-    GivenUpSet: _Kind(5, 0, "work", "upsert_given_up", last_counts=True, is_counted=False),
-    GivenUpGone: _Kind(5, 1, "work", "delete_given_up", is_counted=False),
+    InadmissibleSet: _Kind(5, 0, "workload", "upsert_inadmissible", last_counts=True, is_counted=False),
+    InadmissibleGone: _Kind(5, 1, "workload", "delete_inadmissible", is_counted=False),
 }
 
 
@@ -150,23 +150,23 @@ class _Sorter:
             {"key": job.key, "id": job.id, "seen_at": job.seen_at} for job in self._new.values() if job.key
         ]
         if keyed:
-            batch.steps.append(Step("insert_submissions", _text(keyed), len(keyed)))
+            batch.steps.append(Statement("insert_submissions", _text(keyed), len(keyed)))
         live = [change for job, change in self._live.items() if job not in self._new]
         if live:
-            batch.steps.append(Step("update_jobs", _text(live), len(live)))
+            batch.steps.append(Statement("update_jobs", _text(live), len(live)))
         for place in sorted(self._rounds):
             batch.steps.append(_step(self._rounds[place]))
         batch.highest = self._highest
         return batch
 
 
-def _step(changes: Sequence[Change]) -> Step:
+def _step(changes: Sequence[Change]) -> Statement:
     kind = _KINDS[type(changes[0])]
     rows = list(changes)
     if kind.last_counts:
         rows = list({getattr(change, kind.key): change for change in changes}.values())
     expected = sum(len(row.slots) if isinstance(row, SlotsFreed) else 1 for row in rows)
-    return Step(kind.query, _text(rows), expected if kind.is_counted else None)
+    return Statement(kind.query, _text(rows), expected if kind.is_counted else None)
 
 
 def _text(rows: object) -> str:
@@ -193,7 +193,7 @@ def _job_lines(jobs: Iterable[JobNew], lives: dict[int, JobLive]) -> bytes:
             _escaped(job.name),
             job.seen_at,
             _text(job.spec).replace("\\", "\\\\"),
-            _escaped(job.work),
+            _escaped(job.workload),
             _escaped(job.key),
             live.state.value,
             _escaped(live.queue),

@@ -22,7 +22,7 @@ from penstock.errors import Unavailable
 from penstock.store.pg_errors import Away, explained, explained_connecting
 from penstock.store.queries import query
 
-__all__ = ["PAUSE_FIRST_S", "PAUSE_MAX_S", "Link"]
+__all__ = ["PAUSE_FIRST_S", "PAUSE_MAX_S", "PgConnection"]
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
@@ -39,7 +39,7 @@ _NETWORK: Final = {
 T = TypeVar("T")
 
 
-class Link:
+class PgConnection:
     def __init__(
         self,
         url: str,

@@ -29,7 +29,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from penstock.errors import Conflict, Corrupt, Unavailable
-from penstock.paths import Places, make_private
+from penstock.paths import InstancePaths, make_private
 from penstock.store.binaries import MAJOR, copied_programs, programs_in_place
 from penstock.store.os_account import Account, account_for_postgres, give, require_passage
 
@@ -81,25 +81,25 @@ class _Running:
 
 
 class EmbeddedPostgres:
-    def __init__(self, places: Places) -> None:
-        self._places = places
-        self._data = places.database
-        self._password_file = places.state / "db-password"
-        self._log = places.state / "db.log"
+    def __init__(self, paths: InstancePaths) -> None:
+        self._paths = paths
+        self._data = paths.database
+        self._password_file = paths.state / "db-password"
+        self._log = paths.state / "db.log"
 
     def start(self) -> str:
         """Starts the server, or finds it running; returns how to connect to it."""
         account = account_for_postgres()
         mode = 0o711 if account.is_lent else 0o700
-        make_private(self._places.state, mode)
-        make_private(self._places.runtime, mode)
+        make_private(self._paths.state, mode)
+        make_private(self._paths.runtime, mode)
         if account.is_lent:
-            require_passage(self._places.state, account)
-            require_passage(self._places.runtime, account)
+            require_passage(self._paths.state, account)
+            require_passage(self._paths.runtime, account)
         with self._alone():
             if self._data.exists():
                 self._check_version()
-            programs = copied_programs(self._places.state) if account.is_lent else programs_in_place()
+            programs = copied_programs(self._paths.state) if account.is_lent else programs_in_place()
             if not self._data.exists():
                 self._make_data(programs, account)
             password = self._password()
@@ -140,7 +140,7 @@ class EmbeddedPostgres:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with open(self._places.state / "db.lock", "ab") as lock:
+        with open(self._paths.state / "db.lock", "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -149,7 +149,7 @@ class EmbeddedPostgres:
         unfinished = self._data.with_suffix(".new")
         with _disk_is_watched():
             shutil.rmtree(unfinished, ignore_errors=True)
-            for copy in self._places.state.glob("db-password.*"):
+            for copy in self._paths.state.glob("db-password.*"):
                 copy.unlink()
             self._make_password()
             give(unfinished, account)
@@ -177,7 +177,7 @@ class EmbeddedPostgres:
             file.flush()
             os.fsync(file.fileno())
         unfinished.rename(self._password_file)
-        _sync_directory(self._places.state)
+        _sync_directory(self._paths.state)
 
     def _password(self) -> str:
         try:
@@ -194,7 +194,7 @@ class EmbeddedPostgres:
         if not account.is_lent:
             yield self._password_file
             return
-        with tempfile.NamedTemporaryFile(dir=self._places.state, prefix="db-password.") as copy:
+        with tempfile.NamedTemporaryFile(dir=self._paths.state, prefix="db-password.") as copy:
             copy.write(self._password_file.read_bytes())
             copy.flush()
             os.fchown(copy.fileno(), account.uid, account.gid)
@@ -214,11 +214,11 @@ class EmbeddedPostgres:
             )
 
     def _start_server(self, programs: Path, account: Account) -> None:
-        give(self._places.database_socket, account)
+        give(self._paths.database_socket, account)
         with _disk_is_watched():
             self._log.touch(mode=0o600)
             os.chown(self._log, account.uid, account.gid, follow_symlinks=False)
-        socket = str(self._places.database_socket).replace('"', '""')
+        socket = str(self._paths.database_socket).replace('"', '""')
         settings = {**_SETTINGS, "unix_socket_directories": f'"{socket}"'}
         options = " ".join(f"-c {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
         deadline = time.monotonic() + _REMAINS_MAX_S

@@ -15,7 +15,7 @@ import psycopg
 import psycopg.conninfo
 
 from penstock.errors import BadRequest, PenstockError
-from penstock.paths import Places
+from penstock.paths import InstancePaths
 from penstock.store.embedded import EmbeddedPostgres
 from penstock.store.memory import MemoryStore
 from penstock.store.port import Store
@@ -46,16 +46,16 @@ def check_database(database: str) -> None:
 
 
 async def open_store(
-    database: str | None, places: Places, *, on_away: Callable[[str], None] | None = None
+    database: str | None, paths: InstancePaths, *, on_away: Callable[[str], None] | None = None
 ) -> Opened:
     """The store, open: it answers, and its schema is ours."""
-    opened = await choose_store(database, places, on_away=on_away)
+    opened = await choose_store(database, paths, on_away=on_away)
     await opened.store.open()
     return opened
 
 
 async def choose_store(
-    database: str | None, places: Places, *, on_away: Callable[[str], None] | None = None
+    database: str | None, paths: InstancePaths, *, on_away: Callable[[str], None] | None = None
 ) -> Opened:
     """The store, not open yet: a database elsewhere may be away for long. Our own runs."""
     embedded: EmbeddedPostgres | None = None
@@ -65,7 +65,7 @@ async def choose_store(
     elif database:
         store = PostgresStore(database, on_away=on_away)
     else:
-        embedded = EmbeddedPostgres(places)
+        embedded = EmbeddedPostgres(paths)
         try:
             url = await asyncio.to_thread(embedded.start)
         except BaseException:

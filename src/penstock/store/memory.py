@@ -24,9 +24,9 @@ from penstock.sched.records import (
     Change,
     DrainGone,
     DrainSet,
-    GivenUpGone,
-    GivenUpSet,
     IdHighest,
+    InadmissibleGone,
+    InadmissibleSet,
     IntentDone,
     IntentNew,
     JobLive,
@@ -39,7 +39,7 @@ from penstock.sched.records import (
     Recorded,
     SlotsFreed,
 )
-from penstock.store.audit_rows import PlacedJob, placed_job
+from penstock.store.audit_rows import AuditJob, audit_job
 from penstock.store.batch import first_live
 from penstock.store.port import Fenced, JobFilter, Retention
 from penstock.store.transactions import FORGOTTEN_AT_ONCE_MAX, KEYS_KEPT_S, reach_after, reach_before
@@ -69,7 +69,7 @@ class MemoryTables:
     ranks: dict[int, str] = field(default_factory=dict)  # rank -> node
     drains: dict[str, DrainSet] = field(default_factory=dict)
     queues: dict[str, QueueSet] = field(default_factory=dict)
-    given_up: dict[str, GivenUpSet] = field(default_factory=dict)
+    inadmissible: dict[str, InadmissibleSet] = field(default_factory=dict)
     submissions: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # job, seen_at
 
 
@@ -97,10 +97,10 @@ class _Transaction:
             else:
                 table[key] = value
 
-    def run(self, name: str, work: Callable[[], None]) -> None:
-        """All of `work` or nothing, between the two failpoints of `name`."""
+    def run(self, name: str, workload: Callable[[], None]) -> None:
+        """All of `workload` or nothing, between the two failpoints of `name`."""
         try:
-            work()
+            workload()
             reach_before(name)
         except BaseException:
             self.undo()
@@ -177,9 +177,9 @@ class MemoryStore:
     async def log(self, job: int) -> list[JobEvent]:
         return [_copied_event(event) for event in self.tables.logs.get(job, ())]
 
-    async def placed(self) -> list[PlacedJob]:
+    async def placed(self) -> list[AuditJob]:
         active = sorted(job for job, live in self.tables.live.items() if live.state is not JobState.INACTIVE)
-        jobs = [placed_job(job, self.tables.live[job].detail) for job in active]
+        jobs = [audit_job(job, self.tables.live[job].detail) for job in active]
         return [job for job in jobs if any(member.phase != "waiting" for member in job.members)]
 
     async def prune(self, epoch: int, now: float, keep: Retention) -> int:
@@ -262,7 +262,7 @@ class MemoryStore:
             nodes=tuple(sorted(tables.nodes.values(), key=lambda node: node.rank)),
             drains=tuple(drain for _, drain in sorted(tables.drains.items())),
             queues=tuple(queue for _, queue in sorted(tables.queues.items())),
-            given_up=tuple(one for _, one in sorted(tables.given_up.items())),
+            inadmissible=tuple(one for _, one in sorted(tables.inadmissible.items())),
             keys={key: ids for key, ids in keys.items() if ids},
         )
 
@@ -292,10 +292,10 @@ class _Applying:
                 self._remove(self._tables.drains, change.node)
             case QueueSet():
                 self._put(self._tables.queues, change.queue, change)
-            case GivenUpSet():
-                self._put(self._tables.given_up, change.work, change)
-            case GivenUpGone():
-                self._remove(self._tables.given_up, change.work)
+            case InadmissibleSet():
+                self._put(self._tables.inadmissible, change.workload, change)
+            case InadmissibleGone():
+                self._remove(self._tables.inadmissible, change.workload)
             case IdHighest():
                 old: IdHighest = self._tables.instance["highest"]
                 highest = IdHighest(

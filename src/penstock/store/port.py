@@ -13,7 +13,7 @@ from typing import Protocol
 from penstock.errors import Conflict
 from penstock.model.job import JobEvent
 from penstock.sched.records import Change, JobRow, Recorded
-from penstock.store.audit_rows import PlacedJob
+from penstock.store.audit_rows import AuditJob
 
 __all__ = ["Fenced", "JobFilter", "Retention", "Store"]
 
@@ -73,7 +73,7 @@ class Store(Protocol):
     async def log(self, job: int) -> list[JobEvent]:
         """The eventlog of one job, in order; empty if there is none."""
 
-    async def placed(self) -> list[PlacedJob]:
+    async def placed(self) -> list[AuditJob]:
         """Active jobs of which somebody has a place, in the order of their ids."""
 
     async def prune(self, epoch: int, now: float, keep: Retention) -> int:

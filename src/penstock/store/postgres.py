@@ -20,9 +20,9 @@ from penstock.errors import Corrupt, Unavailable
 from penstock.model.job import JobEvent
 from penstock.sched.records import Change, IdHighest, JobRow, Recorded
 from penstock.store import rows
-from penstock.store.audit_rows import PlacedJob, placed_job
+from penstock.store.audit_rows import AuditJob, audit_job
 from penstock.store.batch import Batch, arrange
-from penstock.store.connection import Link
+from penstock.store.connection import PgConnection
 from penstock.store.migrate import migrate
 from penstock.store.pg_errors import Away, explained
 from penstock.store.port import Fenced, JobFilter, Retention
@@ -45,7 +45,7 @@ class PostgresStore:
         on_away: Callable[[str], None] | None = None,
         revive: Callable[[], object] | None = None,
     ) -> None:
-        self._link = Link(url, on_away, revive)
+        self._link = PgConnection(url, on_away, revive)
         self._writer: Connection | None = None
         self._reader: Connection | None = None
         self._writing = asyncio.Lock()
@@ -121,8 +121,8 @@ class PostgresStore:
     async def log(self, job: int) -> list[JobEvent]:
         return [rows.event(row) for row in await self._read("read_log", {"job": job})]
 
-    async def placed(self) -> list[PlacedJob]:
-        return [placed_job(*row) for row in await self._read("placed_jobs", {})]
+    async def placed(self) -> list[AuditJob]:
+        return [audit_job(*row) for row in await self._read("placed_jobs", {})]
 
     async def _read(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
         """Rows of a query; a connection that broke unnoticed is replaced once."""
@@ -231,7 +231,7 @@ async def _begin(connection: Connection, now: float) -> tuple[int, Recorded]:
         nodes=tuple(rows.node(row) for row in await read("recorded_nodes")),
         drains=tuple(rows.drain(row) for row in await read("recorded_drains")),
         queues=tuple(rows.queue(row) for row in await read("recorded_queues")),
-        given_up=tuple(rows.given_up(row) for row in await read("recorded_given_up")),
+        inadmissible=tuple(rows.inadmissible(row) for row in await read("recorded_inadmissible")),
         keys={key: tuple(ids) for key, ids in await read("recorded_submissions", after=now - KEYS_KEPT_S)},
     )
     return epoch, recorded

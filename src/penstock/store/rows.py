@@ -10,7 +10,7 @@ from penstock.sched.records import (
     AllocationNew,
     AllocationRow,
     DrainSet,
-    GivenUpSet,
+    InadmissibleSet,
     IntentNew,
     JobLive,
     JobNew,
@@ -25,7 +25,7 @@ __all__ = [
     "drain",
     "event",
     "filter_values",
-    "given_up",
+    "inadmissible",
     "intent",
     "job_row",
     "job_rows",
@@ -74,9 +74,9 @@ def queue(row: Row) -> QueueSet:
     return QueueSet(*row)
 
 
-def given_up(row: Row) -> GivenUpSet:
-    work, members, reason = row
-    return GivenUpSet(work, tuple(members), reason)
+def inadmissible(row: Row) -> InadmissibleSet:
+    workload, members, reason = row
+    return InadmissibleSet(workload, tuple(members), reason)
 
 
 def filter_values(wanted: JobFilter) -> dict[str, object]:

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
 
 __all__ = [
+    "TokenRequired",
     "TooLarge",
-    "Unauthorized",
     "UnknownPath",
     "WrongMethod",
     "error_document",
@@ -45,7 +45,7 @@ class WrongMethod(BadRequest):
     http_status = 405
 
 
-class Unauthorized(BadRequest):
+class TokenRequired(BadRequest):
     """No token, or not the right one."""
 
     http_status = 401

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.errors import BadRequest, Conflict
 from penstock.paths import SOCKET_PATH_MAX
-from penstock.web.errors import Unauthorized, refusal
+from penstock.web.errors import TokenRequired, refusal
 
 __all__ = ["BearerOnly", "listen_tcp", "make_socket", "read_token", "serve"]
 
@@ -140,7 +140,7 @@ class BearerOnly:
         if kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):
             await self._app(scope, receive, send)
             return
-        error = Unauthorized(
+        error = TokenRequired(
             "a token is needed",
             where="header authorization",
             found="another token" if given else "no token",

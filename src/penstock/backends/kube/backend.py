@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from penstock.backends.kube.cache import Mirror, Problem
-from penstock.backends.kube.executor import Actions
-from penstock.backends.kube.pod_conditions import Teller, message_of, problem_message
+from penstock.backends.kube.cache import ClusterCache, Problem
+from penstock.backends.kube.executor import IntentExecutor
+from penstock.backends.kube.pod_conditions import ConditionWriter, message_of, problem_message
 from penstock.backends.kube.pod_status import salvaged
 from penstock.errors import Unavailable
-from penstock.kube.client import Client, metadata_of
+from penstock.kube.client import KubeClient, metadata_of
 from penstock.kube.errors import ApiError, NotFound
 from penstock.kube.resources import (
     CLAIMS,
@@ -36,11 +36,11 @@ from penstock.kube.resources import (
     REPLICASETS,
     STATEFULSETS,
     VOLUMES,
-    Resource,
+    ApiResource,
 )
 from penstock.kube.types import (
+    BatchJob,
     Deployment,
-    Job,
     NativePodGroup,
     Node,
     Object,
@@ -52,22 +52,22 @@ from penstock.kube.types import (
     ReplicaSet,
     StatefulSet,
 )
-from penstock.kube.watch import Change, Deleted, Relisted, Upserted, WatchState, reflect
-from penstock.podspec.grouping import maker_of
+from penstock.kube.watch import Deleted, Relisted, Upserted, WatchEvent, WatchState, reflect
+from penstock.podspec.grouping import controller_of
 from penstock.podspec.settings import KubeSettings
 from penstock.protocol.backend import Sink
 from penstock.protocol.facts import Fact
-from penstock.protocol.intents import Intent, Tell
+from penstock.protocol.intents import Intent, StatusUpdate
 
-__all__ = ["KubeWorld"]
+__all__ = ["KubeBackend"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
 _SILENCE_S: Final = 60.0  # after so long a watch that was interrupted is a problem
 _BATCH_S: Final = 0.01  # changes that come within this time are told together
-_MAKERS: Final[
-    dict[str, tuple[Resource, type[Job] | type[ReplicaSet] | type[StatefulSet] | type[Deployment]]]
+_CONTROLLERS: Final[
+    dict[str, tuple[ApiResource, type[BatchJob] | type[ReplicaSet] | type[StatefulSet] | type[Deployment]]]
 ] = {
-    "Job": (JOBS, Job),
+    "Job": (JOBS, BatchJob),
     "ReplicaSet": (REPLICASETS, ReplicaSet),
     "StatefulSet": (STATEFULSETS, StatefulSet),
     "Deployment": (DEPLOYMENTS, Deployment),
@@ -80,7 +80,7 @@ T = TypeVar("T", bound=Object)
 class _Watched:
     """A kind of object, and what its changes do to the mirror."""
 
-    resource: Resource
+    resource: ApiResource
     type: type[Any]
     listed: Callable[[tuple[Any, ...]], None]
     changed: Callable[[Any], None]
@@ -88,34 +88,34 @@ class _Watched:
     salvage: Callable[[bytes], Any] = lambda _: None  # of one that cannot be read
 
 
-def _makers_listed(mirror: Mirror, kind: str, items: tuple[Any, ...]) -> None:
-    mirror.makers_listed(kind, map(maker_of, items))
+def _controllers_listed(cache: ClusterCache, kind: str, items: tuple[Any, ...]) -> None:
+    cache.controllers_listed(kind, map(controller_of, items))
 
 
-class KubeWorld:
+class KubeBackend:
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         settings: KubeSettings,
         *,
         identity: str,
         may_act: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.mirror = Mirror(settings)
+        self.cache = ClusterCache(settings)
         self._client = client
         self._settings = settings
-        self._in_office = may_act
+        self._is_leader = may_act
         self._clock = clock
         self._epoch: int | None = None  # None: not running, nothing may be done
         self._has_told = False  # the first snapshot of this life
         self._sink: Sink | None = None
         self._stirred = asyncio.Event()
         self._refresh = asyncio.Event()
-        self._synced: set[Resource] = set()
-        self._states: dict[Resource, WatchState] = {}
-        self._actions = Actions(client, self, clock)
-        self._teller = Teller(client, settings, self._pod, self.may_act, clock, identity)
+        self._synced: set[ApiResource] = set()
+        self._states: dict[ApiResource, WatchState] = {}
+        self._executor = IntentExecutor(client, self, clock)
+        self._condition_writer = ConditionWriter(client, settings, self._pod, self.may_act, clock, identity)
 
     # The port
 
@@ -124,8 +124,8 @@ class KubeWorld:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(self._settings.binds_in_flight_max):
-                    tasks.create_task(self._actions.work())
-                tasks.create_task(self._teller.run())
+                    tasks.create_task(self._executor.workload())
+                tasks.create_task(self._condition_writer.run())
                 while True:
                     await self._reflect_until_refreshed()
         except BaseExceptionGroup as group:
@@ -133,35 +133,35 @@ class KubeWorld:
         finally:
             self._epoch = self._sink = None
             self._states.clear()
-            self._actions.drop()
+            self._executor.drop()
 
     async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
         if epoch == self._epoch and self._has_told:
             for intent in intents:
-                self._actions.put(intent)
+                self._executor.put(intent)
 
     async def probe(self, members: Sequence[str]) -> None:
         if self._epoch is not None and self._has_told:
             for member in members:
-                self._actions.put_probe(member)
+                self._executor.put_probe(member)
 
     def forget(self, members: Sequence[str]) -> None:
         for member in members:
-            self._teller.forget(member)
+            self._condition_writer.forget(member)
 
-    def tell(self, tidings: Sequence[Tell]) -> None:
-        for tiding in tidings:
-            message = message_of(tiding)
-            if tiding.verdict == "over":
+    def publish_status(self, status_updates: Sequence[StatusUpdate]) -> None:
+        for update in status_updates:
+            message = message_of(update)
+            if update.verdict == "over":
                 continue
-            if tiding.verdict == "given-up":
-                self.mirror.give_up(tiding.work, Problem(message.reason, tiding.reason))
+            if update.verdict == "inadmissible":
+                self.cache.mark_inadmissible(update.workload, Problem(message.reason, update.reason))
                 self._stirred.set()
                 continue
             if self._epoch is not None and self._has_told:
-                self._actions.take_back_deadlines(tiding.work)
-            for pod in self.mirror.waiting_pods(tiding.work):
-                self._teller.tell(pod.metadata.uid, message)
+                self._executor.take_back_deadlines(update.workload)
+            for pod in self.cache.waiting_pods(update.workload):
+                self._condition_writer.set(pod.metadata.uid, message)
 
     def problem(self) -> str:
         """What keeps us from knowing everything, for longer than a stream takes to be opened again."""
@@ -176,17 +176,17 @@ class KubeWorld:
     # For actions
 
     def may_act(self) -> bool:
-        return self._epoch is not None and self._has_told and self._in_office()
+        return self._epoch is not None and self._has_told and self._is_leader()
 
     def report(self, fact: Fact) -> None:
         if self._sink is not None:
             self._sink(fact)
 
     def scheduled(self, pod: Pod, node: str) -> None:
-        self._teller.scheduled(pod, node)
+        self._condition_writer.scheduled(pod, node)
 
     def _pod(self, uid: str) -> Pod | None:
-        return self.mirror.pod(uid)
+        return self.cache.pod(uid)
 
     # Watching
 
@@ -195,85 +195,83 @@ class KubeWorld:
         self._refresh.set()
 
     async def _reflect_until_refreshed(self) -> None:
-        mirror = Mirror(self._settings)
+        cache = ClusterCache(self._settings)
         self._synced = set()
         self._refresh.clear()
-        watched = self._watched(mirror)
+        watched = self._watched(cache)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._reflect(one)) for one in watched]
-            running.append(tasks.create_task(self._pump(mirror, len(watched))))
-            running.append(tasks.create_task(self._resolve_makers(mirror)))
+            running.append(tasks.create_task(self._pump(cache, len(watched))))
+            running.append(tasks.create_task(self._resolve_controllers(cache)))
             await self._refresh.wait()
             _LOG.info("everything is listed afresh")
             for task in running:
                 task.cancel()
 
-    def _watched(self, mirror: Mirror) -> list[_Watched]:
+    def _watched(self, cache: ClusterCache) -> list[_Watched]:
         def pod_set(pod: Pod) -> None:
-            mirror.pod_set(pod)
+            cache.pod_set(pod)
             if pod.spec.node_name:
-                self._teller.forget(pod.metadata.uid)
+                self._condition_writer.forget(pod.metadata.uid)
 
         def pod_gone(pod: Pod) -> None:
-            mirror.pod_gone(pod)
-            self._teller.forget(pod.metadata.uid)
+            cache.pod_gone(pod)
+            self._condition_writer.forget(pod.metadata.uid)
 
         def pod_salvaged(raw: bytes) -> Pod | None:
             uid = metadata_of(raw).uid
-            return salvaged(raw, mirror.pod(uid) or self.mirror.pod(uid))
+            return salvaged(raw, cache.pod(uid) or self.cache.pod(uid))
 
         def node_salvaged(raw: bytes) -> Node | None:
             name = metadata_of(raw).name
-            return mirror.node(name) or self.mirror.node(name)
+            return cache.node(name) or self.cache.node(name)
 
         watched = [
-            _Watched(
-                NODES, Node, mirror.nodes_listed, mirror.node_set, mirror.node_gone, salvage=node_salvaged
-            ),
-            _Watched(PODS, Pod, mirror.pods_listed, pod_set, pod_gone, salvage=pod_salvaged),
+            _Watched(NODES, Node, cache.nodes_listed, cache.node_set, cache.node_gone, salvage=node_salvaged),
+            _Watched(PODS, Pod, cache.pods_listed, pod_set, pod_gone, salvage=pod_salvaged),
             _Watched(
                 PODGROUPS,
                 PodGroup,
-                mirror.pod_groups_listed,
-                mirror.pod_group_set,
-                lambda one: mirror.pod_group_set(one, gone=True),
+                cache.pod_groups_listed,
+                cache.pod_group_set,
+                lambda one: cache.pod_group_set(one, gone=True),
             ),
             _Watched(
                 NATIVE_PODGROUPS,
                 NativePodGroup,
-                mirror.native_groups_listed,
-                mirror.native_group_set,
-                lambda one: mirror.native_group_set(one, gone=True),
+                cache.native_groups_listed,
+                cache.native_group_set,
+                lambda one: cache.native_group_set(one, gone=True),
             ),
             _Watched(
                 CLAIMS,
                 PersistentVolumeClaim,
-                mirror.claims_listed,
-                mirror.claim_set,
-                lambda one: mirror.claim_set(one, gone=True),
+                cache.claims_listed,
+                cache.claim_set,
+                lambda one: cache.claim_set(one, gone=True),
             ),
             _Watched(
                 VOLUMES,
                 PersistentVolume,
-                mirror.volumes_listed,
-                mirror.volume_set,
-                lambda one: mirror.volume_set(one, gone=True),
+                cache.volumes_listed,
+                cache.volume_set,
+                lambda one: cache.volume_set(one, gone=True),
             ),
         ]
-        for kind, (resource, of_type) in _MAKERS.items():
+        for kind, (resource, of_type) in _CONTROLLERS.items():
             watched.append(
                 _Watched(
                     resource,
                     of_type,
-                    partial(_makers_listed, mirror, kind),
-                    lambda one: mirror.maker_set(maker_of(one)),
-                    lambda one: mirror.maker_gone(one.metadata.uid),
+                    partial(_controllers_listed, cache, kind),
+                    lambda one: cache.controller_set(controller_of(one)),
+                    lambda one: cache.controller_gone(one.metadata.uid),
                 )
             )
         return watched
 
     async def _reflect(self, watched: _Watched) -> None:
-        def on(change: Change[Any]) -> None:
+        def on(change: WatchEvent[Any]) -> None:
             match change:
                 case Relisted(items):
                     watched.listed(items)
@@ -287,63 +285,63 @@ class KubeWorld:
         state = self._states[watched.resource] = WatchState()
         await reflect(self._client, watched.resource, watched.type, on, salvage=watched.salvage, state=state)
 
-    async def _pump(self, mirror: Mirror, kinds: int) -> None:
+    async def _pump(self, cache: ClusterCache, kinds: int) -> None:
         """Tells a snapshot as soon as everything is known, and then what changes."""
         while len(self._synced) < kinds:
             await self._next_stir()
         self._stirred.clear()
-        mirror.inherit(self.mirror)
-        self.mirror = mirror
-        self.report(mirror.snapshot(self._clock()))
+        cache.inherit(self.cache)
+        self.cache = cache
+        self.report(cache.snapshot(self._clock()))
         self._has_told = True
-        self._teller.sweep()
-        self._tell_problems()
+        self._condition_writer.sweep()
+        self._report_problems()
         while True:
             await self._next_stir()
-            for fact in mirror.facts(self._clock()):
+            for fact in cache.facts(self._clock()):
                 self.report(fact)
-            self._tell_problems()
+            self._report_problems()
 
     async def _next_stir(self) -> None:
         await self._stirred.wait()
         await asyncio.sleep(_BATCH_S)
         self._stirred.clear()
 
-    def _tell_problems(self) -> None:
-        for uid, problem in self.mirror.take_news().items():
+    def _report_problems(self) -> None:
+        for uid, problem in self.cache.take_news().items():
             if problem is None:
-                self._teller.forget(uid)  # What was to be told holds no more.
+                self._condition_writer.forget(uid)  # What was to be told holds no more.
             else:
-                self._teller.tell(uid, problem_message(problem))
+                self._condition_writer.set(uid, problem_message(problem))
 
     # Owners that have not been heard of
 
-    async def _resolve_makers(self, mirror: Mirror) -> None:
+    async def _resolve_controllers(self, cache: ClusterCache) -> None:
         """Watches of different kinds do not wait for each other: who is not heard of in time is asked for."""
         seen: dict[str, float] = {}
         while True:
-            await asyncio.sleep(self._settings.maker_wait_s / 2)
-            missing = mirror.missing_makers()
+            await asyncio.sleep(self._settings.controller_wait_s / 2)
+            missing = cache.missing_controllers()
             now = time.monotonic()
             seen = {uid: seen.get(uid, now) for uid in missing}
             for uid, (namespace, owner) in missing.items():
-                if now - seen[uid] >= self._settings.maker_wait_s:
-                    await self._ask_for(mirror, namespace, owner)
+                if now - seen[uid] >= self._settings.controller_wait_s:
+                    await self._ask_for(cache, namespace, owner)
                     self._stirred.set()
 
-    async def _ask_for(self, mirror: Mirror, namespace: str, owner: Owner) -> None:
-        resource, of_type = _MAKERS[owner.kind]
+    async def _ask_for(self, cache: ClusterCache, namespace: str, owner: Owner) -> None:
+        resource, of_type = _CONTROLLERS[owner.kind]
         try:
             found = await self._client.get(resource.path(namespace, owner.name), of_type)
         except NotFound:
-            mirror.maker_absent(owner.uid)
+            cache.controller_absent(owner.uid)
         except (ApiError, Unavailable) as error:
             _LOG.warning("%s %s/%s cannot be read: %s", owner.kind, namespace, owner.name, error)
         else:
             if found.metadata.uid == owner.uid:
-                mirror.maker_read(maker_of(found))
+                cache.controller_read(controller_of(found))
             else:
-                mirror.maker_absent(owner.uid)
+                cache.controller_absent(owner.uid)
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -9,8 +9,8 @@ bound by us (the binding has left an annotation): observations, until it ends or
 on no node, understood, its makers known: a member of a work. *Ours and set aside*: it asks for something that
 is not honoured, its work was given up, or it cannot be understood: told to its owner, not to the scheduler.
 
-Who made whom is in `makers`, which work a pod belongs to in `works`, what a pod claims in `volumes`, whom it
-keeps off its node in `apart`, and what a single pod shows in `seeing`.
+Who made whom is in `controllers`, which work a pod belongs to in `workloads`, what a pod claims in
+`volumes`, whom it keeps off its node in `anti_affinity`, and what a single pod shows in `seeing`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from penstock.backends.kube.controllers import Makers
-from penstock.backends.kube.host_ports import Ports
-from penstock.backends.kube.inadmissible import GivenUp
-from penstock.backends.kube.node_usage import Rooms
+from penstock.backends.kube.controllers import Controllers
+from penstock.backends.kube.host_ports import HostPorts
+from penstock.backends.kube.inadmissible import InadmissibleWorkloads
+from penstock.backends.kube.node_usage import NodeUsage
 from penstock.backends.kube.pod_status import (
-    GIVEN_UP,
+    GROUP_INADMISSIBLE,
     UNRESOLVED,
     Problem,
-    hold_of,
+    external_usage_of,
     is_over,
     is_placed_by_us,
     seen_of,
 )
 from penstock.backends.kube.volumes import Volumes
-from penstock.backends.kube.workloads import Works
+from penstock.backends.kube.workloads import Workloads
 from penstock.errors import BadRequest
 from penstock.kube.types import (
     Metadata,
@@ -44,51 +44,51 @@ from penstock.kube.types import (
     Pod,
     PodGroup,
 )
-from penstock.podspec.anti_affinity import FOREIGN, Apart
+from penstock.podspec.anti_affinity import FOREIGN, AntiAffinity
 from penstock.podspec.constraints import requirements_of
-from penstock.podspec.grouping import Belonging, Maker, belonging_of, controller_of
+from penstock.podspec.grouping import Controller, GroupMembership, controller_ref_of, membership_of
 from penstock.podspec.nodes import node_fact
-from penstock.podspec.pod_resources import Amounts, ask_of
+from penstock.podspec.pod_resources import ResourceList, pod_requests
 from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import (
+    ExternalUsageGone,
+    ExternalUsageSet,
     Fact,
-    HoldGone,
-    HoldSet,
     MemberGone,
     MemberSet,
+    MemberStatus,
     NodeGone,
     NodeSet,
-    Observed,
     Snapshot,
-    WorkGone,
-    WorkSet,
+    WorkloadGone,
+    WorkloadSet,
 )
 
-__all__ = ["GIVEN_UP", "Mirror", "Problem"]
+__all__ = ["GROUP_INADMISSIBLE", "ClusterCache", "Problem"]
 
 
-class Mirror:
+class ClusterCache:
     def __init__(self, settings: KubeSettings) -> None:
         self._settings = settings
         self._nodes: dict[str, Node] = {}
         self._pods: dict[str, Pod] = {}
-        self._makers = Makers(settings)
-        self._works = Works(settings, self._makers)
+        self._controllers = Controllers(settings)
+        self._workloads = Workloads(settings, self._controllers)
         self._volumes = Volumes()
-        self._ports = Ports()
-        self._apart = Apart()
-        self._rooms = Rooms()
-        self._given_up = GivenUp(self.waiting_pods, self._touch)
+        self._ports = HostPorts()
+        self._anti_affinity = AntiAffinity()
+        self._node_usage = NodeUsage()
+        self._inadmissible = InadmissibleWorkloads(self.waiting_pods, self._touch)
         self._unresolved: dict[str, None] = {}  # pods whose makers are not known
         self.problems: dict[str, Problem] = {}  # of pods that are set aside
         # What was told:
-        self._told_nodes: dict[str, NodeSet] = {}
-        self._told_kinds: dict[str, int] = {}  # what every node has because pods ask for it
-        self._told_holds: dict[str, HoldSet] = {}
-        self._told_works: dict[str, WorkSet] = {}
-        self._told_members: dict[str, MemberSet] = {}
-        self._told_seen: dict[str, Observed] = {}
-        self._told_gone: set[str] = set()  # nodes that were there once
+        self._reported_nodes: dict[str, NodeSet] = {}
+        self._reported_resources: dict[str, int] = {}  # what every node has because pods ask for it
+        self._reported_external_usage: dict[str, ExternalUsageSet] = {}
+        self._reported_workloads: dict[str, WorkloadSet] = {}
+        self._reported_members: dict[str, MemberSet] = {}
+        self._reported_status: dict[str, MemberStatus] = {}
+        self._reported_gone: set[str] = set()  # nodes that were there once
         # What may have changed since:
         self._dirty_nodes: dict[str, None] = {}
         self._dirty_pods: dict[str, None] = {}
@@ -105,36 +105,36 @@ class Mirror:
     def has_node(self, name: str) -> bool:
         return name in self._nodes
 
-    def waiting_pods(self, work: str) -> list[Pod]:
+    def waiting_pods(self, workload: str) -> list[Pod]:
         """Those of a work that are on no node."""
-        return [pod for pod in self.pods_of(work) if not pod.spec.node_name]
+        return [pod for pod in self.pods_of(workload) if not pod.spec.node_name]
 
-    def pods_of(self, work: str) -> list[Pod]:
-        return [self._pods[uid] for uid in self._works.pods(work)]
+    def pods_of(self, workload: str) -> list[Pod]:
+        return [self._pods[uid] for uid in self._workloads.pods(workload)]
 
-    def native_group(self, work: str) -> str:
+    def native_group(self, workload: str) -> str:
         """The name of the work's own PodGroup of Kubernetes, if it has one."""
-        return self._works.native_group(work)
+        return self._workloads.native_group(workload)
 
-    def job_of(self, pod: Pod) -> Maker | None:
+    def job_of(self, pod: Pod) -> Controller | None:
         """The Job that has made a pod."""
-        return self._makers.job_of(pod)
+        return self._controllers.job_of(pod)
 
     def own_limit_s(self, uid: str) -> int | None:
-        belonging = self._works.belonging(uid)
-        return belonging.limit_s if belonging is not None else None
+        membership = self._workloads.membership(uid)
+        return membership.limit_s if membership is not None else None
 
     def has_room(self, node: str, pod: Pod) -> bool:
         """Whether a node still has what a pod asks for, counting every pod that is known to be there."""
-        found = self._told_nodes.get(node)
-        return found is not None and self._rooms.has(found, pod)
+        found = self._reported_nodes.get(node)
+        return found is not None and self._node_usage.has(found, pod)
 
-    def missing_makers(self) -> dict[str, tuple[str, Owner]]:
+    def missing_controllers(self) -> dict[str, tuple[str, Owner]]:
         """Makers of waiting pods that have not been heard of, by uid, with their namespaces."""
         missing: dict[str, tuple[str, Owner]] = {}
         for uid in self._unresolved:
             pod = self._pods.get(uid)
-            ancestry = self._makers.ancestry(pod.metadata) if pod is not None else None
+            ancestry = self._controllers.ancestry(pod.metadata) if pod is not None else None
             if pod is not None and ancestry is not None and ancestry.missing is not None:
                 missing[ancestry.missing.uid] = (pod.metadata.namespace, ancestry.missing)
         return missing
@@ -177,7 +177,7 @@ class Mirror:
     def pod_set(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         before = self._pods.get(uid)
-        self._rooms.count(before, pod)
+        self._node_usage.count(before, pod)
         self._pods[uid] = pod
         self._dirty_pods[uid] = None
         if before is None or is_over(pod) or not _says_the_same(before, pod):
@@ -190,9 +190,9 @@ class Mirror:
         pod = self._pods.pop(uid, None)
         if pod is not None:
             self._dirty_pods[uid] = None
-            self._rooms.count(pod, None)
+            self._node_usage.count(pod, None)
             self._unrelate(uid)
-            self._apart.note(uid, None, FOREIGN)
+            self._anti_affinity.note(uid, None, FOREIGN)
 
     def is_ours(self, pod: Pod) -> bool:
         return pod.spec.scheduler_name in self._settings.scheduler_names
@@ -202,57 +202,57 @@ class Mirror:
         is_foreign = bool(pod.spec.node_name) and not is_placed_by_us(pod)
         if is_over(pod) or is_foreign or not self.is_ours(pod):
             self._unrelate(uid)
-            self._apart.note(uid, pod if pod.spec.node_name and not is_over(pod) else None, FOREIGN)
+            self._anti_affinity.note(uid, pod if pod.spec.node_name and not is_over(pod) else None, FOREIGN)
             return
-        ancestry = self._makers.ancestry(pod.metadata)
-        makers = ancestry.makers
-        belonging = belonging_of(pod, makers, self._settings)
+        ancestry = self._controllers.ancestry(pod.metadata)
+        controllers = ancestry.controllers
+        membership = membership_of(pod, controllers, self._settings)
         if pod.spec.affinity is not None and requirements_of(pod, self._volumes).distinct_nodes:
-            belonging = replace(belonging, distinct_nodes=True)
-        self._works.place(uid, belonging)
-        self._makers.note(uid, pod, makers)
+            membership = replace(membership, distinct_nodes=True)
+        self._workloads.place(uid, membership)
+        self._controllers.note(uid, pod, controllers)
         self._volumes.note(uid, pod)
         self._ports.note(uid, pod)
         # Those of a maker that is not heard of stay together, whatever works they will belong to.
-        missing = ancestry.missing if not belonging.pod_group else None
-        self._apart.note(uid, pod, belonging.work if missing is None else f"owner/{missing.uid}")
+        missing = ancestry.missing if not membership.pod_group else None
+        self._anti_affinity.note(uid, pod, membership.workload if missing is None else f"owner/{missing.uid}")
 
     def _unrelate(self, uid: str) -> None:
-        self._works.leave(uid)
-        self._makers.note(uid, None)
+        self._workloads.leave(uid)
+        self._controllers.note(uid, None)
         self._volumes.note(uid, None)
         self._ports.note(uid, None)
 
     # Makers, PodGroups, volumes
 
-    def makers_listed(self, kind: str, makers: Iterable[Maker]) -> None:
-        self._makers.listed(kind, makers)
+    def controllers_listed(self, kind: str, controllers: Iterable[Controller]) -> None:
+        self._controllers.listed(kind, controllers)
 
-    def maker_set(self, maker: Maker) -> None:
-        self._makers.set(maker)
+    def controller_set(self, controller: Controller) -> None:
+        self._controllers.set(controller)
 
-    def maker_read(self, maker: Maker) -> None:
+    def controller_read(self, controller: Controller) -> None:
         """A maker as it was read by itself: no news if it was heard of meanwhile, or is gone by now."""
-        self._makers.read(maker)
+        self._controllers.read(controller)
 
-    def maker_gone(self, uid: str) -> None:
-        self._makers.gone(uid)
+    def controller_gone(self, uid: str) -> None:
+        self._controllers.gone(uid)
 
-    def maker_absent(self, uid: str) -> None:
+    def controller_absent(self, uid: str) -> None:
         """It was asked for, and there is none."""
-        self._makers.absent(uid)
+        self._controllers.absent(uid)
 
     def pod_groups_listed(self, groups: Iterable[PodGroup]) -> None:
-        self._touch(self._works.pod_groups_listed(groups))
+        self._touch(self._workloads.pod_groups_listed(groups))
 
     def pod_group_set(self, group: PodGroup, *, gone: bool = False) -> None:
-        self._touch(self._works.pod_group_set(group, gone=gone))
+        self._touch(self._workloads.pod_group_set(group, gone=gone))
 
     def native_groups_listed(self, groups: Iterable[NativePodGroup]) -> None:
-        self._touch(self._works.native_groups_listed(groups))
+        self._touch(self._workloads.native_groups_listed(groups))
 
     def native_group_set(self, group: NativePodGroup, *, gone: bool = False) -> None:
-        self._touch(self._works.native_group_set(group, gone=gone))
+        self._touch(self._workloads.native_group_set(group, gone=gone))
 
     def claims_listed(self, claims: Iterable[PersistentVolumeClaim]) -> None:
         self._touch(self._volumes.claims_listed(claims))
@@ -277,70 +277,70 @@ class Mirror:
 
     # Works that were given up
 
-    def give_up(self, work: str, problem: Problem) -> None:
+    def mark_inadmissible(self, workload: str, problem: Problem) -> None:
         """The job of a work has ended while pods of it still wait: they wait for somebody to act."""
-        self._given_up.add(work, problem)
+        self._inadmissible.add(workload, problem)
 
-    def inherit(self, before: Mirror) -> None:
+    def inherit(self, before: ClusterCache) -> None:
         """Takes over what no object tells, from the mirror that was in use until now."""
-        self._given_up.inherit(before._given_up)
+        self._inadmissible.inherit(before._inadmissible)
 
     # Facts
 
     def snapshot(self, now: float) -> Snapshot:
         """Everything, as if nothing had been told."""
-        self._told_nodes, self._told_holds, self._told_works = {}, {}, {}
-        self._told_members, self._told_seen = {}, {}
-        self._told_gone = set()
-        self._settle_makers()
-        self._told_kinds = self._kinds()
+        self._reported_nodes, self._reported_external_usage, self._reported_workloads = {}, {}, {}
+        self._reported_members, self._reported_status = {}, {}
+        self._reported_gone = set()
+        self._settle_controllers()
+        self._reported_resources = self._kinds()
         self._dirty_nodes = dict.fromkeys(self._nodes)
         self._dirty_pods = dict.fromkeys(self._pods)
-        self._works.dirty = dict.fromkeys([*self._works.all(), *self._given_up.works()])
+        self._workloads.dirty = dict.fromkeys([*self._workloads.all(), *self._inadmissible.workloads()])
         self.facts(now)
         return Snapshot(
-            tuple(self._told_nodes.values()),
-            tuple(self._told_holds.values()),
-            tuple(self._told_works.values()),
-            tuple(self._told_members.values()),
-            tuple(self._told_seen.values()),
+            tuple(self._reported_nodes.values()),
+            tuple(self._reported_external_usage.values()),
+            tuple(self._reported_workloads.values()),
+            tuple(self._reported_members.values()),
+            tuple(self._reported_status.values()),
         )
 
     def facts(self, now: float) -> list[Fact]:
         """What has changed since the last call, in an order that can be taken in one by one."""
         facts: list[Fact] = []
-        self._settle_makers()
+        self._settle_controllers()
         kinds = self._kinds()
-        self._tell_kinds({**self._told_kinds, **kinds})
-        self._touch(self._apart.take_dirty())
+        self._report_resources({**self._reported_resources, **kinds})
+        self._touch(self._anti_affinity.take_dirty())
         gone_nodes = self._node_facts(facts)
-        while self._dirty_pods or self._works.dirty:
+        while self._dirty_pods or self._workloads.dirty:
             pods, self._dirty_pods = self._dirty_pods, {}
-            works, self._works.dirty = self._works.dirty, {}
-            self._work_facts(works, facts)
+            workloads, self._workloads.dirty = self._workloads.dirty, {}
+            self._workload_facts(workloads, facts)
             for uid in pods:
                 self._pod_facts(uid, facts, now)
-            self._works_that_ended(works, facts)
-        self._tell_kinds(kinds)  # What nobody asks for any more goes after those who have asked for it.
+            self._ended_workloads(workloads, facts)
+        self._report_resources(kinds)  # What nobody asks for any more goes after those who have asked for it.
         self._node_facts(facts)
         facts.extend(gone_nodes)
         return facts
 
-    def _settle_makers(self) -> None:
+    def _settle_controllers(self) -> None:
         """Pods of makers that have changed may belong elsewhere now, and those of what these have made."""
-        pods, works = self._makers.settle()
-        self._works.dirty.update(dict.fromkeys(works))
+        pods, workloads = self._controllers.settle()
+        self._workloads.dirty.update(dict.fromkeys(workloads))
         self._touch(pods)
         for uid in pods:
             self._relate(uid, self._pods[uid])
 
     def _kinds(self) -> dict[str, int]:
         """What every node has because pods ask for it."""
-        return {**self._ports.kinds(), **self._apart.kinds()}
+        return {**self._ports.kinds(), **self._anti_affinity.kinds()}
 
-    def _tell_kinds(self, kinds: dict[str, int]) -> None:
-        if self._told_kinds != kinds:
-            self._told_kinds = kinds
+    def _report_resources(self, kinds: dict[str, int]) -> None:
+        if self._reported_resources != kinds:
+            self._reported_resources = kinds
             self._dirty_nodes.update(dict.fromkeys(self._nodes))
 
     def _node_facts(self, facts: list[Fact]) -> list[NodeGone]:
@@ -351,45 +351,45 @@ class Mirror:
             node = self._nodes.get(name)
             fact = self._node_fact(node) if node is not None else None
             if fact is None:
-                if self._told_nodes.pop(name, None) is not None:
+                if self._reported_nodes.pop(name, None) is not None:
                     gone.append(NodeGone(name))
-                    self._told_gone.add(name)
-            elif self._told_nodes.get(name) != fact:
-                self._told_nodes[name] = fact
+                    self._reported_gone.add(name)
+            elif self._reported_nodes.get(name) != fact:
+                self._reported_nodes[name] = fact
                 facts.append(fact)
-                if name in self._told_gone:
+                if name in self._reported_gone:
                     back.add(name)
         if back:
-            self._tell_again(back)
+            self._report_again(back)
         return gone
 
-    def _tell_again(self, nodes: set[str]) -> None:
+    def _report_again(self, nodes: set[str]) -> None:
         """With a node all that ran there was over; if it is back, what runs there has to be told again."""
-        self._told_gone -= nodes
-        for uid in [uid for uid, seen in self._told_seen.items() if seen.node in nodes]:
-            del self._told_seen[uid]
+        self._reported_gone -= nodes
+        for uid in [uid for uid, seen in self._reported_status.items() if seen.node in nodes]:
+            del self._reported_status[uid]
             self._dirty_pods[uid] = None
 
     def _node_fact(self, node: Node) -> NodeSet:
         try:
-            return node_fact(node, self._settings.levels, self._told_kinds)
+            return node_fact(node, self._settings.topology_levels, self._reported_resources)
         except BadRequest as error:
             return NodeSet(node.metadata.name, (), up=False, why=f"it cannot be read: {error}")
 
-    def _work_facts(self, works: Iterable[str], facts: list[Fact]) -> None:
-        for work in works:
-            fact = self._works.fact(work)
-            if fact is not None and self._told_works.get(work) != fact:
-                self._told_works[work] = fact
+    def _workload_facts(self, workloads: Iterable[str], facts: list[Fact]) -> None:
+        for workload in workloads:
+            fact = self._workloads.fact(workload)
+            if fact is not None and self._reported_workloads.get(workload) != fact:
+                self._reported_workloads[workload] = fact
                 facts.append(fact)
 
-    def _works_that_ended(self, works: Iterable[str], facts: list[Fact]) -> None:
+    def _ended_workloads(self, workloads: Iterable[str], facts: list[Fact]) -> None:
         """After their pods: what became of those is told before the work goes."""
-        for work in works:
-            if not self._works.lives(work):
-                self._given_up.forget(work)
-                if self._told_works.pop(work, None) is not None:
-                    facts.append(WorkGone(work))
+        for workload in workloads:
+            if not self._workloads.lives(workload):
+                self._inadmissible.forget(workload)
+                if self._reported_workloads.pop(workload, None) is not None:
+                    facts.append(WorkloadGone(workload))
 
     def _pod_facts(self, uid: str, facts: list[Fact], now: float) -> None:
         pod = self._pods.get(uid)
@@ -399,16 +399,16 @@ class Mirror:
             if self.is_ours(pod) and is_placed_by_us(pod):
                 seen = self.seen(pod, now)
             elif not is_over(pod):
-                hold = hold_of(pod)
-                hold = replace(hold, amounts=self._with_apart(uid, hold.amounts))
+                hold = external_usage_of(pod)
+                hold = replace(hold, usage=self._with_anti_affinity(uid, hold.usage))
         elif pod is not None:
-            belonging = self._works.belonging(uid)
-            if belonging is not None and pod.metadata.deletion_timestamp is None:
-                member = self._member(pod, belonging)
+            membership = self._workloads.membership(uid)
+            if membership is not None and pod.metadata.deletion_timestamp is None:
+                member = self._member(pod, membership)
         problem = member if isinstance(member, Problem) else None
         self._note_problem(uid, problem)
-        self._tell_hold(uid, hold, facts)
-        self._tell_member(uid, None if isinstance(member, Problem) else member, seen, facts)
+        self._report_external_usage(uid, hold, facts)
+        self._report_member(uid, None if isinstance(member, Problem) else member, seen, facts)
 
     def _note_problem(self, uid: str, problem: Problem | None) -> None:
         self._unresolved.pop(uid, None)
@@ -421,70 +421,72 @@ class Mirror:
             if problem.reason == UNRESOLVED:
                 self._unresolved[uid] = None
 
-    def _tell_hold(self, uid: str, hold: HoldSet | None, facts: list[Fact]) -> None:
+    def _report_external_usage(self, uid: str, hold: ExternalUsageSet | None, facts: list[Fact]) -> None:
         if hold is None:
-            if self._told_holds.pop(uid, None) is not None:
-                facts.append(HoldGone(uid))
-        elif self._told_holds.get(uid) != hold:
-            self._told_holds[uid] = hold
+            if self._reported_external_usage.pop(uid, None) is not None:
+                facts.append(ExternalUsageGone(uid))
+        elif self._reported_external_usage.get(uid) != hold:
+            self._reported_external_usage[uid] = hold
             facts.append(hold)
 
-    def _tell_member(
-        self, uid: str, member: MemberSet | None, seen: Observed | None, facts: list[Fact]
+    def _report_member(
+        self, uid: str, member: MemberSet | None, seen: MemberStatus | None, facts: list[Fact]
     ) -> None:
         """Who waits may go to another work; who is placed is observed; who is neither any more is gone."""
-        known, before = self._told_members.get(uid), self._told_seen.get(uid)
+        known, before = self._reported_members.get(uid), self._reported_status.get(uid)
         if seen is not None:
-            self._told_members.pop(uid, None)
+            self._reported_members.pop(uid, None)
             if before is None or replace(before, at=0.0) != replace(seen, at=0.0):
-                self._told_seen[uid] = seen
+                self._reported_status[uid] = seen
                 facts.append(seen)
             return
-        self._told_seen.pop(uid, None)
-        has_moved = member is None or (known is not None and known.work != member.work)
+        self._reported_status.pop(uid, None)
+        has_moved = member is None or (known is not None and known.workload != member.workload)
         if has_moved and (known is not None or before is not None):
-            self._told_members.pop(uid, None)
+            self._reported_members.pop(uid, None)
             facts.append(MemberGone(uid))
         if member is not None and known != member:
-            self._told_members[uid] = member
+            self._reported_members[uid] = member
             facts.append(member)
 
-    def _member(self, pod: Pod, belonging: Belonging) -> MemberSet | Problem:
+    def _member(self, pod: Pod, membership: GroupMembership) -> MemberSet | Problem:
         """A waiting pod of ours as a member of its work, or why it is set aside."""
-        ancestry = self._makers.ancestry(pod.metadata)
+        ancestry = self._controllers.ancestry(pod.metadata)
         if ancestry.missing is not None:
             who = f"its {ancestry.missing.kind} {ancestry.missing.name}"
             if ancestry.is_absent:
                 return Problem("OwnerGone", f"{who} is gone, and it will be deleted as well")
             return Problem(UNRESOLVED, f"{who} has not been heard of yet")
-        if belonging.problems:
-            return Problem("Misunderstood", "; ".join(belonging.problems))
+        if membership.problems:
+            return Problem("InvalidSpec", "; ".join(membership.problems))
         try:
-            amounts = ask_of(pod)
+            amounts = pod_requests(pod)
         except BadRequest as error:
-            return Problem("Misunderstood", str(error))
+            return Problem("InvalidSpec", str(error))
         requirements = requirements_of(pod, self._volumes)
         if requirements.refusals:
             return Problem("NotSupported", "; ".join(requirements.refusals))
-        problem = self._works.missing_group(belonging) or self._given_up.why(pod, belonging.work)
+        problem = self._workloads.missing_group(membership) or self._inadmissible.why(
+            pod, membership.workload
+        )
         return problem or MemberSet(
-            work=belonging.work,
+            workload=membership.workload,
             member=pod.metadata.uid,
-            index=belonging.index,
-            amounts=self._with_apart(pod.metadata.uid, amounts),
+            index=membership.index,
+            requests=self._with_anti_affinity(pod.metadata.uid, amounts),
             constraint=requirements.constraint,
             ready=not pod.spec.scheduling_gates,
-            recreated=controller_of(pod.metadata) is not None,
+            recreated=controller_ref_of(pod.metadata) is not None,
             name=pod.metadata.name,
         )
 
-    def seen(self, pod: Pod, now: float) -> Observed:
+    def seen(self, pod: Pod, now: float) -> MemberStatus:
         """What is to be seen of a pod that we have placed, or wanted to."""
         seen = seen_of(pod, now)
-        return replace(seen, amounts=self._with_apart(seen.member, seen.amounts)) if seen.amounts else seen
+        return replace(seen, usage=self._with_anti_affinity(seen.member, seen.usage)) if seen.usage else seen
 
-    def _with_apart(self, uid: str, amounts: Amounts) -> Amounts:
-        more = self._apart.amounts(uid)
+    def _with_anti_affinity(self, uid: str, amounts: ResourceList) -> ResourceList:
+        more = self._anti_affinity.amounts(uid)
         return tuple(sorted((*amounts, *more))) if more else amounts
 
 

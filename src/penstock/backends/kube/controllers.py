@@ -12,10 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.kube.types import Metadata, Owner, Pod
-from penstock.podspec.grouping import Belonging, Maker, belonging_of, controller_of, is_maker
+from penstock.podspec.grouping import (
+    Controller,
+    GroupMembership,
+    controller_ref_of,
+    is_known_controller,
+    membership_of,
+)
 from penstock.podspec.settings import KubeSettings
 
-__all__ = ["Ancestry", "Makers"]
+__all__ = ["Ancestry", "Controllers"]
 
 _ABOVE_MAX = 2  # a pod's maker, and the one above that
 
@@ -24,80 +30,88 @@ _ABOVE_MAX = 2  # a pod's maker, and the one above that
 class Ancestry:
     """The makers of a pod that are known, nearest first, and the first one that should be and is not."""
 
-    makers: tuple[Maker, ...]
+    controllers: tuple[Controller, ...]
     missing: Owner | None = None
     is_absent: bool = False  # the missing one is known not to be there
 
 
-class Makers:
+class Controllers:
     def __init__(self, settings: KubeSettings) -> None:
         self._settings = settings
-        self._makers: dict[str, Maker] = {}
+        self._controllers: dict[str, Controller] = {}
         self._absent: set[str] = set()  # only such as pods are below
         self._made: dict[str, dict[str, None]] = {}  # maker -> makers that it made
         self._pods: dict[str, dict[str, None]] = {}  # maker -> pods below it, also of unknown makers
         self._above: dict[str, tuple[str, ...]] = {}  # pod -> makers above it
-        self._templates: dict[str, Belonging] = {}  # maker -> where its next pods would belong
-        self._of_work: dict[str, dict[str, None]] = {}  # work -> makers that keep it alive
+        self._templates: dict[str, GroupMembership] = {}  # maker -> where its next pods would belong
+        self._of_workload: dict[str, dict[str, None]] = {}  # work -> makers that keep it alive
         self._dirty: dict[str, None] = {}
 
     # What is asked
 
-    def job_of(self, pod: Pod) -> Maker | None:
-        owner = controller_of(pod.metadata)
-        maker = self._makers.get(owner.uid) if owner is not None else None
-        return maker if maker is not None and maker.kind == "Job" else None
+    def job_of(self, pod: Pod) -> Controller | None:
+        owner = controller_ref_of(pod.metadata)
+        controller = self._controllers.get(owner.uid) if owner is not None else None
+        return controller if controller is not None and controller.kind == "Job" else None
 
     def ancestry(self, metadata: Metadata) -> Ancestry:
-        makers: list[Maker] = []
-        owner = controller_of(metadata)
-        while owner is not None and len(makers) < _ABOVE_MAX and is_maker(owner):
-            maker = self._makers.get(owner.uid)
-            if maker is None:
-                return Ancestry(tuple(makers), owner, owner.uid in self._absent)
-            makers.append(maker)
-            owner = maker.above
-        return Ancestry(tuple(makers))
+        controllers: list[Controller] = []
+        owner = controller_ref_of(metadata)
+        while owner is not None and len(controllers) < _ABOVE_MAX and is_known_controller(owner):
+            controller = self._controllers.get(owner.uid)
+            if controller is None:
+                return Ancestry(tuple(controllers), owner, owner.uid in self._absent)
+            controllers.append(controller)
+            owner = controller.above
+        return Ancestry(tuple(controllers))
 
-    def works(self) -> Iterable[str]:
+    def workloads(self) -> Iterable[str]:
         """Those that somebody wants to make pods for."""
-        return self._of_work
+        return self._of_workload
 
-    def templates(self, work: str) -> list[Belonging]:
+    def templates(self, workload: str) -> list[GroupMembership]:
         """What the pods would say that are yet to be made for a work, in the order of their makers."""
-        found = self._of_work.get(work)
+        found = self._of_workload.get(workload)
         return [self._templates[uid] for uid in sorted(found)] if found else []
 
     # What is told
 
-    def listed(self, kind: str, makers: Iterable[Maker]) -> None:
-        listed = {maker.uid: maker for maker in makers}
-        for uid in [uid for uid, maker in self._makers.items() if maker.kind == kind and uid not in listed]:
+    def listed(self, kind: str, controllers: Iterable[Controller]) -> None:
+        listed = {controller.uid: controller for controller in controllers}
+        for uid in [
+            uid
+            for uid, controller in self._controllers.items()
+            if controller.kind == kind and uid not in listed
+        ]:
             self.gone(uid)
-        for maker in listed.values():
-            self.set(maker)
+        for controller in listed.values():
+            self.set(controller)
 
-    def set(self, maker: Maker) -> None:
-        before = self._makers.get(maker.uid)
-        if before == maker:
+    def set(self, controller: Controller) -> None:
+        before = self._controllers.get(controller.uid)
+        if before == controller:
             return
-        if before is not None and before.above != maker.above and before.above is not None:
-            _discard(self._made, before.above.uid, maker.uid)
-        self._makers[maker.uid] = maker
-        self._absent.discard(maker.uid)
-        if maker.above is not None:
-            self._made.setdefault(maker.above.uid, {})[maker.uid] = None
-        self._dirty[maker.uid] = None
+        if before is not None and before.above != controller.above and before.above is not None:
+            _discard(self._made, before.above.uid, controller.uid)
+        self._controllers[controller.uid] = controller
+        self._absent.discard(controller.uid)
+        if controller.above is not None:
+            self._made.setdefault(controller.above.uid, {})[controller.uid] = None
+        self._dirty[controller.uid] = None
 
-    def read(self, maker: Maker) -> None:
+    def read(self, controller: Controller) -> None:
         """As it was read by itself: no news if it was heard of meanwhile, or is gone by now."""
-        if maker.uid in self._pods and maker.uid not in self._makers and maker.uid not in self._absent:
-            self.set(maker)
+        if (
+            controller.uid in self._pods
+            and controller.uid not in self._controllers
+            and controller.uid not in self._absent
+        ):
+            self.set(controller)
 
     def gone(self, uid: str) -> None:
-        maker = self._makers.pop(uid, None)
-        if maker is not None and maker.above is not None:
-            _discard(self._made, maker.above.uid, uid)
+        controller = self._controllers.pop(uid, None)
+        if controller is not None and controller.above is not None:
+            _discard(self._made, controller.above.uid, uid)
         self.absent(uid)
 
     def absent(self, uid: str) -> None:
@@ -105,12 +119,12 @@ class Makers:
             self._absent.add(uid)
         self._dirty[uid] = None
 
-    def note(self, uid: str, pod: Pod | None, makers: Iterable[Maker] = ()) -> None:
+    def note(self, uid: str, pod: Pod | None, controllers: Iterable[Controller] = ()) -> None:
         """Keeps in mind who is above a pod; None: it does not matter any more."""
         above: tuple[str, ...] = ()
         if pod is not None:
-            owners = (controller_of(pod.metadata), *(maker.above for maker in makers))
-            above = tuple(owner.uid for owner in owners if owner is not None and is_maker(owner))
+            owners = (controller_ref_of(pod.metadata), *(controller.above for controller in controllers))
+            above = tuple(owner.uid for owner in owners if owner is not None and is_known_controller(owner))
         before = self._above.get(uid, ())
         if before == above:
             return
@@ -118,13 +132,13 @@ class Makers:
             self._above[uid] = above
         else:
             del self._above[uid]
-        for maker in above:
-            self._pods.setdefault(maker, {})[uid] = None
-        for maker in before:
-            if maker not in above:
-                _discard(self._pods, maker, uid)
-                if maker not in self._pods:
-                    self._absent.discard(maker)  # Nobody asks any more.
+        for controller in above:
+            self._pods.setdefault(controller, {})[uid] = None
+        for controller in before:
+            if controller not in above:
+                _discard(self._pods, controller, uid)
+                if controller not in self._pods:
+                    self._absent.discard(controller)  # Nobody asks any more.
 
     # What follows
 
@@ -133,40 +147,40 @@ class Makers:
         if not self._dirty:
             return [], []
         dirty, self._dirty = self._dirty, {}
-        works: dict[str, None] = {}
+        workloads: dict[str, None] = {}
         for uid in dirty:
             for one in (uid, *self._made.get(uid, ())):
-                self._place_template(one, works)
+                self._place_template(one, workloads)
         pods = dict.fromkeys(pod for uid in dirty for pod in self._pods.get(uid, ()))
-        return list(pods), list(works)
+        return list(pods), list(workloads)
 
-    def _place_template(self, uid: str, works: dict[str, None]) -> None:
+    def _place_template(self, uid: str, workloads: dict[str, None]) -> None:
         before = self._templates.pop(uid, None)
         if before is not None:
-            _discard(self._of_work, before.work, uid)
-            works[before.work] = None
-        belonging = self._template(self._makers.get(uid))
-        if belonging is not None:
-            self._templates[uid] = belonging
-            self._of_work.setdefault(belonging.work, {})[uid] = None
-            works[belonging.work] = None
+            _discard(self._of_workload, before.workload, uid)
+            workloads[before.workload] = None
+        membership = self._template(self._controllers.get(uid))
+        if membership is not None:
+            self._templates[uid] = membership
+            self._of_workload.setdefault(membership.workload, {})[uid] = None
+            workloads[membership.workload] = None
 
-    def _template(self, maker: Maker | None) -> Belonging | None:
+    def _template(self, controller: Controller | None) -> GroupMembership | None:
         """Where the pods will belong that a maker makes; None if it makes none, or each is for itself."""
-        if maker is None or maker.template is None or maker.is_over or maker.wants <= 0:
+        if controller is None or controller.template is None or controller.is_over or controller.wants <= 0:
             return None
-        template = maker.template
+        template = controller.template
         if template.spec.scheduler_name not in self._settings.scheduler_names:
             return None
-        above = self._makers.get(maker.above.uid) if maker.above is not None else None
+        above = self._controllers.get(controller.above.uid) if controller.above is not None else None
         metadata = Metadata(
-            namespace=maker.namespace,
+            namespace=controller.namespace,
             labels=template.metadata.labels,
             annotations=template.metadata.annotations,
         )
-        makers = [maker] if above is None else [maker, above]
-        belonging = belonging_of(Pod(metadata=metadata, spec=template.spec), makers, self._settings)
-        return None if belonging.is_single else belonging
+        controllers = [controller] if above is None else [controller, above]
+        membership = membership_of(Pod(metadata=metadata, spec=template.spec), controllers, self._settings)
+        return None if membership.is_single else membership
 
 
 def _discard(index: dict[str, dict[str, None]], key: str, value: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from penstock.podspec.grouping import DEADLINE_ASKED_ANNOTATION, DEADLINE_SET_ANNOTATION, Maker
+from penstock.podspec.grouping import DEADLINE_ASKED_ANNOTATION, DEADLINE_SET_ANNOTATION, Controller
 
 __all__ = ["Deadline", "stands_s", "wanted_s", "with_deadline"]
 
@@ -23,7 +23,7 @@ _LIFTS_MAX: Final = 10
 class Deadline:
     """When a Job is to end for us."""
 
-    job: Maker  # as it was known when this was wanted
+    job: Controller  # as it was known when this was wanted
     end_at: float | None  # None: when its owner wants that
     members: tuple[str, ...]  # for whose sake; it does not matter any more when they are gone
     tries: int = 0
@@ -35,11 +35,11 @@ class Deadline:
         return self.tries > 0 and now >= self.end_at
 
 
-def stands_s(job: Maker) -> int | None:
+def stands_s(job: Controller) -> int | None:
     return job.deadline_s if job.deadline_set_s is None else job.deadline_set_s
 
 
-def wanted_s(job: Maker, end_at: float | None) -> int | None:
+def wanted_s(job: Controller, end_at: float | None) -> int | None:
     """The deadline that a Job that has started should have; None: none."""
     if end_at is None or job.started_at is None:
         return job.deadline_s
@@ -47,7 +47,7 @@ def wanted_s(job: Maker, end_at: float | None) -> int | None:
     return ours if job.deadline_s is None else min(ours, job.deadline_s)
 
 
-def with_deadline(job: Maker, seconds: int | None) -> dict[str, object]:
+def with_deadline(job: Controller, seconds: int | None) -> dict[str, object]:
     """A merge patch that sets the deadline, and notes whose it is."""
     is_ours = seconds != job.deadline_s
     notes = {

@@ -21,20 +21,20 @@ from math import ceil
 from typing import Final, Protocol
 
 from penstock import failpoints
-from penstock.backends.kube.cache import Mirror
+from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.deadlines import Deadline, stands_s, wanted_s, with_deadline
 from penstock.backends.kube.pod_status import is_over, is_placed_by_us
 from penstock.errors import Unavailable
-from penstock.kube.client import Client, PatchKind
+from penstock.kube.client import KubeClient, PatchKind
 from penstock.kube.errors import ApiError, Conflicted, NotFound, OutcomeUnknown, TooMany
 from penstock.kube.resources import JOBS, NATIVE_PODGROUPS, PODS
 from penstock.kube.types import Pod
 from penstock.model.jobid import encode_jobid
-from penstock.podspec.grouping import JOB_ANNOTATION, Maker
-from penstock.protocol.facts import Fact, MemberGone, Outcome, Settled
-from penstock.protocol.intents import End, How, Place, Retract, Seat
+from penstock.podspec.grouping import JOB_ANNOTATION, Controller
+from penstock.protocol.facts import Fact, IntentResult, MemberGone, Outcome
+from penstock.protocol.intents import Assignment, End, How, Place, Retract
 
-__all__ = ["Actions"]
+__all__ = ["IntentExecutor"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
 _PAUSES_S: Final = (0.1, 0.3, 1.0, 2.0, 4.0)  # between tries, before the outcome is told as unknown
@@ -51,11 +51,11 @@ _END_BEFORE: Final = failpoints.register("kube.end.before", "a pod or its Job is
 _END_AFTER: Final = failpoints.register("kube.end.after", "a pod or its Job was ended, which nobody was told")
 
 
-class Surroundings(Protocol):
+class ExecutorContext(Protocol):
     """What an action needs of the world around it."""
 
     @property
-    def mirror(self) -> Mirror: ...
+    def cache(self) -> ClusterCache: ...
 
     def may_act(self) -> bool: ...
 
@@ -74,10 +74,10 @@ class _Action:
     members: tuple[str, ...] = ()  # who is told as unknown if it fails; nobody: it is taken again
 
 
-class Actions:
-    def __init__(self, client: Client, around: Surroundings, clock: Callable[[], float]) -> None:
+class IntentExecutor:
+    def __init__(self, client: KubeClient, context: ExecutorContext, clock: Callable[[], float]) -> None:
         self._client = client
-        self._around = around
+        self._context = context
         self._clock = clock
         self._open: set[tuple[int, str]] = set()  # keys of what waits, pauses or is under way
         self._queue: asyncio.Queue[_Action] = asyncio.Queue()
@@ -94,7 +94,7 @@ class Actions:
             case End():
                 self._put_end(intent)
 
-    async def work(self) -> None:
+    async def workload(self) -> None:
         """One worker. A fault of ours in an action is told as unknown, after a pause; it ends no worker."""
         while True:
             action = await self._queue.get()
@@ -149,58 +149,63 @@ class Actions:
         self._pausing.add(handle)
 
     def _settle(self, intent: int, member: str, outcome: Outcome, detail: str = "") -> None:
-        self._around.report(Settled(intent, member, outcome, detail))
+        self._context.report(IntentResult(intent, member, outcome, detail))
 
     # Placing
 
     def _put_place(self, intent: Place) -> None:
-        mirror = self._around.mirror
-        open_seats = [seat for seat in intent.seats if not seat.is_settled]
-        made: dict[str, tuple[Maker, list[str]]] = {}
-        for seat in open_seats:
-            pod = mirror.pod(seat.member)
-            job = mirror.job_of(pod) if pod is not None else None
+        cache = self._context.cache
+        open_assignments = [assignment for assignment in intent.assignments if not assignment.is_settled]
+        made: dict[str, tuple[Controller, list[str]]] = {}
+        for assignment in open_assignments:
+            pod = cache.pod(assignment.member)
+            job = cache.job_of(pod) if pod is not None else None
             if job is not None:
-                made.setdefault(job.uid, (job, []))[1].append(seat.member)
+                made.setdefault(job.uid, (job, []))[1].append(assignment.member)
         for job, members in made.values():
-            is_limited = any(mirror.own_limit_s(member) is not None for member in members)
+            is_limited = any(cache.own_limit_s(member) is not None for member in members)
             self._want_deadline(job, intent.end_at if is_limited else None, members)
-        for seat in open_seats:
-            self._unplaced.setdefault(intent.intent, set()).add(seat.member)
-            self._put(intent.intent, seat.member, partial(self._place, intent, seat), [seat.member])
+        for assignment in open_assignments:
+            self._unplaced.setdefault(intent.intent, set()).add(assignment.member)
+            self._put(
+                intent.intent,
+                assignment.member,
+                partial(self._place, intent, assignment),
+                [assignment.member],
+            )
 
-    async def _place(self, intent: Place, seat: Seat) -> None:
-        outcome, detail = await self._bound(intent, seat)
+    async def _place(self, intent: Place, assignment: Assignment) -> None:
+        outcome, detail = await self._bound(intent, assignment)
         if outcome is not None:
-            self._settle(intent.intent, seat.member, outcome, detail)
+            self._settle(intent.intent, assignment.member, outcome, detail)
         if outcome is not Outcome.APPLIED:
             self._unplaced.pop(intent.intent, None)
             return
         left = self._unplaced.get(intent.intent)
         if left is not None:
-            left.discard(seat.member)
+            left.discard(assignment.member)
             if not left:
                 del self._unplaced[intent.intent]
-                await self._note_group(intent.work)
+                await self._note_group(intent.workload)
 
-    async def _bound(self, intent: Place, seat: Seat) -> tuple[Outcome | None, str]:
+    async def _bound(self, intent: Place, assignment: Assignment) -> tuple[Outcome | None, str]:
         """What became of a binding; None: something else than its outcome was told."""
-        why, shown, asked_s = "", seat.member, 0.0
+        why, shown, asked_s = "", assignment.member, 0.0
         for pause_s in (0.0, *_PAUSES_S):
             await asyncio.sleep(max(pause_s, asked_s))
             asked_s = 0.0
-            if not self._around.may_act():
+            if not self._context.may_act():
                 why = "we may not act"
                 continue
-            pod = self._around.mirror.pod(seat.member)
+            pod = self._context.cache.pod(assignment.member)
             if pod is None:
                 return Outcome.GONE, "there is no such pod any more"
             shown = f"{pod.metadata.namespace}/{pod.metadata.name}"
-            found = self._looked_at(pod, seat)
+            found = self._looked_at(pod, assignment)
             if found is not None:
                 return found
             try:
-                await self._bind(intent, pod, seat.node)
+                await self._bind(intent, pod, assignment.node)
             except NotFound:
                 return Outcome.GONE, "there is no such pod any more"
             except (ApiError, Unavailable) as error:
@@ -208,19 +213,19 @@ class Actions:
                 if isinstance(error, TooMany):
                     asked_s = min(error.retry_after_s or 0.0, _ASKED_S_MAX)
                 if isinstance(error, Conflicted | OutcomeUnknown):
-                    outcome = await self._look_up(pod, seat)
+                    outcome = await self._look_up(pod, assignment)
                     if outcome is not None:
                         return outcome
                 continue
-            self._around.scheduled(pod, seat.node)
+            self._context.scheduled(pod, assignment.node)
             return Outcome.APPLIED, ""
-        _LOG.warning("%s is not bound to %s yet: %s", shown, seat.node, why)
+        _LOG.warning("%s is not bound to %s yet: %s", shown, assignment.node, why)
         return Outcome.UNKNOWN, why
 
-    def _looked_at(self, pod: Pod, seat: Seat) -> tuple[Outcome | None, str] | None:
+    def _looked_at(self, pod: Pod, assignment: Assignment) -> tuple[Outcome | None, str] | None:
         """What is known of a pod already, if that answers everything."""
-        mirror = self._around.mirror
-        if pod.spec.node_name == seat.node:
+        cache = self._context.cache
+        if pod.spec.node_name == assignment.node:
             return Outcome.APPLIED, ""
         if pod.spec.node_name:
             self._tell_elsewhere(pod)
@@ -229,10 +234,10 @@ class Actions:
             return Outcome.GONE, "it is being deleted"
         if is_over(pod):
             return Outcome.GONE, "it has ended without a node"
-        if not mirror.has_node(seat.node):
-            return Outcome.CONFLICT, f"there is no node {seat.node} any more"
-        if not mirror.has_room(seat.node, pod):
-            return Outcome.CONFLICT, f"others have taken what was free on {seat.node}"
+        if not cache.has_node(assignment.node):
+            return Outcome.CONFLICT, f"there is no node {assignment.node} any more"
+        if not cache.has_room(assignment.node, pod):
+            return Outcome.CONFLICT, f"others have taken what was free on {assignment.node}"
         return None
 
     async def _bind(self, intent: Place, pod: Pod, node: str) -> None:
@@ -247,17 +252,17 @@ class Actions:
         )
         failpoints.reach(_BIND_AFTER)
 
-    async def _look_up(self, pod: Pod, seat: Seat) -> tuple[Outcome | None, str] | None:
+    async def _look_up(self, pod: Pod, assignment: Assignment) -> tuple[Outcome | None, str] | None:
         """Reads the pod itself; None: it is as it was, so it can be tried again."""
         found = await self._read(pod)
         if found is None:
             return None
-        if found.metadata.uid != seat.member:
+        if found.metadata.uid != assignment.member:
             return Outcome.GONE, "there is another pod of that name"
         if found.spec.scheduling_gates:
             return Outcome.CONFLICT, "it has scheduling gates"
-        self._around.mirror.pod_read(found)
-        return self._looked_at(found, seat)
+        self._context.cache.pod_read(found)
+        return self._looked_at(found, assignment)
 
     async def _read(self, pod: Pod) -> Pod | None:
         """The pod as it is; None: that cannot be found out now. One that is gone has another uid: none."""
@@ -271,11 +276,11 @@ class Actions:
     def _tell_elsewhere(self, pod: Pod) -> None:
         """One that others have placed is no member any more: the mirror tells what it uses."""
         if is_placed_by_us(pod):
-            self._around.report(self._around.mirror.seen(pod, self._clock()))
+            self._context.report(self._context.cache.seen(pod, self._clock()))
         else:
-            self._around.report(MemberGone(pod.metadata.uid))
+            self._context.report(MemberGone(pod.metadata.uid))
 
-    async def _patch_job(self, job: Maker, body: dict[str, object]) -> bool:
+    async def _patch_job(self, job: Controller, body: dict[str, object]) -> bool:
         try:
             await self._client.patch(JOBS.path(job.namespace, job.name), body, kind=PatchKind.MERGE)
         except NotFound:
@@ -285,10 +290,10 @@ class Actions:
             return False
         return True
 
-    async def _note_group(self, work: str) -> None:
+    async def _note_group(self, workload: str) -> None:
         """Tells a PodGroup of Kubernetes' own that it has started."""
-        namespace, _, name = self._around.mirror.native_group(work).partition("/")
-        if not name or not self._around.may_act():
+        namespace, _, name = self._context.cache.native_group(workload).partition("/")
+        if not name or not self._context.may_act():
             return
         condition = {
             "type": "PodGroupInitiallyScheduled",
@@ -308,17 +313,17 @@ class Actions:
 
     # Limits
 
-    def _want_deadline(self, job: Maker, end_at: float | None, members: Sequence[str]) -> None:
+    def _want_deadline(self, job: Controller, end_at: float | None, members: Sequence[str]) -> None:
         """Has the Job controller end a Job when its group's time is over; the newest wish is what counts."""
         if end_at is not None or job.deadline_set_s is not None or job.uid in self._deadlines:
             self._deadlines[job.uid] = Deadline(job, end_at, tuple(members))
             self._put(0, job.uid, partial(self._keep_deadline, job.uid))
 
-    def take_back_deadlines(self, work: str) -> None:
+    def take_back_deadlines(self, workload: str) -> None:
         """Of a group that waits: what stands there was meant for its last attempt."""
-        mirror = self._around.mirror
-        pods = mirror.pods_of(work)
-        jobs = {job.uid: job for pod in pods if (job := mirror.job_of(pod)) and job.deadline_set_s}
+        cache = self._context.cache
+        pods = cache.pods_of(workload)
+        jobs = {job.uid: job for pod in pods if (job := cache.job_of(pod)) and job.deadline_set_s}
         if jobs and not any(pod.spec.node_name for pod in pods):
             being_placed = {whom for _, whom in self._open}
             if being_placed.isdisjoint(pod.metadata.uid for pod in pods):
@@ -326,47 +331,47 @@ class Actions:
                     self._want_deadline(job, None, ())
 
     async def _keep_deadline(self, uid: str) -> float | None:
-        wish = self._deadlines.get(uid)
-        if wish is None:
+        command = self._deadlines.get(uid)
+        if command is None:
             return None
-        is_done = await self._has_deadline(wish)
-        wish.tries += 1
-        if self._deadlines.get(uid) is not wish:
+        is_done = await self._has_deadline(command)
+        command.tries += 1
+        if self._deadlines.get(uid) is not command:
             return 0.0  # Something else is wanted by now.
-        if is_done or wish.is_over(self._clock()):
+        if is_done or command.is_over(self._clock()):
             del self._deadlines[uid]
             return None
-        return min(_AGAIN_S * wish.tries, _DEADLINE_PAUSE_S_MAX)
+        return min(_AGAIN_S * command.tries, _DEADLINE_PAUSE_S_MAX)
 
-    async def _has_deadline(self, wish: Deadline) -> bool:
+    async def _has_deadline(self, command: Deadline) -> bool:
         """Whether a Job ends when it should, or need not any more."""
-        mirror = self._around.mirror
-        pods = [pod for member in wish.members if (pod := mirror.pod(member)) and not is_over(pod)]
-        job = mirror.job_of(pods[0]) if pods else None
-        if job is None and wish.end_at is None:
-            job = wish.job
+        cache = self._context.cache
+        pods = [pod for member in command.members if (pod := cache.pod(member)) and not is_over(pod)]
+        job = cache.job_of(pods[0]) if pods else None
+        if job is None and command.end_at is None:
+            job = command.job
         if job is None or job.is_over:
             return True
-        if wish.end_at is not None and job.started_at is None:
+        if command.end_at is not None and job.started_at is None:
             return False  # It will have, in a moment.
-        seconds = wanted_s(job, wish.end_at)
+        seconds = wanted_s(job, command.end_at)
         if seconds == stands_s(job):
             return True
-        return self._around.may_act() and await self._patch_job(job, with_deadline(job, seconds))
+        return self._context.may_act() and await self._patch_job(job, with_deadline(job, seconds))
 
     # Taking away
 
     def _put_retract(self, intent: Retract) -> None:
-        mirror = self._around.mirror
+        cache = self._context.cache
         for member in intent.members:
-            pod = mirror.pod(member)
-            job = mirror.job_of(pod) if pod is not None else None
+            pod = cache.pod(member)
+            job = cache.job_of(pod) if pod is not None else None
             if job is not None and intent.how is How.EVICT:
                 self._want_deadline(job, None, ())
             self._put(intent.intent, member, partial(self._retract, intent, member), [member])
 
     async def _retract(self, intent: Retract, member: str) -> float | None:
-        pod = self._around.mirror.pod(member)
+        pod = self._context.cache.pod(member)
         if pod is None:
             self._settle(intent.intent, member, Outcome.GONE)
             return None
@@ -374,7 +379,7 @@ class Actions:
             forgotten = Outcome.CONFLICT if pod.spec.node_name else Outcome.APPLIED
             self._settle(intent.intent, member, forgotten)
             return None
-        outcome = await self._evicted(pod) if self._around.may_act() else None
+        outcome = await self._evicted(pod) if self._context.may_act() else None
         if outcome is None:
             return _EVICT_PAUSE_S
         self._settle(intent.intent, member, outcome)
@@ -402,11 +407,11 @@ class Actions:
 
     def _put_end(self, intent: End) -> None:
         """A Job is ended as a whole, by its own controller; a pod by itself is deleted."""
-        mirror = self._around.mirror
-        jobs: dict[str, tuple[Maker, list[str]]] = {}
+        cache = self._context.cache
+        jobs: dict[str, tuple[Controller, list[str]]] = {}
         for member in intent.members:
-            pod = mirror.pod(member)
-            job = mirror.job_of(pod) if pod is not None else None
+            pod = cache.pod(member)
+            job = cache.job_of(pod) if pod is not None else None
             if pod is None:
                 self._settle(intent.intent, member, Outcome.GONE)
             elif intent.grace_s is None:
@@ -420,9 +425,9 @@ class Actions:
             self._deadlines.pop(uid, None)
             self._put(intent.intent, uid, partial(self._end_job, intent, job, members), members)
 
-    async def _end_job(self, intent: End, job: Maker, members: list[str]) -> float | None:
-        mirror = self._around.mirror
-        if not any(mirror.pod(member) for member in members):
+    async def _end_job(self, intent: End, job: Controller, members: list[str]) -> float | None:
+        cache = self._context.cache
+        if not any(cache.pod(member) for member in members):
             for member in members:
                 self._settle(intent.intent, member, Outcome.GONE)
             return None
@@ -434,7 +439,7 @@ class Actions:
             "spec": {"activeDeadlineSeconds": seconds},
         }
         failpoints.reach(_END_BEFORE)
-        done = self._around.may_act() and (is_ending or await self._patch_job(job, body))
+        done = self._context.may_act() and (is_ending or await self._patch_job(job, body))
         failpoints.reach(_END_AFTER)
         if not done:
             return _AGAIN_S
@@ -446,7 +451,7 @@ class Actions:
         metadata = pod.metadata
         grace_s = None if intent.grace_s is None else ceil(intent.grace_s)
         outcome = None
-        if self._around.may_act():
+        if self._context.may_act():
             try:
                 failpoints.reach(_END_BEFORE)
                 path = PODS.path(metadata.namespace, metadata.name)
@@ -466,19 +471,19 @@ class Actions:
 
     async def _probe(self, member: str) -> float | None:
         """Says what became of a member, from the server itself, as soon as that answers."""
-        known = self._around.mirror.pod(member)
+        known = self._context.cache.pod(member)
         if known is None:
-            self._around.report(MemberGone(member))
+            self._context.report(MemberGone(member))
             return None
         found = await self._read(known)
         if found is None:
             return _AGAIN_S
         if found.metadata.uid != member:
-            self._around.mirror.pod_gone(known)
-            self._around.report(MemberGone(member))
+            self._context.cache.pod_gone(known)
+            self._context.report(MemberGone(member))
         else:
-            self._around.mirror.pod_read(found)
-            self._around.report(self._around.mirror.seen(found, self._clock()))
+            self._context.cache.pod_read(found)
+            self._context.report(self._context.cache.seen(found, self._clock()))
         return None
 
     def put_probe(self, member: str) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from penstock.kube.types import Pod
 from penstock.podspec.pod_resources import host_port_kinds
 
-__all__ = ["Ports"]
+__all__ = ["HostPorts"]
 
 
-class Ports:
+class HostPorts:
     def __init__(self) -> None:
         self._asked: dict[str, tuple[str, ...]] = {}  # by pod; of those that ask for any
         self._askers: dict[str, int] = {}  # by kind

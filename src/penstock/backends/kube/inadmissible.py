@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from penstock.backends.kube.pod_status import GIVEN_UP, Problem, given_up_text
+from penstock.backends.kube.pod_status import GROUP_INADMISSIBLE, Problem, inadmissible_message
 from penstock.kube.types import Pod
 
-__all__ = ["GivenUp"]
+__all__ = ["InadmissibleWorkloads"]
 
 
-class GivenUp:
+class InadmissibleWorkloads:
     """`waiting_pods` are those of a work, `touch` is called with pods that are to be looked at again."""
 
     def __init__(
@@ -22,36 +22,39 @@ class GivenUp:
     ) -> None:
         self._waiting_pods = waiting_pods
         self._touch = touch
-        self._works: dict[str, tuple[frozenset[str], Problem]] = {}  # its pods then, and why
+        self._workloads: dict[str, tuple[frozenset[str], Problem]] = {}  # its pods then, and why
 
-    def works(self) -> Iterable[str]:
-        return self._works
+    def workloads(self) -> Iterable[str]:
+        return self._workloads
 
-    def add(self, work: str, problem: Problem) -> None:
-        waiting = [pod.metadata.uid for pod in self._waiting_pods(work)]
+    def add(self, workload: str, problem: Problem) -> None:
+        waiting = [pod.metadata.uid for pod in self._waiting_pods(workload)]
         if waiting:
-            self._works[work] = (frozenset(waiting), problem)
+            self._workloads[workload] = (frozenset(waiting), problem)
             self._touch(waiting)
 
-    def inherit(self, before: GivenUp) -> None:
-        self._works = dict(before._works)
+    def inherit(self, before: InadmissibleWorkloads) -> None:
+        self._workloads = dict(before._workloads)
 
-    def forget(self, work: str) -> None:
-        self._works.pop(work, None)
+    def forget(self, workload: str) -> None:
+        self._workloads.pop(workload, None)
 
-    def why(self, pod: Pod, work: str) -> Problem | None:
+    def why(self, pod: Pod, workload: str) -> Problem | None:
         """Whether the work of a waiting pod was given up, by our memory or by what all of its pods say."""
-        found = self._works.get(work)
-        if found is None and not given_up_text(pod):
+        found = self._workloads.get(workload)
+        if found is None and not inadmissible_message(pod):
             return None
-        pods = self._waiting_pods(work)
+        pods = self._waiting_pods(workload)
         waiting = [one.metadata.uid for one in pods]
         if found is None:
-            if not all(map(given_up_text, pods)):
+            if not all(map(inadmissible_message, pods)):
                 return None
-            found = self._works[work] = (frozenset(waiting), Problem(GIVEN_UP, given_up_text(pod)))
+            found = self._workloads[workload] = (
+                frozenset(waiting),
+                Problem(GROUP_INADMISSIBLE, inadmissible_message(pod)),
+            )
         if found[0].issuperset(waiting):
             return found[1]
-        del self._works[work]  # Somebody has come since: it is tried again, with all of them.
+        del self._workloads[workload]  # Somebody has come since: it is tried again, with all of them.
         self._touch(waiting)
         return None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from penstock.backends.kube.pod_status import is_over, usage_of
 from penstock.errors import BadRequest
 from penstock.kube.types import Pod
-from penstock.podspec.pod_resources import ask_of
+from penstock.podspec.pod_resources import pod_requests
 from penstock.protocol.facts import NodeSet
 
-__all__ = ["Rooms"]
+__all__ = ["NodeUsage"]
 
 
-class Rooms:
+class NodeUsage:
     def __init__(self) -> None:
         self._use: dict[str, dict[str, int]] = {}  # by node; nothing that is zero
 
@@ -31,9 +31,9 @@ class Rooms:
     def has(self, node: NodeSet, pod: Pod) -> bool:
         """Whether a node still has what a pod asks for. What cannot be counted fits nowhere."""
         try:
-            asked = ask_of(pod)
+            asked = pod_requests(pod)
         except BadRequest:
             return False
-        free = {capacity.kind: capacity.units for capacity in node.capacity}
+        free = {capacity.resource: capacity.units for capacity in node.capacity}
         used = self._use.get(node.node, {})
         return all(units <= free.get(kind, 0) - used.get(kind, 0) for kind, units in asked)

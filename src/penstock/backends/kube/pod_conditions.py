@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from penstock.backends.kube.pod_status import GIVEN_UP, UNRESOLVED, Problem
+from penstock.backends.kube.pod_status import GROUP_INADMISSIBLE, UNRESOLVED, Problem
 from penstock.errors import Unavailable
-from penstock.kube.client import Client, PatchKind, Regarding
+from penstock.kube.client import KubeClient, PatchKind, Regarding
 from penstock.kube.errors import ApiError, Conflicted, TooMany, Unreachable, Withheld
 from penstock.kube.resources import PODS
 from penstock.kube.types import Condition, Pod
 from penstock.podspec.settings import KubeSettings
-from penstock.protocol.intents import Tell
+from penstock.protocol.intents import StatusUpdate
 
-__all__ = ["Message", "Teller", "message_of"]
+__all__ = ["ConditionWriter", "Message", "message_of"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
 _DRIFT_S: Final = 30.0
@@ -42,8 +42,8 @@ _REASONS: Final = {
     "assembling": "GroupIncomplete",
     "never": "Unschedulable",
     "waiting": "Unschedulable",
-    "broken": "GroupBroken",
-    "given-up": GIVEN_UP,
+    "incomplete": "GroupIncomplete",
+    "inadmissible": GROUP_INADMISSIBLE,
 }
 
 
@@ -77,9 +77,9 @@ class _Told:
     at: float
 
 
-def message_of(tell: Tell) -> Message:
+def message_of(tell: StatusUpdate) -> Message:
     """What the people behind a work read; `never` and `broken` do not wait their turn."""
-    urgent = tell.verdict in ("never", "broken", "given-up")
+    urgent = tell.verdict in ("never", "incomplete", "inadmissible")
     text = f"it can never run here: {tell.reason}" if tell.verdict == "never" else tell.reason
     return Message(_REASONS.get(tell.verdict, "Unschedulable"), text, tell.start_at, urgent)
 
@@ -89,10 +89,10 @@ def problem_message(problem: Problem) -> Message:
     return Message(problem.reason, problem.text, is_urgent=problem.reason != UNRESOLVED)
 
 
-class Teller:
+class ConditionWriter:
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         settings: KubeSettings,
         pod: Callable[[str], Pod | None],
         may_act: Callable[[], bool],
@@ -109,10 +109,10 @@ class Teller:
         self._urgent: dict[str, Message] = {}
         self._told: dict[str, _Told] = {}
         self._events: deque[_Event] = deque(maxlen=_EVENTS_MAX)
-        self._rang = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._turn = 0
 
-    def tell(self, uid: str, message: Message) -> None:
+    def set(self, uid: str, message: Message) -> None:
         told = self._told.get(uid)
         if told is not None and _is_same(told.message, message, self._clock()):
             self._waiting.pop(uid, None)
@@ -124,14 +124,14 @@ class Teller:
         elif len(self._waiting) < _WAITING_MAX:
             self._urgent.pop(uid, None)
             self._waiting[uid] = (since, message)
-        self._rang.set()
+        self._wakeup.set()
 
     def scheduled(self, pod: Pod, node: str) -> None:
         metadata = pod.metadata
         self.forget(metadata.uid)
         note = f"Successfully assigned {metadata.namespace}/{metadata.name} to {node}"
         self._events.append(_Event(pod, "Scheduled", "Binding", note, is_warning=False))
-        self._rang.set()
+        self._wakeup.set()
 
     def forget(self, uid: str) -> None:
         self._waiting.pop(uid, None)
@@ -148,8 +148,8 @@ class Teller:
         pause_s = 1.0 / self._settings.tells_per_s
         while True:
             if not (self._urgent or self._waiting or self._events):
-                self._rang.clear()
-                await self._rang.wait()
+                self._wakeup.clear()
+                await self._wakeup.wait()
             if not self._may_act():
                 await asyncio.sleep(1.0)
                 continue

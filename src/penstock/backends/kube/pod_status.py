@@ -13,17 +13,17 @@ from msgspec.structs import replace
 
 from penstock.errors import BadRequest
 from penstock.kube.types import BarePod, Metadata, Pod
-from penstock.podspec.grouping import JOB_ANNOTATION, controller_of, seconds_of
-from penstock.podspec.pod_resources import PODS, Amounts, use_of
-from penstock.protocol.facts import HoldSet, Observed, Phase
+from penstock.podspec.grouping import JOB_ANNOTATION, controller_ref_of, seconds_of
+from penstock.podspec.pod_resources import PODS, ResourceList, use_of
+from penstock.protocol.facts import ExternalUsageSet, MemberStatus, Phase
 
 __all__ = [
-    "GIVEN_UP",
+    "GROUP_INADMISSIBLE",
     "UNRESOLVED",
     "Problem",
+    "external_usage_of",
     "full_name",
-    "given_up_text",
-    "hold_of",
+    "inadmissible_message",
     "is_over",
     "is_placed_by_us",
     "is_refusal",
@@ -32,7 +32,9 @@ __all__ = [
     "usage_of",
 ]
 
-GIVEN_UP: Final = "GroupGivenUp"  # the reason of the condition; it stands for our memory after a restart
+GROUP_INADMISSIBLE: Final = (
+    "GroupInadmissible"  # the reason of the condition; it stands for our memory after a restart
+)
 UNRESOLVED: Final = "Unresolved"  # the reason of a pod whose maker has not been heard of
 
 _TERMINAL: Final = frozenset({"Succeeded", "Failed"})
@@ -77,11 +79,11 @@ def is_refusal(reason: str) -> bool:
     return reason in _REFUSALS or reason.startswith("OutOf")
 
 
-def given_up_text(pod: Pod) -> str:
+def inadmissible_message(pod: Pod) -> str:
     """What a pod says of a group that was given up; nothing if it was not."""
     for condition in pod.status.conditions or ():
-        if condition.type == "PodScheduled" and condition.reason == GIVEN_UP:
-            return condition.message or GIVEN_UP
+        if condition.type == "PodScheduled" and condition.reason == GROUP_INADMISSIBLE:
+            return condition.message or GROUP_INADMISSIBLE
     return ""
 
 
@@ -101,7 +103,7 @@ def salvaged(raw: bytes, before: Pod | None) -> Pod | None:
     return Pod(metadata=bare.metadata, spec=spec, status=replace(before.status, phase=bare.status.phase))
 
 
-def usage_of(pod: Pod) -> Amounts:
+def usage_of(pod: Pod) -> ResourceList:
     """What it uses where it is. What cannot be read cannot be counted, but it is one pod."""
     try:
         return use_of(pod)
@@ -109,22 +111,24 @@ def usage_of(pod: Pod) -> Amounts:
         return ((PODS, 1),)
 
 
-def hold_of(pod: Pod) -> HoldSet:
+def external_usage_of(pod: Pod) -> ExternalUsageSet:
     """A pod that others have placed."""
-    owner = controller_of(pod.metadata)
+    owner = controller_ref_of(pod.metadata)
     standing = owner is not None and owner.kind in ("DaemonSet", "Node")
-    return HoldSet(pod.metadata.uid, pod.spec.node_name, usage_of(pod), standing, full_name(pod.metadata))
+    return ExternalUsageSet(
+        pod.metadata.uid, pod.spec.node_name, usage_of(pod), standing, full_name(pod.metadata)
+    )
 
 
-def seen_of(pod: Pod, now: float) -> Observed:
+def seen_of(pod: Pod, now: float) -> MemberStatus:
     """A pod that we have placed, or wanted to."""
     uid, node, status = pod.metadata.uid, pod.spec.node_name, pod.status
     if not node:
-        return Observed(uid, Phase.WAITING, now)
+        return MemberStatus(uid, Phase.WAITING, now)
     if not is_over(pod):
         began = now if status.start_time is None else seconds_of(status.start_time)
         phase = Phase.RUNNING if status.phase == "Running" else Phase.PLACED
-        return Observed(uid, phase, began, node, amounts=usage_of(pod), is_kept=True)
+        return MemberStatus(uid, phase, began, node, usage=usage_of(pod), is_kept=True)
     exits = [
         container.state.terminated
         for container in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
@@ -133,8 +137,8 @@ def seen_of(pod: Pod, now: float) -> Observed:
     ends = [seconds_of(one.finished_at) for one in exits if one.finished_at is not None]
     ended_at = max(ends, default=now)
     if status.phase == "Succeeded":
-        return Observed(uid, Phase.ENDED, ended_at, node)
+        return MemberStatus(uid, Phase.ENDED, ended_at, node)
     worst = max((one.exit_code & _EXIT_MASK for one in exits), default=0) or _EXIT_UNKNOWN
     cause = status.reason or next((one.reason for one in exits if one.exit_code), "")
     started = not (is_refusal(status.reason) and not exits)
-    return Observed(uid, Phase.ENDED, ended_at, node, worst << 8, cause, started)
+    return MemberStatus(uid, Phase.ENDED, ended_at, node, worst << 8, cause, started)

@@ -12,85 +12,85 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 
-from penstock.backends.kube.controllers import Makers
+from penstock.backends.kube.controllers import Controllers
 from penstock.backends.kube.pod_status import Problem, full_name
 from penstock.kube.types import NativePodGroup, PodGroup
-from penstock.podspec.grouping import Belonging, work_fact, work_of_group
+from penstock.podspec.grouping import GroupMembership, workload_fact, workload_of_group
 from penstock.podspec.settings import KubeSettings
-from penstock.protocol.facts import WorkSet
+from penstock.protocol.facts import WorkloadSet
 
-__all__ = ["Works"]
+__all__ = ["Workloads"]
 
 
 @dataclass(slots=True)
 class _Kind:
     """Pods of a work that say the same."""
 
-    speaker: Belonging
+    speaker: GroupMembership
     pods: int = 0
 
 
-class Works:
+class Workloads:
     """`dirty` has the works that may be other than they were; whoever tells of them clears it."""
 
-    def __init__(self, settings: KubeSettings, makers: Makers) -> None:
+    def __init__(self, settings: KubeSettings, controllers: Controllers) -> None:
         self._settings = settings
-        self._makers = makers
-        self._work: dict[str, str] = {}  # of a pod
-        self._pods: dict[str, dict[str, Belonging]] = {}  # by work, in the order they came
+        self._controllers = controllers
+        self._workload: dict[str, str] = {}  # of a pod
+        self._pods: dict[str, dict[str, GroupMembership]] = {}  # by work, in the order they came
         self._pod_groups: dict[str, int] = {}  # "NAMESPACE/NAME" -> least number of members
         self._native_groups: dict[str, int] = {}
         self._kinds: dict[str, dict[Hashable, _Kind]] = {}  # by work
         self.dirty: dict[str, None] = {}
 
-    def belonging(self, uid: str) -> Belonging | None:
-        work = self._work.get(uid)
-        return None if work is None else self._pods[work][uid]
+    def membership(self, uid: str) -> GroupMembership | None:
+        workload = self._workload.get(uid)
+        return None if workload is None else self._pods[workload][uid]
 
-    def pods(self, work: str) -> Collection[str]:
-        return self._pods.get(work, {})
+    def pods(self, workload: str) -> Collection[str]:
+        return self._pods.get(workload, {})
 
-    def native_group(self, work: str) -> str:
-        for belonging in self._pods.get(work, {}).values():
-            if belonging.is_native:
-                return belonging.pod_group
+    def native_group(self, workload: str) -> str:
+        for membership in self._pods.get(workload, {}).values():
+            if membership.is_native:
+                return membership.pod_group
         return ""
 
-    def lives(self, work: str) -> bool:
-        return work in self._pods or work in self._makers.works()
+    def lives(self, workload: str) -> bool:
+        return workload in self._pods or workload in self._controllers.workloads()
 
     def all(self) -> list[str]:
-        return list(dict.fromkeys([*self._pods, *self._makers.works()]))
+        return list(dict.fromkeys([*self._pods, *self._controllers.workloads()]))
 
     # Pods
 
-    def place(self, uid: str, belonging: Belonging) -> None:
-        work = belonging.work
-        before = self.belonging(uid)
-        if before == belonging:
+    def place(self, uid: str, membership: GroupMembership) -> None:
+        workload = membership.workload
+        before = self.membership(uid)
+        if before == membership:
             return
-        if before is not None and (before.work != work or before.kind() != belonging.kind()):
+        if before is not None and (before.workload != workload or before.kind() != membership.kind()):
             self.leave(uid)
             before = None
-        self._work[uid] = work
-        self._pods.setdefault(work, {})[uid] = belonging
-        kind = self._kinds.setdefault(work, {}).setdefault(belonging.kind(), _Kind(belonging))
+        self._workload[uid] = workload
+        self._pods.setdefault(workload, {})[uid] = membership
+        kind = self._kinds.setdefault(workload, {}).setdefault(membership.kind(), _Kind(membership))
         if before is None:
             kind.pods += 1
         if kind.pods == 1 or before is not None:
-            kind.speaker = belonging  # What its makers want may be other than it was.
-            self.dirty[work] = None
+            kind.speaker = membership  # What its makers want may be other than it was.
+            self.dirty[workload] = None
 
     def leave(self, uid: str) -> None:
-        work = self._work.pop(uid, None)
-        if work is not None:
-            kinds, key = self._kinds[work], self._pods[work].pop(uid).kind()
+        workload = self._workload.pop(uid, None)
+        if workload is not None:
+            kinds, key = self._kinds[workload], self._pods[workload].pop(uid).kind()
             kinds[key].pods -= 1
             if not kinds[key].pods:
                 del kinds[key]
-                self.dirty[work] = None
+                self.dirty[workload] = None
             if not kinds:
-                del self._kinds[work], self._pods[work]
+                del self._kinds[workload], self._pods[workload]
 
     # PodGroups: each call returns the pods that are to be looked at again
 
@@ -120,30 +120,30 @@ class Works:
             del sizes[name]
         else:
             sizes[name] = size
-        work = work_of_group(name, is_native=is_native)
-        self.dirty[work] = None
-        return list(self.pods(work))
+        workload = workload_of_group(name, is_native=is_native)
+        self.dirty[workload] = None
+        return list(self.pods(workload))
 
     def _sizes(self, is_native: bool) -> dict[str, int]:
         return self._native_groups if is_native else self._pod_groups
 
-    def missing_group(self, belonging: Belonging) -> Problem | None:
+    def missing_group(self, membership: GroupMembership) -> Problem | None:
         """Of a group whose size a PodGroup must say, and which is not there."""
-        there = self._sizes(belonging.is_native)
-        if not belonging.needs_pod_group or belonging.pod_group in there:
+        there = self._sizes(membership.is_native)
+        if not membership.needs_pod_group or membership.pod_group in there:
             return None
-        return Problem("NoPodGroup", f"its PodGroup {belonging.pod_group} is not there")
+        return Problem("NoPodGroup", f"its PodGroup {membership.pod_group} is not there")
 
     # What follows
 
-    def fact(self, work: str) -> WorkSet | None:
+    def fact(self, workload: str) -> WorkloadSet | None:
         """None for a work that lives no more."""
-        pods = self._pods.get(work)
-        kinds = self._kinds.get(work, {}).values()
-        members = [kind.speaker for kind in kinds] if pods else self._makers.templates(work)
+        pods = self._pods.get(workload)
+        kinds = self._kinds.get(workload, {}).values()
+        members = [kind.speaker for kind in kinds] if pods else self._controllers.templates(workload)
         if not members:
             return None
-        fact = work_fact(members, self._sizes(members[0].is_native), self._settings)
+        fact = workload_fact(members, self._sizes(members[0].is_native), self._settings)
         return fact if pods else replace(fact, begin_at=None)
 
 

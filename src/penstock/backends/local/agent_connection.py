@@ -25,11 +25,11 @@ from typing import Final, Protocol
 
 from penstock.agent import orphans, wire
 from penstock.agent.records import Stage
-from penstock.agent.task_dirs import Home
+from penstock.agent.task_dirs import TaskDirs
 from penstock.backends.local.settings import LocalSettings
 from penstock.errors import BadRequest, Conflict, Unavailable
 
-__all__ = ["Link", "Listener"]
+__all__ = ["AgentConnection", "Listener"]
 
 _CONNECT_AGAIN_S: Final = 0.02
 _STARTED_WITHIN_S: Final = 5.0  # from the start of a process to its socket
@@ -43,11 +43,11 @@ NODE_FAILURE: Final = "node-failure"
 class Listener(Protocol):
     """Who is told. Calls come one at a time and return at once."""
 
-    def link_up(self, link: Link) -> None: ...
+    def link_up(self, link: AgentConnection) -> None: ...
 
-    def link_down(self, link: Link) -> None: ...
+    def link_down(self, link: AgentConnection) -> None: ...
 
-    def reported(self, link: Link, report: wire.Report) -> None: ...
+    def reported(self, link: AgentConnection, report: wire.TaskReport) -> None: ...
 
 
 @dataclass(slots=True)
@@ -55,10 +55,10 @@ class _Asked:
     """A command that has not been answered."""
 
     member: str
-    then: Callable[[wire.Answer | None], None]  # None: the connection broke, nobody knows
+    then: Callable[[wire.TaskAnswer | None], None]  # None: the connection broke, nobody knows
 
 
-class Link:
+class AgentConnection:
     def __init__(
         self, rank: int, home: Path, address: Path, settings: LocalSettings, listener: Listener
     ) -> None:
@@ -67,7 +67,7 @@ class Link:
         self.up = False
         self.why = "its agent has not answered yet"
         self.pid = 0
-        self.members: dict[str, wire.Report] = {}  # what the agent has told, and is not released
+        self.members: dict[str, wire.TaskReport] = {}  # what the agent has told, and is not released
         self.first = asyncio.Event()  # the agent has told everything once
         self._home = home
         self._socket = address
@@ -83,7 +83,7 @@ class Link:
     # Commands
 
     def ask(
-        self, member: str, make: Callable[[int], wire.Command], then: Callable[[wire.Answer | None], None]
+        self, member: str, make: Callable[[int], wire.Command], then: Callable[[wire.TaskAnswer | None], None]
     ) -> None:
         """Sends a command; `then` is called with its answer. One that cannot be sent is a `BadRequest`."""
         if not self.up or self._writer is None:
@@ -142,7 +142,7 @@ class Link:
             await asyncio.sleep(_CONNECT_AGAIN_S)
 
     def _start_agent(self) -> subprocess.Popen[bytes]:
-        Home(self._home).make()
+        TaskDirs(self._home).make()
         command = [sys.executable, "-m", "penstock.agent", "--node", self.node]
         command += ["--dir", str(self._home), "--socket", str(self._socket)]
         command += ["--tasks-max", str(self._settings.tasks_max)]
@@ -168,7 +168,7 @@ class Link:
         """Reads until the connection ends; returns how many failures there are in a row."""
         self._writer = writer
         writer.write(wire.encode(wire.Attach(wire.VERSION, self._epoch)))
-        told: dict[str, wire.Report] = {}
+        told: dict[str, wire.TaskReport] = {}
         while True:
             line = await self._line(reader, writer)
             if not line.endswith(b"\n"):
@@ -177,9 +177,9 @@ class Link:
             match wire.decode_reply(line):
                 case wire.Hello() as hello:
                     self.pid = hello.pid
-                case wire.Report() as report if not self.up:
+                case wire.TaskReport() as report if not self.up:
                     told[report.member] = report
-                case wire.Report() as report:
+                case wire.TaskReport() as report:
                     self.members[report.member] = report
                     self._listener.reported(self, report)
                 case wire.Complete():
@@ -187,13 +187,13 @@ class Link:
                     self.up, self.why = True, ""
                     self.first.set()
                     self._listener.link_up(self)
-                case wire.Answer() as answer:
+                case wire.TaskAnswer() as answer:
                     asked = self._asked.pop(answer.id, None)
                     if asked is not None:
                         asked.then(answer)
-                case wire.Refused(stale=True) as refused:
+                case wire.TaskRefused(stale=True) as refused:
                     raise Conflict(refused.detail)
-                case wire.Refused() as refused:
+                case wire.TaskRefused() as refused:
                     raise Unavailable(refused.detail)
 
     async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
@@ -241,7 +241,7 @@ class Link:
                 return
             await asyncio.sleep(_CONNECT_AGAIN_S)
 
-    async def look_at_files(self) -> list[wire.Report]:
+    async def look_at_files(self) -> list[wire.TaskReport]:
         """What is there, of an agent that does not answer."""
         return await asyncio.to_thread(orphans.read_all, self._home)
 

@@ -20,17 +20,26 @@ from typing import Final
 from penstock.agent import wire
 from penstock.agent.durable import Points, register_pair
 from penstock.agent.records import Stage, TaskSpec
-from penstock.backends.local.agent_connection import Link
+from penstock.backends.local.agent_connection import AgentConnection
 from penstock.backends.local.settings import LocalSettings
 from penstock.backends.local.translate import default_outputs, outputs_of, read_spec, tags_of, tasks_of
 from penstock.errors import BadRequest
 from penstock.failpoints import reach
-from penstock.paths import Places, make_places
+from penstock.paths import InstancePaths, make_paths
 from penstock.protocol.backend import Sink
-from penstock.protocol.facts import Capacity, Fact, NodeSet, Observed, Outcome, Phase, Settled, Snapshot
-from penstock.protocol.intents import End, Intent, Place, Retract, Tell
+from penstock.protocol.facts import (
+    Capacity,
+    Fact,
+    IntentResult,
+    MemberStatus,
+    NodeSet,
+    Outcome,
+    Phase,
+    Snapshot,
+)
+from penstock.protocol.intents import End, Intent, Place, Retract, StatusUpdate
 
-__all__ = ["INTENTS", "LocalWorld", "NodeStatus"]
+__all__ = ["INTENTS", "LocalBackend", "NodeStatus"]
 
 INTENTS: Final[Mapping[type[Intent], Points]] = {
     Place: register_pair("local.place", "the local driver sends a placement to its agents"),
@@ -57,17 +66,17 @@ class NodeStatus:
     tasks: int  # that have not ended
 
 
-class LocalWorld:
-    def __init__(self, places: Places, settings: LocalSettings) -> None:
-        self._places = places
+class LocalBackend:
+    def __init__(self, paths: InstancePaths, settings: LocalSettings) -> None:
+        self._paths = paths
         self._settings = settings
         self._links = [
-            Link(rank, places.agent(settings.node(rank)), places.agent_socket(rank), settings, self)
+            AgentConnection(rank, paths.agent(settings.node(rank)), paths.agent_socket(rank), settings, self)
             for rank in range(settings.nodes)
         ]
         self._by_node = {link.node: link for link in self._links}
         self._ranks = {link.node: link.rank for link in self._links}
-        self._where: dict[str, Link] = {}  # where a member is, or may be
+        self._where: dict[str, AgentConnection] = {}  # where a member is, or may be
         self._sought: dict[str, None] = {}  # asked for in vain; an agent that is away may have them
         self._sink: Sink | None = None
         self._streaming = False
@@ -79,7 +88,7 @@ class LocalWorld:
 
     async def run(self, epoch: int, sink: Sink) -> None:
         self._epoch, self._sink, self._streaming = epoch, sink, False
-        make_places(self._places)
+        make_paths(self._paths)
         for link in self._links:
             link.first.clear()
         try:
@@ -125,7 +134,7 @@ class LocalWorld:
                     self._sought[member] = None
                 self._observe(member, Phase.LOST, link)
 
-    def tell(self, tidings: Sequence[Tell]) -> None:
+    def publish_status(self, status_updates: Sequence[StatusUpdate]) -> None:
         """Processes have nobody to be told."""
 
     def forget(self, members: Sequence[str]) -> None:
@@ -164,10 +173,10 @@ class LocalWorld:
         In a file that the user has named, tags that depend on where the task was placed stay as they are.
         """
         if attempt is None:
-            there = (self._places.output / str(job)).glob(f"*-{index}.out")
+            there = (self._paths.output / str(job)).glob(f"*-{index}.out")
             attempt = max((int(path.name.partition("-")[0]) for path in there), default=1)
         read = read_spec(spec)
-        default = default_outputs(self._places, job, attempt, index)
+        default = default_outputs(self._paths, job, attempt, index)
         stdout, stderr = outputs_of(read, tags_of(job, read, index), default)
         return Path(read.cwd, stdout), Path(read.cwd, stderr)
 
@@ -179,7 +188,7 @@ class LocalWorld:
 
     # What links tell
 
-    def link_up(self, link: Link) -> None:
+    def link_up(self, link: AgentConnection) -> None:
         missing = [m for m, where in self._where.items() if where is link and m not in link.members]
         self._tell(self._node(link))
         for report in link.members.values():
@@ -193,14 +202,14 @@ class LocalWorld:
                 if member not in self._where:
                     self._observe(member, Phase.WAITING)
 
-    def link_down(self, link: Link) -> None:
+    def link_down(self, link: AgentConnection) -> None:
         self._tell(self._node(link))
         for member, where in self._where.items():
             report = link.members.get(member)
             if where is link and (report is None or report.stage is not Stage.ENDED):
                 self._observe(member, Phase.LOST, link)
 
-    def reported(self, link: Link, report: wire.Report) -> None:
+    def reported(self, link: AgentConnection, report: wire.TaskReport) -> None:
         self._where[report.member] = link
         self._tell(_observed(link, report))
 
@@ -208,37 +217,41 @@ class LocalWorld:
 
     def _place(self, epoch: int, place: Place) -> None:
         try:
-            tasks = tasks_of(place, self._places, self._ranks, bind=self._bind)
+            tasks = tasks_of(place, self._paths, self._ranks, bind=self._bind)
         except BadRequest as error:
-            for seat in place.seats:
-                self._settle(place.intent, seat.member, Outcome.CONFLICT, str(error))
+            for assignment in place.assignments:
+                self._settle(place.intent, assignment.member, Outcome.CONFLICT, str(error))
             return
-        for seat, task in zip(place.seats, tasks, strict=True):
-            if seat.is_settled:
+        for assignment, task in zip(place.assignments, tasks, strict=True):
+            if assignment.is_settled:
                 continue
-            link = self._by_node[seat.node]
-            elsewhere = self._where.get(seat.member)
+            link = self._by_node[assignment.node]
+            elsewhere = self._where.get(assignment.member)
             if elsewhere is not None and elsewhere is not link:
                 detail = f"it is on {elsewhere.node}"
-                self._settle(place.intent, seat.member, Outcome.CONFLICT, detail)
+                self._settle(place.intent, assignment.member, Outcome.CONFLICT, detail)
                 continue
-            self._where[seat.member] = link
+            self._where[assignment.member] = link
 
             def start(number: int, task: TaskSpec = task) -> wire.Command:
                 return wire.Start(number, epoch, task)
 
             try:
-                link.ask(seat.member, start, self._settler(place.intent, seat.member, link, forgets=False))
+                link.ask(
+                    assignment.member,
+                    start,
+                    self._settler(place.intent, assignment.member, link, forgets=False),
+                )
             except BadRequest as error:
-                del self._where[seat.member]
-                self._settle(place.intent, seat.member, Outcome.CONFLICT, str(error))
+                del self._where[assignment.member]
+                self._settle(place.intent, assignment.member, Outcome.CONFLICT, str(error))
 
     def _settler(
-        self, intent: int, member: str, link: Link, *, forgets: bool | None = None
-    ) -> Callable[[wire.Answer | None], None]:
+        self, intent: int, member: str, link: AgentConnection, *, forgets: bool | None = None
+    ) -> Callable[[wire.TaskAnswer | None], None]:
         """Settles by the answer. The member is on no node after it is applied, or only if it is not."""
 
-        def settle(answer: wire.Answer | None) -> None:
+        def settle(answer: wire.TaskAnswer | None) -> None:
             if answer is None:
                 self._settle(intent, member, Outcome.UNKNOWN, f"{link.node}: {link.why or 'it went away'}")
                 return
@@ -257,7 +270,7 @@ class LocalWorld:
         for member in end.members:
 
             def command(number: int, member: str = member) -> wire.Command:
-                return wire.End(number, epoch, member, key, end.signal, end.grace_s, end.why)
+                return wire.EndTask(number, epoch, member, key, end.signal, end.grace_s, end.why)
 
             self._ask_where_it_is(end.intent, member, command, forgets=None)
 
@@ -279,7 +292,7 @@ class LocalWorld:
             return
         answers: list[tuple[Outcome, str]] = []
 
-        def collect(answer: wire.Answer | None) -> None:
+        def collect(answer: wire.TaskAnswer | None) -> None:
             outcome = Outcome.UNKNOWN if answer is None else _OUTCOMES[answer.outcome]
             answers.append((outcome, answer.detail if answer else "an agent is away"))
             if len(answers) == len(self._links):
@@ -291,8 +304,8 @@ class LocalWorld:
         for one in self._links:
             one.ask(member, command, collect)
 
-    def _probe_at(self, link: Link, member: str) -> None:
-        def answered(answer: wire.Answer | None) -> None:
+    def _probe_at(self, link: AgentConnection, member: str) -> None:
+        def answered(answer: wire.TaskAnswer | None) -> None:
             if answer is None:
                 self._observe(member, Phase.LOST, link)
             elif answer.outcome is wire.Answered.GONE:
@@ -310,12 +323,12 @@ class LocalWorld:
 
     def _settle(self, intent: int, member: str, outcome: Outcome, detail: str = "") -> None:
         if self._sink is not None:
-            self._sink(Settled(intent, member, outcome, detail))
+            self._sink(IntentResult(intent, member, outcome, detail))
 
-    def _observe(self, member: str, phase: Phase, link: Link | None = None) -> None:
-        self._tell(Observed(member, phase, time.time(), link.node if link else ""))
+    def _observe(self, member: str, phase: Phase, link: AgentConnection | None = None) -> None:
+        self._tell(MemberStatus(member, phase, time.time(), link.node if link else ""))
 
-    def _tell_snapshot(self, silent: Mapping[Link, Sequence[wire.Report]]) -> None:
+    def _tell_snapshot(self, silent: Mapping[AgentConnection, Sequence[wire.TaskReport]]) -> None:
         """Of an agent that has not answered it has what its files say: absent would mean gone."""
         observations = []
         for link in self._links:
@@ -326,16 +339,18 @@ class LocalWorld:
                 observations.append(_observed(link, report, lost=lost))
         self._streaming = True
         nodes = tuple(self._node(link) for link in self._links)
-        self._tell(Snapshot(nodes=nodes, observations=tuple(observations)))
+        self._tell(Snapshot(nodes=nodes, statuses=tuple(observations)))
 
-    def _node(self, link: Link) -> NodeSet:
+    def _node(self, link: AgentConnection) -> NodeSet:
         capacity = [Capacity("core", self._settings.cores_per_node)]
         if self._settings.gpus_per_node:
             capacity.append(Capacity("gpu", self._settings.gpus_per_node))
         return NodeSet(link.node, tuple(capacity), up=link.up, why="" if link.up else link.why)
 
 
-def _observed(link: Link, report: wire.Report, *, lost: bool = False) -> Observed:
+def _observed(link: AgentConnection, report: wire.TaskReport, *, lost: bool = False) -> MemberStatus:
     phase = Phase.LOST if lost else _PHASES[report.stage]
     amounts = tuple(report.uses.items())
-    return Observed(report.member, phase, report.at, link.node, report.status, report.cause, amounts=amounts)
+    return MemberStatus(
+        report.member, phase, report.at, link.node, report.status, report.cause, usage=amounts
+    )

@@ -18,11 +18,11 @@ import msgspec
 from penstock.agent.records import TaskSpec, Warn
 from penstock.errors import BadRequest
 from penstock.model.idset import encode_idset, parse_idset
-from penstock.paths import Places
-from penstock.protocol.intents import Place, Seat
+from penstock.paths import InstancePaths
+from penstock.protocol.intents import Assignment, Place
 
 __all__ = [
-    "JobSpec",
+    "LaunchSpec",
     "attempt_of",
     "default_outputs",
     "expand",
@@ -37,7 +37,7 @@ _MEMBER: Final = re.compile(r"\d+/(\d+)/\d+")
 _USER_FILE_MODE: Final = 0o644
 
 
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What `Place.spec` holds for a submitted job."""
 
     id_f58: str
@@ -56,7 +56,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 class _Spot:
     """One seat in its job."""
 
-    seat: Seat
+    assignment: Assignment
     node_index: int
     node_rank: int
     local_id: int
@@ -67,9 +67,9 @@ class _Spot:
     node_gpus: tuple[int, ...]
 
 
-def read_spec(spec: Mapping[str, object]) -> JobSpec:
+def read_spec(spec: Mapping[str, object]) -> LaunchSpec:
     try:
-        return msgspec.convert(spec, JobSpec)
+        return msgspec.convert(spec, LaunchSpec)
     except (msgspec.ValidationError, TypeError) as error:
         raise BadRequest("what is to be run cannot be read", where="spec", found=str(error)) from error
 
@@ -80,67 +80,67 @@ def attempt_of(member: str) -> int:
     return int(match[1]) if match else 1
 
 
-def default_outputs(places: Places, job: int, attempt: int, index: int) -> tuple[Path, Path]:
-    directory = places.output / str(job)
+def default_outputs(paths: InstancePaths, job: int, attempt: int, index: int) -> tuple[Path, Path]:
+    directory = paths.output / str(job)
     return directory / f"{attempt}-{index}.out", directory / f"{attempt}-{index}.err"
 
 
-def tasks_of(place: Place, places: Places, ranks: Mapping[str, int], *, bind: bool) -> list[TaskSpec]:
+def tasks_of(place: Place, paths: InstancePaths, ranks: Mapping[str, int], *, bind: bool) -> list[TaskSpec]:
     """One task for each seat, in their order. Bad input is a `BadRequest`."""
     spec = read_spec(place.spec)
     if not spec.command:
         raise BadRequest("the command is empty", where="spec.command")
-    return [_task(place, spec, spot, places, bind=bind) for spot in _spots(place, ranks)]
+    return [_task(place, spec, spot, paths, bind=bind) for spot in _spots(place, ranks)]
 
 
 def _spots(place: Place, ranks: Mapping[str, int]) -> list[_Spot]:
-    by_node: dict[str, list[Seat]] = {}
-    for seat in sorted(place.seats, key=lambda seat: seat.index):
-        by_node.setdefault(seat.node, []).append(seat)
+    by_node: dict[str, list[Assignment]] = {}
+    for assignment in sorted(place.assignments, key=lambda assignment: assignment.index):
+        by_node.setdefault(assignment.node, []).append(assignment)
     unknown = sorted(set(by_node) - set(ranks))
     if unknown:
         raise BadRequest("no such node", where="seats", found=unknown[0], expected=f"{len(ranks)} nodes")
     ordered = sorted(by_node, key=lambda node: ranks[node])
     spots: dict[str, _Spot] = {}
     for node_index, node in enumerate(ordered):
-        seats = by_node[node]
-        for local_id, seat in enumerate(seats):
-            spots[seat.member] = _Spot(
-                seat=seat,
+        assignments = by_node[node]
+        for local_id, assignment in enumerate(assignments):
+            spots[assignment.member] = _Spot(
+                assignment=assignment,
                 node_index=node_index,
                 node_rank=ranks[node],
                 local_id=local_id,
                 nnodes=len(ordered),
-                size=place.size or len(place.seats),
-                cores=_units((seat,), "core"),
-                node_cores=_units(seats, "core"),
-                node_gpus=_units(seats, "gpu"),
+                size=place.size or len(place.assignments),
+                cores=_units((assignment,), "core"),
+                node_cores=_units(assignments, "core"),
+                node_gpus=_units(assignments, "gpu"),
             )
-    return [spots[seat.member] for seat in place.seats]
+    return [spots[assignment.member] for assignment in place.assignments]
 
 
-def _units(seats: Sequence[Seat], kind: str) -> tuple[int, ...]:
+def _units(assignments: Sequence[Assignment], kind: str) -> tuple[int, ...]:
     found: set[int] = set()
-    for seat in seats:
-        for name, idset, _ in seat.grants:
+    for assignment in assignments:
+        for name, idset, _ in assignment.grants:
             if name == kind:
                 found.update(parse_idset(idset))
     return tuple(sorted(found))
 
 
-def _task(place: Place, spec: JobSpec, spot: _Spot, places: Places, *, bind: bool) -> TaskSpec:
-    seat = spot.seat
+def _task(place: Place, spec: LaunchSpec, spot: _Spot, paths: InstancePaths, *, bind: bool) -> TaskSpec:
+    assignment = spot.assignment
     plain = spec.id_f58.replace("ƒ", "f")
-    tmpdir = str(places.agent(seat.node) / "tmp" / f"jobtmp-{spot.node_index}-{plain}")
-    tags = tags_of(place.job, spec, seat.index) | _placed_tags(spot, tmpdir)
-    attempt = attempt_of(seat.member)
-    default_out, default_err = default_outputs(places, place.job, attempt, seat.index)
+    tmpdir = str(paths.agent(assignment.node) / "tmp" / f"jobtmp-{spot.node_index}-{plain}")
+    tags = tags_of(place.job, spec, assignment.index) | _placed_tags(spot, tmpdir)
+    attempt = attempt_of(assignment.member)
+    default_out, default_err = default_outputs(paths, place.job, attempt, assignment.index)
     stdout, stderr = outputs_of(spec, tags, (default_out, default_err))
     return TaskSpec(
-        member=seat.member,
+        member=assignment.member,
         job=place.job,
         job_f58=spec.id_f58,
-        rank=seat.index,
+        rank=assignment.index,
         command=tuple(expand(word, tags) for word in spec.command),
         cwd=spec.cwd,
         environment=spec.environment,
@@ -158,13 +158,13 @@ def _task(place: Place, spec: JobSpec, spot: _Spot, places: Places, *, bind: boo
         tmpdir=tmpdir,
         gpus=",".join(map(str, spot.node_gpus)) or "-1",
         cores=spot.cores if bind else (),
-        node=seat.node,
+        node=assignment.node,
         granted=spot.cores,
-        uses={kind: units for kind, _, units in seat.grants},
+        uses={kind: units for kind, _, units in assignment.grants},
     )
 
 
-def tags_of(job: int, spec: JobSpec, index: int) -> dict[str, str]:
+def tags_of(job: int, spec: LaunchSpec, index: int) -> dict[str, str]:
     """What can be said of a task wherever it is placed."""
     digits = f"{job:016x}"
     found = {
@@ -191,7 +191,7 @@ def _placed_tags(spot: _Spot, tmpdir: str) -> dict[str, str]:
         "task.index": str(spot.local_id),
         "task.localid": str(spot.local_id),
         "node.id": str(spot.node_index),
-        "node.name": spot.seat.node,
+        "node.name": spot.assignment.node,
         "node.broker_rank": str(spot.node_rank),
         "node.cores": encode_idset(spot.node_cores),
         "node.gpus": encode_idset(spot.node_gpus),
@@ -199,7 +199,7 @@ def _placed_tags(spot: _Spot, tmpdir: str) -> dict[str, str]:
     }
 
 
-def outputs_of(spec: JobSpec, tags: Mapping[str, str], default: tuple[Path, Path]) -> tuple[str, str]:
+def outputs_of(spec: LaunchSpec, tags: Mapping[str, str], default: tuple[Path, Path]) -> tuple[str, str]:
     """Paths of stdout and stderr, relative to the job's directory; stderr follows a file that was named."""
     stdout = expand(spec.output, tags) if spec.output else str(default[0])
     if spec.error:

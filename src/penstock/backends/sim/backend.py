@@ -15,21 +15,21 @@ from functools import partial
 
 from penstock.protocol.facts import (
     Capacity,
+    ExternalUsageSet,
     Fact,
-    HoldSet,
+    IntentResult,
     MemberSet,
+    MemberStatus,
     NodeGone,
     NodeSet,
-    Observed,
     Outcome,
     Phase,
-    Settled,
     Snapshot,
-    WorkSet,
+    WorkloadSet,
 )
-from penstock.protocol.intents import End, Intent, Place, Retract, Seat
+from penstock.protocol.intents import Assignment, End, Intent, Place, Retract
 
-__all__ = ["Fate", "Run", "SimWorld", "plain_nodes"]
+__all__ = ["Fate", "Run", "SimBackend", "plain_nodes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Fate:
 class Run:
     """A member that the world knows."""
 
-    seat: Seat
+    assignment: Assignment
     job: int
     phase: Phase
     since: float
@@ -64,16 +64,16 @@ def plain_nodes(count: int, capacity: Iterable[Capacity]) -> tuple[NodeSet, ...]
     return tuple(NodeSet(f"node{number}", told) for number in range(count))
 
 
-FateOf = Callable[[Place, Seat], Fate]
+FateOf = Callable[[Place, Assignment], Fate]
 
 
 @dataclass
-class SimWorld:
+class SimBackend:
     nodes: dict[str, NodeSet]
-    fate_of: FateOf = lambda _place, _seat: Fate()
+    fate_of: FateOf = lambda _place, _assignment: Fate()
     now: float = 0.0
-    holds: dict[str, HoldSet] = field(default_factory=dict)
-    works: dict[str, WorkSet] = field(default_factory=dict)
+    holds: dict[str, ExternalUsageSet] = field(default_factory=dict)
+    workloads: dict[str, WorkloadSet] = field(default_factory=dict)
     members: dict[str, MemberSet] = field(default_factory=dict)
     runs: dict[str, Run] = field(default_factory=dict)
     tombstones: set[str] = field(default_factory=set)
@@ -83,7 +83,7 @@ class SimWorld:
     is_prompt: bool = True  # intents come at once: what others use by then was known when they were made
     _agenda: list[tuple[float, int, Callable[[], list[Fact]]]] = field(default_factory=list)
     _losses: dict[str, int] = field(default_factory=dict)  # how often each node was lost
-    _turns: dict[str, int] = field(default_factory=dict)  # requests for each member
+    _steps: dict[str, int] = field(default_factory=dict)  # requests for each member
     _made: int = 0
 
     # Time
@@ -110,16 +110,16 @@ class SimWorld:
         return Snapshot(
             tuple(self.nodes.values()),
             tuple(self.holds.values()),
-            tuple(self.works.values()),
+            tuple(self.workloads.values()),
             tuple(self.members.values()),
             observations,
         )
 
-    def _observed(self, key: str) -> Observed:
+    def _observed(self, key: str) -> MemberStatus:
         run = self.runs[key]
-        amounts = tuple((kind, units) for kind, _, units in run.seat.grants)
-        return Observed(
-            key, run.phase, run.since, run.seat.node, run.status, run.cause, run.starts > 0, amounts
+        amounts = tuple((kind, units) for kind, _, units in run.assignment.grants)
+        return MemberStatus(
+            key, run.phase, run.since, run.assignment.node, run.status, run.cause, run.starts > 0, amounts
         )
 
     # Intents
@@ -132,9 +132,9 @@ class SimWorld:
         for intent in intents:
             match intent:
                 case Place():
-                    for seat in intent.seats:
-                        if not seat.is_settled:
-                            self._place(intent, seat)
+                    for assignment in intent.assignments:
+                        if not assignment.is_settled:
+                            self._place(intent, assignment)
                 case End():
                     for member in intent.members:
                         self._end(intent, member)
@@ -142,48 +142,54 @@ class SimWorld:
                     for member in intent.members:
                         self._retract(intent, member)
 
-    def _place(self, intent: Place, seat: Seat) -> None:
-        known = self.runs.get(seat.member)
-        if known is not None or seat.member in self.tombstones:
+    def _place(self, intent: Place, assignment: Assignment) -> None:
+        known = self.runs.get(assignment.member)
+        if known is not None or assignment.member in self.tombstones:
             outcome = Outcome.APPLIED if known is not None else Outcome.GONE
-            self.later(0.0, lambda: [Settled(intent.intent, seat.member, outcome)])
+            self.later(0.0, lambda: [IntentResult(intent.intent, assignment.member, outcome)])
             return
-        if seat.member in self.begun:
-            self.wrongs.append(f"{seat.member} has run, and is to run again")
-        fate = self.fate_of(intent, seat)
-        losses = self._losses.get(seat.node, 0)
+        if assignment.member in self.begun:
+            self.wrongs.append(f"{assignment.member} has run, and is to run again")
+        fate = self.fate_of(intent, assignment)
+        losses = self._losses.get(assignment.node, 0)
         # Requests for one member are ordered: a newer one takes the place of one that is under way.
-        turn = self._turns[seat.member] = self._turns.get(seat.member, 0) + 1
+        turn = self._steps[assignment.member] = self._steps.get(assignment.member, 0) + 1
 
         def arrive() -> list[Fact]:
-            return self._arrive(intent, seat, fate, losses) if turn == self._turns[seat.member] else []
+            return (
+                self._arrive(intent, assignment, fate, losses)
+                if turn == self._steps[assignment.member]
+                else []
+            )
 
         self.later(fate.place_s, arrive)
 
-    def _arrive(self, intent: Place, seat: Seat, fate: Fate, losses: int) -> list[Fact]:
-        if seat.member in self.runs:
-            return [Settled(intent.intent, seat.member, Outcome.APPLIED)]
-        if seat.member in self.tombstones or seat.member in self.begun:
+    def _arrive(self, intent: Place, assignment: Assignment, fate: Fate, losses: int) -> list[Fact]:
+        if assignment.member in self.runs:
+            return [IntentResult(intent.intent, assignment.member, Outcome.APPLIED)]
+        if assignment.member in self.tombstones or assignment.member in self.begun:
             # The same request was under way twice; the other one was served.
-            return [Settled(intent.intent, seat.member, Outcome.GONE)]
+            return [IntentResult(intent.intent, assignment.member, Outcome.GONE)]
         # A node of the same name that came later is another one.
-        if seat.node not in self.nodes or losses != self._losses.get(seat.node, 0):
-            return [Settled(intent.intent, seat.member, Outcome.CONFLICT, "no such node")]
+        if assignment.node not in self.nodes or losses != self._losses.get(assignment.node, 0):
+            return [IntentResult(intent.intent, assignment.member, Outcome.CONFLICT, "no such node")]
         if fate.outcome in (Outcome.CONFLICT, Outcome.GONE):
-            return [Settled(intent.intent, seat.member, fate.outcome, fate.cause)]
-        run = self.runs[seat.member] = Run(seat, intent.job, Phase.RUNNING, self.now, fate, starts=1)
+            return [IntentResult(intent.intent, assignment.member, fate.outcome, fate.cause)]
+        run = self.runs[assignment.member] = Run(
+            assignment, intent.job, Phase.RUNNING, self.now, fate, starts=1
+        )
         if not fate.refused:
-            self.begun.add(seat.member)
+            self.begun.add(assignment.member)
         # What others took while it was on its way is not our wrong.
-        self._check_room(seat.node, with_others=self.is_prompt and fate.place_s == 0)
+        self._check_room(assignment.node, with_others=self.is_prompt and fate.place_s == 0)
         if fate.refused:
             run.phase, run.cause, run.starts = Phase.REFUSED, fate.refused, 0
-            told = self._observed(seat.member)
-            del self.runs[seat.member]
-            return [Settled(intent.intent, seat.member, Outcome.APPLIED), told]
-        self.later(fate.runs_s, lambda: self._finish(seat.member, fate.status, fate.cause))
-        answer = Settled(intent.intent, seat.member, fate.outcome)
-        return [answer, self._observed(seat.member)]
+            told = self._observed(assignment.member)
+            del self.runs[assignment.member]
+            return [IntentResult(intent.intent, assignment.member, Outcome.APPLIED), told]
+        self.later(fate.runs_s, lambda: self._finish(assignment.member, fate.status, fate.cause))
+        answer = IntentResult(intent.intent, assignment.member, fate.outcome)
+        return [answer, self._observed(assignment.member)]
 
     def _finish(self, member: str, status: int, cause: str) -> list[Fact]:
         run = self.runs.get(member)
@@ -196,9 +202,9 @@ class SimWorld:
         run = self.runs.get(member)
         if run is None:
             self.tombstones.add(member)
-            self.later(0.0, lambda: [Settled(intent.intent, member, Outcome.GONE)])
+            self.later(0.0, lambda: [IntentResult(intent.intent, member, Outcome.GONE)])
             return
-        self.later(0.0, lambda: [Settled(intent.intent, member, Outcome.APPLIED)])
+        self.later(0.0, lambda: [IntentResult(intent.intent, member, Outcome.APPLIED)])
         if intent.grace_s is not None:
             wait_s = run.fate.ends_on_request_s
             self.later(
@@ -211,13 +217,13 @@ class SimWorld:
             self.later(
                 0.0,
                 lambda: [
-                    Settled(intent.intent, member, Outcome.APPLIED),
+                    IntentResult(intent.intent, member, Outcome.APPLIED),
                     *self._finish(member, 9, "evicted"),
                 ],
             )
         else:
             self.tombstones.add(member)
-            self.later(0.0, lambda: [Settled(intent.intent, member, Outcome.APPLIED)])
+            self.later(0.0, lambda: [IntentResult(intent.intent, member, Outcome.APPLIED)])
 
     def probe(self, members: Sequence[str]) -> None:
         for member in members:
@@ -226,7 +232,7 @@ class SimWorld:
     def _probed(self, member: str) -> list[Fact]:
         if member in self.runs:
             return [self._observed(member)]
-        return [Observed(member, Phase.WAITING, self.now)]
+        return [MemberStatus(member, Phase.WAITING, self.now)]
 
     def forget(self, members: Iterable[str]) -> None:
         """The scheduler has recorded their end: nobody needs to remember them."""
@@ -241,20 +247,20 @@ class SimWorld:
         """The node is gone, with all that ran there."""
         del self.nodes[node]
         self._losses[node] = self._losses.get(node, 0) + 1
-        for key in [key for key, run in self.runs.items() if run.seat.node == node]:
+        for key in [key for key, run in self.runs.items() if run.assignment.node == node]:
             del self.runs[key]
         return NodeGone(node)
 
     def _check_room(self, node: str, *, with_others: bool) -> None:
         used: dict[str, int] = {}
         for hold in self.holds.values() if with_others else ():
-            for kind, units in hold.amounts if hold.node == node else ():
+            for kind, units in hold.usage if hold.node == node else ():
                 used[kind] = used.get(kind, 0) + units
         for run in self.runs.values():
-            if run.seat.node == node and run.phase is Phase.RUNNING:
-                for kind, _, units in run.seat.grants:
+            if run.assignment.node == node and run.phase is Phase.RUNNING:
+                for kind, _, units in run.assignment.grants:
                     used[kind] = used.get(kind, 0) + units
-        has = {capacity.kind: capacity.units for capacity in self.nodes[node].capacity}
+        has = {capacity.resource: capacity.units for capacity in self.nodes[node].capacity}
         for kind, units in used.items():
             if units > has.get(kind, 0):
                 self.wrongs.append(f"{node} at {self.now}: {units} {kind} in use, it has {has.get(kind, 0)}")

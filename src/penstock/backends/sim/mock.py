@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 
 from penstock.protocol.backend import Sink
-from penstock.protocol.facts import Capacity, NodeSet, Observed, Outcome, Phase, Settled, Snapshot
-from penstock.protocol.intents import End, Intent, Place, Retract, Tell
+from penstock.protocol.facts import Capacity, IntentResult, MemberStatus, NodeSet, Outcome, Phase, Snapshot
+from penstock.protocol.intents import End, Intent, Place, Retract, StatusUpdate
 
-__all__ = ["MockWorld"]
+__all__ = ["MockBackend"]
 
 
-class MockWorld:
+class MockBackend:
     def __init__(self, nodes: int, cores: int) -> None:
         capacity = (Capacity("core", cores),)
         self._nodes = tuple(NodeSet(f"node{number}", capacity) for number in range(nodes))
@@ -36,21 +36,23 @@ class MockWorld:
         for intent in intents:
             match intent:
                 case Place():
-                    for seat in (seat for seat in intent.seats if not seat.is_settled):
-                        sink(Settled(intent.intent, seat.member, Outcome.APPLIED))
-                        sink(Observed(seat.member, Phase.RUNNING, now, seat.node))
-                        sink(Observed(seat.member, Phase.ENDED, now, seat.node))
+                    for assignment in (
+                        assignment for assignment in intent.assignments if not assignment.is_settled
+                    ):
+                        sink(IntentResult(intent.intent, assignment.member, Outcome.APPLIED))
+                        sink(MemberStatus(assignment.member, Phase.RUNNING, now, assignment.node))
+                        sink(MemberStatus(assignment.member, Phase.ENDED, now, assignment.node))
                 case End() | Retract():
                     for member in intent.members:
-                        sink(Settled(intent.intent, member, Outcome.GONE))
+                        sink(IntentResult(intent.intent, member, Outcome.GONE))
 
     async def probe(self, members: Sequence[str]) -> None:
         assert self._sink is not None, "run comes first"
         for member in members:
-            self._sink(Observed(member, Phase.WAITING, time.time()))
+            self._sink(MemberStatus(member, Phase.WAITING, time.time()))
 
     def forget(self, members: Sequence[str]) -> None:
         """There is nothing to forget."""
 
-    def tell(self, tidings: Sequence[Tell]) -> None:
+    def publish_status(self, status_updates: Sequence[StatusUpdate]) -> None:
         """There is nobody to tell."""

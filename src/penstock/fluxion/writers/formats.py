@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from penstock.engine.allocation import Pick
-from penstock.fluxion.writers.json_graph import Usage, jgf_of
+from penstock.fluxion.writers.json_graph import FilterUsage, jgf_of
 from penstock.fluxion.writers.json_text import Json, dumps
 from penstock.fluxion.writers.rlite import rlite_of
 
@@ -25,7 +25,7 @@ class Sheet:
     end_s: int = 0
     queue: str = ""
     earlier: tuple[Sheet, ...] = ()  # sets whose graphs are written before this one's
-    usage: Usage = field(default_factory=dict)  # shown by `find agfilter=true`
+    usage: FilterUsage = field(default_factory=dict)  # shown by `find agfilter=true`
 
 
 class Writer(Protocol):

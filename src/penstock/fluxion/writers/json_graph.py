@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from penstock.engine.allocation import Pick
 from penstock.fluxion.writers.json_text import Json
 
-__all__ = ["Usage", "jgf_of"]
+__all__ = ["FilterUsage", "jgf_of"]
 
 
-Usage = Mapping[int, Mapping[str, str]]  # use of filter types below a vertex, by its index
+FilterUsage = Mapping[int, Mapping[str, str]]  # use of filter types below a vertex, by its index
 
 
-def jgf_of(*parts: tuple[tuple[Pick, ...], Usage]) -> Json:
+def jgf_of(*parts: tuple[tuple[Pick, ...], FilterUsage]) -> Json:
     """One graph of several sets, one after the other."""
     nodes: list[Json] = []
     edges: list[Json] = []

@@ -56,7 +56,7 @@ SET
 -- copy_jobs
 -- Jobs that are new, each with the last that was said of it.
 COPY jobs (
-    id, owner, name, seen_at, spec, work, key,
+    id, owner, name, seen_at, spec, workload, key,
     state, queue, urgency, priority, result, status, started_at, ended_at, detail
 ) FROM STDIN
 
@@ -68,42 +68,42 @@ COPY job_events (job_id, number, at, name, context) FROM STDIN
 -- The last that was said of each job.
 UPDATE jobs
 SET
-    state = told.state, queue = told.queue, urgency = told.urgency, priority = told.priority,
-    result = told.result, status = told.status, started_at = told.started_at, ended_at = told.ended_at,
-    detail = told.detail
-FROM json_to_recordset(%(rows)s::json) AS told (
+    state = input.state, queue = input.queue, urgency = input.urgency, priority = input.priority,
+    result = input.result, status = input.status, started_at = input.started_at, ended_at = input.ended_at,
+    detail = input.detail
+FROM json_to_recordset(%(rows)s::json) AS input (
     id bigint, state text, queue text, urgency bigint, priority bigint, result text, status bigint,
     started_at double precision, ended_at double precision, detail jsonb
 )
-WHERE jobs.id = told.id
+WHERE jobs.id = input.id
 
 -- insert_submissions
 -- Which jobs came with which key.
 INSERT INTO submissions (key, job, seen_at)
-SELECT key, id, seen_at FROM json_to_recordset(%(rows)s::json) AS told (key text, id bigint, seen_at double precision)
+SELECT key, id, seen_at FROM json_to_recordset(%(rows)s::json) AS input (key text, id bigint, seen_at double precision)
 
 -- insert_allocations
 -- Parts that jobs hold.
 INSERT INTO allocations (job, part, start_s, end_s, data)
 SELECT job, part, start_s, end_s, data
-FROM json_to_recordset(%(rows)s::json) AS told (job bigint, part bigint, start_s bigint, end_s bigint, data json)
+FROM json_to_recordset(%(rows)s::json) AS input (job bigint, part bigint, start_s bigint, end_s bigint, data json)
 
 -- insert_freed_slots
 -- Slots given back early; only a job that holds something can, and each slot once.
 INSERT INTO freed_slots (job, slot, at)
-SELECT told.job, slot, told.at
-FROM json_to_recordset(%(rows)s::json) AS told (job bigint, slots bigint[], at double precision)
-CROSS JOIN LATERAL unnest(told.slots) AS slot
-WHERE EXISTS (SELECT FROM allocations AS held WHERE held.job = told.job)
+SELECT input.job, slot, input.at
+FROM json_to_recordset(%(rows)s::json) AS input (job bigint, slots bigint[], at double precision)
+CROSS JOIN LATERAL unnest(input.slots) AS slot
+WHERE EXISTS (SELECT FROM allocations AS held WHERE held.job = input.job)
 
 -- delete_allocations
 -- All that these jobs held is free; one row for each that held anything. What they hold next counts afresh.
-WITH told AS MATERIALIZED (
-    SELECT job FROM json_to_recordset(%(rows)s::json) AS told (job bigint)
+WITH input AS MATERIALIZED (
+    SELECT job FROM json_to_recordset(%(rows)s::json) AS input (job bigint)
 ), gone AS (
-    DELETE FROM allocations USING told WHERE allocations.job = told.job RETURNING allocations.job
+    DELETE FROM allocations USING input WHERE allocations.job = input.job RETURNING allocations.job
 ), slots AS (
-    DELETE FROM freed_slots USING told WHERE freed_slots.job = told.job
+    DELETE FROM freed_slots USING input WHERE freed_slots.job = input.job
 )
 SELECT DISTINCT job FROM gone
 
@@ -111,49 +111,49 @@ SELECT DISTINCT job FROM gone
 -- What must be done, before anybody does it.
 INSERT INTO intents (id, job, kind, payload)
 SELECT id, nullif(job, 0), kind, payload
-FROM json_to_recordset(%(rows)s::json) AS told (id bigint, job bigint, kind text, payload json)
+FROM json_to_recordset(%(rows)s::json) AS input (id bigint, job bigint, kind text, payload json)
 
 -- delete_intents
 -- What has been done.
-DELETE FROM intents USING json_to_recordset(%(rows)s::json) AS told (id bigint) WHERE intents.id = told.id
+DELETE FROM intents USING json_to_recordset(%(rows)s::json) AS input (id bigint) WHERE intents.id = input.id
 
 -- insert_nodes
 -- Nodes with their ranks.
 INSERT INTO nodes (node, rank)
-SELECT node, rank FROM json_to_recordset(%(rows)s::json) AS told (node text, rank bigint)
+SELECT node, rank FROM json_to_recordset(%(rows)s::json) AS input (node text, rank bigint)
 
 -- delete_nodes
 -- Nodes that are gone for good.
-DELETE FROM nodes USING json_to_recordset(%(rows)s::json) AS told (node text) WHERE nodes.node = told.node
+DELETE FROM nodes USING json_to_recordset(%(rows)s::json) AS input (node text) WHERE nodes.node = input.node
 
 -- upsert_drains
 -- The last drain of each node counts.
 INSERT INTO drains (node, reason, by, at)
 SELECT node, reason, by, at
-FROM json_to_recordset(%(rows)s::json) AS told (node text, reason text, by text, at double precision)
+FROM json_to_recordset(%(rows)s::json) AS input (node text, reason text, by text, at double precision)
 ON CONFLICT (node) DO UPDATE SET reason = excluded.reason, by = excluded.by, at = excluded.at
 
 -- delete_drains
 -- Nodes that take work again.
-DELETE FROM drains USING json_to_recordset(%(rows)s::json) AS told (node text) WHERE drains.node = told.node
+DELETE FROM drains USING json_to_recordset(%(rows)s::json) AS input (node text) WHERE drains.node = input.node
 
--- upsert_given_up
--- The last word on each work counts.
-INSERT INTO given_up (work, members, reason)
-SELECT work, members, reason
-FROM json_to_recordset(%(rows)s::json) AS told (work text, members text[], reason text)
-ON CONFLICT (work) DO UPDATE SET members = excluded.members, reason = excluded.reason
+-- upsert_inadmissible
+-- The last word on each workload counts.
+INSERT INTO inadmissible (workload, members, reason)
+SELECT workload, members, reason
+FROM json_to_recordset(%(rows)s::json) AS input (workload text, members text[], reason text)
+ON CONFLICT (workload) DO UPDATE SET members = excluded.members, reason = excluded.reason
 
--- delete_given_up
--- Works that are gone, or tried again.
-DELETE FROM given_up USING json_to_recordset(%(rows)s::json) AS told (work text) WHERE given_up.work = told.work
+-- delete_inadmissible
+-- Workloads that are gone, or tried again.
+DELETE FROM inadmissible USING json_to_recordset(%(rows)s::json) AS input (workload text) WHERE inadmissible.workload = input.workload
 
 -- upsert_queues
 -- The last setting of each queue counts.
 INSERT INTO queues (queue, enabled, started, reason_disabled, reason_stopped)
 SELECT queue, enabled, started, reason_disabled, reason_stopped
 FROM json_to_recordset(%(rows)s::json)
-    AS told (queue text, enabled boolean, started boolean, reason_disabled text, reason_stopped text)
+    AS input (queue text, enabled boolean, started boolean, reason_disabled text, reason_stopped text)
 ON CONFLICT (queue) DO UPDATE
 SET
     enabled = excluded.enabled, started = excluded.started,
@@ -162,7 +162,7 @@ SET
 -- recorded_jobs
 -- Active jobs, and the inactive ones that they wait for.
 SELECT
-    id, owner, name, seen_at, spec, work, key,
+    id, owner, name, seen_at, spec, workload, key,
     state, queue, urgency, priority, result, status, started_at, ended_at, detail
 FROM jobs
 WHERE id IN (SELECT id FROM jobs WHERE state <> 'INACTIVE' UNION SELECT id FROM awaited)
@@ -198,9 +198,9 @@ SELECT node, reason, by, at FROM drains ORDER BY node COLLATE "C"
 -- Queues as they were set.
 SELECT queue, enabled, started, reason_disabled, reason_stopped FROM queues ORDER BY queue COLLATE "C"
 
--- recorded_given_up
--- Works whose members wait for somebody to act.
-SELECT work, members, reason FROM given_up ORDER BY work COLLATE "C"
+-- recorded_inadmissible
+-- Workloads whose members wait for somebody to act.
+SELECT workload, members, reason FROM inadmissible ORDER BY workload COLLATE "C"
 
 -- recorded_submissions
 -- Keys of recent submissions.
@@ -213,7 +213,7 @@ ORDER BY key COLLATE "C"
 -- The history, newest first; a filter that is NULL lets everything through. Planned afresh each time, so
 -- that only the filters that are set count.
 SELECT
-    id, owner, name, seen_at, spec, work, key,
+    id, owner, name, seen_at, spec, workload, key,
     state, queue, urgency, priority, result, status, started_at, ended_at, detail
 FROM jobs
 WHERE (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s::bigint[]))
