@@ -82,7 +82,12 @@ def test_who_is_in_the_way_is_told_with_the_time_it_ends() -> None:
     engine.match(2, slot_request({"core": 1}, duration_s=30), 0)
     engine.holds.set("pod/x", at(engine, "node2"), {"core": 1})
     reason = reason_of(engine.match(3, slot_request({"core": 1}), 0))
-    assert reason.blockers == (Blocker("pod/x", None), Blocker("job 2", 30), Blocker("job 1", 90))
+    assert reason.blockers == (
+        Blocker(external_usage="pod/x"),
+        Blocker(2, until_s=30),
+        Blocker(1, until_s=90),
+    )
+    assert [str(blocker) for blocker in reason.blockers] == ["pod/x", "job 2", "job 1"]
     assert str(reason) == "asks for 1 slot; 0 nodes with room (core: 0 of 1), it takes 1"
 
 
@@ -91,7 +96,7 @@ def test_what_overruns_is_told_to_end_at_the_next_instant_and_what_never_ends_fi
     engine.match(1, slot_request({"core": 1}), 0)
     engine.match(2, slot_request({"core": 1}, duration_s=30), 0)
     reason = reason_of(engine.match(3, slot_request({"core": 1}), 50))
-    assert reason.blockers == (Blocker("job 1", None), Blocker("job 2", 51))
+    assert reason.blockers == (Blocker(1), Blocker(2, until_s=51))
 
 
 def test_only_those_who_hold_what_would_do_are_in_the_way() -> None:
@@ -99,7 +104,7 @@ def test_only_those_who_hold_what_would_do_are_in_the_way() -> None:
     engine.match(1, slot_request({"core": 1}, duration_s=5, constraint=on("node0")), 0)
     engine.match(2, slot_request({"core": 1}, duration_s=5, constraint=on("node1")), 0)
     reason = reason_of(engine.match(3, slot_request({"core": 1}, constraint=on("node1")), 0))
-    assert reason.blockers == (Blocker("job 2", 5),)
+    assert reason.blockers == (Blocker(2, until_s=5),)
 
 
 def test_few_blockers_are_told() -> None:
@@ -149,7 +154,7 @@ def test_explain_answers_nothing_for_what_can_start() -> None:
     engine.match(1, slot_request({"core": 1}), 0)
     reason = engine.explain(slot_request({"core": 1}), 0)
     assert reason is not None
-    assert reason.blockers == (Blocker("job 1", None),)
+    assert reason.blockers == (Blocker(1),)
 
 
 def test_levels_that_do_not_exist_in_this_order_are_told_so() -> None:

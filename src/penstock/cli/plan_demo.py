@@ -343,9 +343,9 @@ def _wait_lines(planned: DemoPlan, job: DemoJob) -> list[Line]:
 
 def _told_blockers(planned: DemoPlan, reason: Reason) -> str:
     """Who has what is missing, the first to end first."""
-    letters = {f"job {job.number}": job.letter for job in planned.jobs}
+    letters: dict[int | None, str] = {job.number: job.letter for job in planned.jobs}
     told = [
-        f"{letters.get(blocker.who, blocker.who)} "
+        f"{letters.get(blocker.job, str(blocker))} "
         + ("has no known end" if blocker.until_s is None else f"until {_clock(blocker.until_s)}")
         for blocker in reason.blockers
     ]
@@ -407,7 +407,15 @@ def _job_facts(job: DemoJob, names: dict[int, str]) -> dict[str, object]:
             {"node": names[rank], "cores": ids, "gpus": gpus.get(rank, [])}
             for rank, ids in job.cores().items()
         ],
-        "reason": asdict(job.reason) if job.reason is not None else None,
+        "reason": _reason_document(job.reason) if job.reason is not None else None,
+    }
+
+
+def _reason_document(reason: Reason) -> dict[str, object]:
+    return {
+        "clause": reason.clause,
+        "steps": [asdict(step) for step in reason.steps],
+        "blockers": [{"who": str(blocker), "until_s": blocker.until_s} for blocker in reason.blockers],
     }
 
 

@@ -83,10 +83,14 @@ class FunnelStage:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """Who has what is missing, and until when. `until_s` is None where no end is known."""
+    """A job or an external usage that occupies what the request lacks."""
 
-    who: str
-    until_s: int | None
+    job: int | None = None  # None: an external usage
+    external_usage: str = ""  # its name; "": a job
+    until_s: int | None = None  # None: no known end
+
+    def __str__(self) -> str:
+        return self.external_usage if self.job is None else f"job {self.job}"
 
 
 @dataclass(frozen=True, slots=True)

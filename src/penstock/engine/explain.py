@@ -125,7 +125,8 @@ class Explainer:
     def _blockers(self, nodes: list[Vertex], window: Window) -> tuple[Blocker, ...]:
         """Who has what is short there, and until when; those without an end first: waiting won't help."""
         short = {level.type for level, _ in self._short}
-        until: dict[str, int] = {}
+        job_ends: dict[int, int] = {}
+        external: set[str] = set()
         for node in nodes:
             for vertex in self._graph.walk(node):
                 state = vertex.state
@@ -134,12 +135,14 @@ class Explainer:
                 for (job, _), booking in state.bookings.items():
                     end = max(booking.end, window.now + 1) if booking.live else booking.end
                     if booking.units and booking.start < window.end and window.start < end:
-                        until[f"job {job}"] = max(until.get(f"job {job}", 0), end)
-                for name, holding in state.holds.items():
-                    if holding.units and not holding.standing:
-                        until[name] = FOREVER
-        told = sorted(until.items(), key=lambda item: (item[1] < FOREVER, item[1], item[0]))
-        return tuple(Blocker(who, None if end >= FOREVER else end) for who, end in told[:_BLOCKERS_MAX])
+                        job_ends[job] = max(job_ends.get(job, 0), end)
+                external.update(
+                    name for name, holding in state.holds.items() if holding.units and not holding.standing
+                )
+        blockers = [Blocker(external_usage=name) for name in external]
+        blockers += [Blocker(job, until_s=None if end >= FOREVER else end) for job, end in job_ends.items()]
+        blockers.sort(key=lambda blocker: (blocker.until_s is not None, blocker.until_s or 0, str(blocker)))
+        return tuple(blockers[:_BLOCKERS_MAX])
 
 
 def _inner_wants(wants: tuple[Want, ...]) -> list[Want]:

@@ -14,7 +14,7 @@ from typing import Final
 from penstock.engine.allocation import Blocker, FunnelStage
 from penstock.engine.request import Request
 from penstock.model.job import URGENCY_HOLD, JobState
-from penstock.model.jobid import encode_jobid, parse_jobid
+from penstock.model.jobid import encode_jobid
 from penstock.sched.job import Job, MemberPhase
 from penstock.sched.queue import QueueEntry
 from penstock.sched.state import SchedulerState
@@ -101,10 +101,10 @@ def _asked(state: SchedulerState, request: Request, now: float) -> Why:
 
 def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> tuple[str, int | None, float | None]:
     """Jobs by their id, others by their name; an end that has passed is not known."""
-    if not blocker.who.startswith("job "):
-        hold = state.cluster.hold(blocker.who)
-        return (hold.name if hold is not None else "") or blocker.who, None, None
-    number = parse_jobid(blocker.who.removeprefix("job "))
+    number = blocker.job
+    if number is None:
+        hold = state.cluster.hold(blocker.external_usage)
+        return (hold.name if hold is not None else "") or blocker.external_usage, None, None
     job = state.jobs.get(number)
     end_at = job.end_at if job is not None else None
     return encode_jobid(number), number, end_at if end_at is not None and end_at > now else None
