@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from penstock.kube.client import KubeClient
 from penstock.kube.resources import PODS
-from penstock.kube.types import Object
+from penstock.kube.types import KubeObject
 from penstock.kube.watch import Relisted, Upserted, WatchEvent, WatchState, reflect
 
 __all__ = ["Binds", "watched_binds"]
@@ -23,7 +23,7 @@ class Binds:
         self._wanted = 0
         self._reached = asyncio.Event()
 
-    def take(self, change: WatchEvent[Object]) -> None:
+    def take(self, change: WatchEvent[KubeObject]) -> None:
         now_s = time.monotonic()
         match change:
             case Relisted(items):
@@ -52,7 +52,7 @@ async def watched_binds(client: KubeClient, namespace: str) -> AsyncIterator[Bin
         reflect(
             client,
             PODS,
-            Object,
+            KubeObject,
             binds.take,
             namespace=namespace,
             field_selector="spec.nodeName!=",

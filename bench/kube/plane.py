@@ -23,9 +23,9 @@ from penstock.devcluster.settings import DevSettings, NodeShape
 from penstock.errors import Unavailable
 from penstock.kube.access import from_kubeconfig
 from penstock.kube.client import KubeClient
-from penstock.kube.errors import AlreadyThere, NotFound
+from penstock.kube.errors import AlreadyExists, NotFound
 from penstock.kube.resources import NATIVE_PODGROUPS, NODES, PODS
-from penstock.kube.types import Object, Pod
+from penstock.kube.types import KubeObject, Pod
 
 __all__ = ["NAMESPACE", "NODE_CPUS", "Group", "Plane", "control_plane"]
 
@@ -139,7 +139,7 @@ class Plane:
         for is_last in (False, False, True):
             try:
                 await self.client.create(path, document)
-            except AlreadyThere:
+            except AlreadyExists:
                 return
             except Unavailable:
                 if is_last:
@@ -162,7 +162,7 @@ class Plane:
         """
         deadline = time.monotonic() + _CLEAR_S
         for resource in (PODS, NATIVE_PODGROUPS) if self.is_native else (PODS,):
-            while (listed := await self.client.list(resource.path(NAMESPACE), Object)).items:
+            while (listed := await self.client.list(resource.path(NAMESPACE), KubeObject)).items:
                 if time.monotonic() > deadline:
                     raise Unavailable(f"{len(listed.items)} {resource} are still there")
                 fresh = [one.metadata for one in listed.items if one.metadata.deletion_timestamp is None]

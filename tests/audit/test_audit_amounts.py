@@ -8,14 +8,22 @@ import pytest
 
 from penstock.audit.amounts import amounts_of, exact, pod_amounts
 from penstock.errors import BadRequest
-from penstock.kube.types import Condition, Container, ContainerStatus, Pod, PodSpec, PodStatus, Resources
+from penstock.kube.types import (
+    Condition,
+    Container,
+    ContainerStatus,
+    Pod,
+    PodSpec,
+    PodStatus,
+    ResourceRequirements,
+)
 
 GI, MI = 1 << 30, 1 << 20
 
 
-def ask(cpu: str = "", memory: str = "", **more: str) -> Resources:
+def ask(cpu: str = "", memory: str = "", **more: str) -> ResourceRequirements:
     told = {"cpu": cpu, "memory": memory, **{kind.replace("__", "/"): units for kind, units in more.items()}}
-    return Resources(requests={kind: units for kind, units in told.items() if units})
+    return ResourceRequirements(requests={kind: units for kind, units in told.items() if units})
 
 
 def container(cpu: str = "", memory: str = "", **more: str) -> Container:

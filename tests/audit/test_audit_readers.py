@@ -13,7 +13,7 @@ from penstock.audit.api import read_api
 from penstock.audit.readings import ApiNode, ApiPod, JobAssignments, StoreMember
 from penstock.audit.store import read_store
 from penstock.errors import Unavailable
-from penstock.kube.client import KubeClient, Listed
+from penstock.kube.client import KubeClient, ListResult
 from penstock.model.job import JobState
 from penstock.sched.records import JobLive, JobNew
 from penstock.store.memory import MemoryStore
@@ -46,7 +46,7 @@ class CannedClient:
         self._lists = lists
         self._consistent = consistent
 
-    async def list(self, path: str, kind: type[Any], *, page: int) -> Listed[Any]:
+    async def list(self, path: str, kind: type[Any], *, page: int) -> ListResult[Any]:
         assert page > 0
         items, unread = [], []
         for raw in map(msgspec.json.encode, self._lists[path]):
@@ -54,7 +54,7 @@ class CannedClient:
                 items.append(msgspec.json.decode(raw, type=kind))
             except msgspec.ValidationError:
                 unread.append(raw)
-        return Listed(tuple(items), "7", self._consistent, tuple(unread))
+        return ListResult(tuple(items), "7", self._consistent, tuple(unread))
 
 
 def read(lists: Mapping[str, list[Any]], consistent: bool = True) -> Any:

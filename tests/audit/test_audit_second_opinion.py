@@ -7,14 +7,22 @@ from hypothesis import strategies as st
 
 from penstock.audit.amounts import pod_amounts
 from penstock.audit.readings import GRAPH_ALONE
-from penstock.kube.types import Condition, Container, ContainerStatus, Pod, PodSpec, PodStatus, Resources
+from penstock.kube.types import (
+    Condition,
+    Container,
+    ContainerStatus,
+    Pod,
+    PodSpec,
+    PodStatus,
+    ResourceRequirements,
+)
 from penstock.podspec.pod_resources import use_of
 
 KINDS = ("cpu", "memory", "ephemeral-storage", "hugepages-2Mi", "example.com/gpu", "unheard-of")
 QUANTITIES = ("0", "1", "2", "100m", "1500m", "500u", "1n", "1Gi", "1.5Gi", "3e2", "0.1")
 
 quantities = st.none() | st.dictionaries(st.sampled_from(KINDS), st.sampled_from(QUANTITIES), max_size=4)
-resources = st.builds(lambda requests: Resources(requests=requests), quantities)
+resources = st.builds(lambda requests: ResourceRequirements(requests=requests), quantities)
 
 
 def containers(prefix: str, policies: tuple[str, ...]) -> st.SearchStrategy[tuple[Container, ...]]:
@@ -49,7 +57,7 @@ def pods(draw: st.DrawFn) -> Pod:
     has = draw(st.none() | resources)
     if has is not None and whole is not None:
         # A kubelet tells of every kind that a pod asks for as a whole.
-        has = Resources(requests={**(whole.requests or {}), **(has.requests or {})})
+        has = ResourceRequirements(requests={**(whole.requests or {}), **(has.requests or {})})
     reason = draw(st.sampled_from(("", "Deferred", "Infeasible")))
     return Pod(
         spec=PodSpec(

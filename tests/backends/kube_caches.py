@@ -8,8 +8,8 @@ from penstock.backends.kube.cache import ClusterCache
 from penstock.kube.types import (
     BatchJob,
     Deployment,
+    KubeObject,
     Node,
-    Object,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
@@ -38,14 +38,14 @@ GROUP = "penstock.dev/group"
 SIZE = "penstock.dev/group-size"
 
 
-def mirror_of(*objects: Object) -> ClusterCache:
+def mirror_of(*objects: KubeObject) -> ClusterCache:
     cache = ClusterCache(KubeSettings())
     for one in objects:
         put(cache, one)
     return cache
 
 
-def put(cache: ClusterCache, one: Object, *, gone: bool = False) -> None:
+def put(cache: ClusterCache, one: KubeObject, *, gone: bool = False) -> None:
     """What a watch of the object's kind does."""
     match one:
         case Pod():

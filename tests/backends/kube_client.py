@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from penstock.kube.client import PatchKind, Regarding
+from penstock.kube.client import ObjectReference, PatchType
 from penstock.kube.errors import NotFound
 
 __all__ = ["FakeClient"]
@@ -45,8 +45,8 @@ class FakeClient:
     async def delete(self, path: str, *, uid: str = "", grace_s: int | None = None) -> None:
         await self._answer("delete", (path, uid, grace_s))
 
-    async def patch(self, path: str, body: Any, *, kind: PatchKind) -> None:
-        await self._answer("patch", (path, body, kind))
+    async def patch(self, path: str, body: Any, *, patch_type: PatchType) -> None:
+        await self._answer("patch", (path, body, patch_type))
 
-    async def post_event(self, regarding: Regarding, **more: Any) -> None:
+    async def post_event(self, regarding: ObjectReference, **more: Any) -> None:
         await self._answer("event", (regarding.name, more["reason"], more["note"]))

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.backends.kube.cache import GROUP_INADMISSIBLE, ClusterCache, Problem
-from penstock.kube.types import Node, Object, Pod
+from penstock.kube.types import KubeObject, Node, Pod
 from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import Fact, IntentResult, Outcome
 from penstock.protocol.intents import Assignment, Intent, Place, StatusUpdate
@@ -41,21 +41,21 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Happenings:
     """Random changes of objects, each told to a receiver as a watch would."""
 
-    def __init__(self, seed: int, tell: Callable[[Object, bool], None]) -> None:
+    def __init__(self, seed: int, tell: Callable[[KubeObject, bool], None]) -> None:
         self.random = random.Random(seed)
-        self.objects: dict[tuple[type, str], Object] = {}
+        self.objects: dict[tuple[type, str], KubeObject] = {}
         self._tell = tell
         self._count = 0
 
-    def put(self, one: Object) -> None:
+    def put(self, one: KubeObject) -> None:
         self.objects[(type(one), one.metadata.uid)] = one
         self._tell(one, False)
 
-    def drop(self, one: Object) -> None:
+    def drop(self, one: KubeObject) -> None:
         del self.objects[(type(one), one.metadata.uid)]
         self._tell(one, True)
 
-    def of(self, *kinds: type) -> list[Object]:
+    def of(self, *kinds: type) -> list[KubeObject]:
         return [one for (kind, _), one in self.objects.items() if kind in kinds]
 
     def happen(self) -> None:
@@ -95,7 +95,7 @@ class Happenings:
             self.put(made)
 
     def _group_or_claim(self) -> None:
-        made: Object = self.random.choice(
+        made: KubeObject = self.random.choice(
             [pod_group("g0", self.random.randrange(1, 4)), claim("c", volume="v"), claim("c"), volume("v")]
         )
         found = self.objects.get((type(made), made.metadata.uid))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.kube.resources import PODS, ApiResource
-from penstock.kube.types import Object
+from penstock.kube.types import KubeObject
 from penstock.kube.watch import Relisted
 
 __all__ = ["Server"]
@@ -16,8 +16,8 @@ __all__ = ["Server"]
 class Server:
     """Objects by resource, and a stand-in for `reflect` that tells of them."""
 
-    def __init__(self, **listed: list[Object]) -> None:
-        self.objects: dict[str, list[Object]] = listed
+    def __init__(self, **listed: list[KubeObject]) -> None:
+        self.objects: dict[str, list[KubeObject]] = listed
         self.is_slow: set[str] = set()  # resources whose lists do not come
         self.receivers: dict[str, Callable[[Any], None]] = {}
         self.lists = 0

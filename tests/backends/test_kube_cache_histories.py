@@ -10,8 +10,8 @@ from penstock.backends.kube.cache import ClusterCache
 from penstock.kube.types import (
     BatchJob,
     Deployment,
+    KubeObject,
     Node,
-    Object,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
@@ -57,7 +57,7 @@ def test_a_list_says_the_same_as_the_changes_before_it(seed: int) -> None:
     stale, cache = ClusterCache(KubeSettings()), ClusterCache(KubeSettings())
     is_heard = True
 
-    def tell(one: Object, gone: bool) -> None:
+    def tell(one: KubeObject, gone: bool) -> None:
         if is_heard:
             put(stale, one, gone=gone)
         put(cache, one, gone=gone)

@@ -14,14 +14,14 @@ from penstock import failpoints
 from penstock.backends.kube import executor
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.executor import IntentExecutor
-from penstock.kube.client import PatchKind
+from penstock.kube.client import PatchType
 from penstock.kube.errors import (
-    Conflicted,
+    ApiConflict,
     Forbidden,
     NotFound,
     OutcomeUnknown,
-    ServerFault,
-    TooMany,
+    ServerError,
+    TooManyRequests,
     Unreachable,
 )
 from penstock.kube.types import BatchJob, Pod
@@ -143,7 +143,7 @@ def test_a_pod_that_the_server_does_not_know_is_gone() -> None:
         (pod(phase="Failed"), Outcome.GONE),
     ],
 )
-@pytest.mark.parametrize("error", [Conflicted(409), OutcomeUnknown("it broke")])
+@pytest.mark.parametrize("error", [ApiConflict(409), OutcomeUnknown("it broke")])
 def test_a_refusal_and_a_silence_are_looked_up(found: object, outcome: Outcome, error: Exception) -> None:
     client = FakeClient(bind=[error], get=[found])
     assert outcomes(carry_out(Around(pod()), client, PLACE)) == [outcome]
@@ -163,13 +163,13 @@ def test_what_was_looked_up_takes_room_at_once() -> None:
 
 def test_one_that_others_have_placed_is_no_member_any_more() -> None:
     """The mirror tells what it uses; a second account of it would stay when the pod is gone."""
-    client = FakeClient(bind=[Conflicted(409)], get=[pod(node="n2")])
+    client = FakeClient(bind=[ApiConflict(409)], get=[pod(node="n2")])
     assert carry_out(Around(pod()), client, PLACE) == [MemberGone("uid-a")]
     assert carry_out(Around(pod(node="n2")), FakeClient(), PLACE) == [MemberGone("uid-a")]
 
 
 def test_one_that_an_earlier_life_of_ours_has_placed_elsewhere_is_observed() -> None:
-    client = FakeClient(bind=[Conflicted(409)], get=[pod(node="n2", placed=True, phase="Running")])
+    client = FakeClient(bind=[ApiConflict(409)], get=[pod(node="n2", placed=True, phase="Running")])
     (found,) = carry_out(Around(pod()), client, PLACE)
     assert isinstance(found, MemberStatus)
     assert (found.phase, found.node) == (Phase.RUNNING, "n2")
@@ -178,7 +178,13 @@ def test_one_that_an_earlier_life_of_ours_has_placed_elsewhere_is_observed() -> 
 
 @pytest.mark.parametrize(
     "error",
-    [OutcomeUnknown("it broke"), Unreachable("no way"), TooMany(429), ServerFault(503), Conflicted(409)],
+    [
+        OutcomeUnknown("it broke"),
+        Unreachable("no way"),
+        TooManyRequests(429),
+        ServerError(503),
+        ApiConflict(409),
+    ],
 )
 def test_what_was_not_done_is_done_again(error: Exception) -> None:
     client = FakeClient(bind=[error], get=[pod()])
@@ -255,7 +261,7 @@ def test_a_native_pod_group_is_told_once_all_are_there() -> None:
     assert client.verbs() == ["bind", "bind", "patch"]
     path, body, kind = client.asked[-1][1]
     assert path.endswith("/namespaces/default/podgroups/ring/status")
-    assert kind is PatchKind.STRATEGIC, "other conditions stay"
+    assert kind is PatchType.STRATEGIC, "other conditions stay"
     assert body["status"]["conditions"][0]["type"] == "PodGroupInitiallyScheduled"
 
 
@@ -287,7 +293,7 @@ def test_a_limit_of_ours_becomes_the_deadline_of_the_job_once() -> None:
         "metadata": {"uid": "uid-train", "annotations": notes},
         "spec": {"activeDeadlineSeconds": 161},
     }
-    assert patches == [("/apis/batch/v1/namespaces/default/jobs/train", body, PatchKind.MERGE)]
+    assert patches == [("/apis/batch/v1/namespaces/default/jobs/train", body, PatchType.MERGE)]
 
 
 def test_an_earlier_deadline_of_the_job_stays() -> None:
@@ -421,7 +427,7 @@ def test_a_deadline_is_not_set_out_of_office() -> None:
 
 def test_a_busy_server_is_given_the_time_that_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_ASKED_S_MAX", 0.05)
-    client = FakeClient(bind=[TooMany(429, retry_after_s=600.0)])
+    client = FakeClient(bind=[TooManyRequests(429, retry_after_s=600.0)])
     began = time.monotonic()
     assert outcomes(carry_out(Around(pod()), client, PLACE)) == [Outcome.APPLIED]
     assert time.monotonic() - began >= 0.05
@@ -431,7 +437,7 @@ def test_a_busy_server_is_given_the_time_that_it_asks_for(monkeypatch: pytest.Mo
 
 
 def test_a_disruption_budget_is_waited_for_without_holding_anybody_up() -> None:
-    budget = TooMany(429, causes=("DisruptionBudget",))
+    budget = TooManyRequests(429, causes=("DisruptionBudget",))
     client = FakeClient(evict=[budget, budget, Unreachable("no way")])
     context = Around(BOUND, pod("b"))
     evict = Retract(2, 77, ("uid-a",), How.EVICT)
@@ -445,8 +451,8 @@ def test_a_disruption_budget_is_waited_for_without_holding_anybody_up() -> None:
     ("answers", "outcome"),
     [
         ({"evict": [NotFound(404)]}, Outcome.GONE),
-        ({"evict": [Conflicted(409)], "get": [pod(uid="another")]}, Outcome.GONE),
-        ({"evict": [Conflicted(409)], "get": [BOUND]}, Outcome.APPLIED),
+        ({"evict": [ApiConflict(409)], "get": [pod(uid="another")]}, Outcome.GONE),
+        ({"evict": [ApiConflict(409)], "get": [BOUND]}, Outcome.APPLIED),
     ],
 )
 def test_evictions(answers: dict[str, list[object]], outcome: Outcome) -> None:
@@ -467,7 +473,7 @@ def test_what_was_put_off_is_dropped_with_the_rest(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(executor, "_EVICT_PAUSE_S", 0.05)
 
     async def scenario() -> None:
-        client = FakeClient(evict=[TooMany(429, causes=("DisruptionBudget",))])
+        client = FakeClient(evict=[TooManyRequests(429, causes=("DisruptionBudget",))])
         context = Around(BOUND)
         actions = IntentExecutor(client, context, lambda: NOW)  # type: ignore[arg-type]
         actions.put(Retract(2, 77, ("uid-a",), How.EVICT))
@@ -523,9 +529,9 @@ def test_the_end_of_a_job_is_not_tried_for_ever_when_its_pods_are_gone() -> None
 
     def gone() -> None:
         context.cache.pod_gone(pod())
-        raise Conflicted(409, message="the uid is another")
+        raise ApiConflict(409, message="the uid is another")
 
-    client = FakeClient(patch=[gone, *[Conflicted(409)] * 50])
+    client = FakeClient(patch=[gone, *[ApiConflict(409)] * 50])
     assert outcomes(carry_out(context, client, END)) == [Outcome.GONE]
     assert client.verbs() == ["patch"]
 
@@ -536,7 +542,7 @@ def test_a_pod_by_itself_is_deleted_with_its_grace() -> None:
     assert client.asked == [("delete", ("/api/v1/namespaces/default/pods/a", "uid-a", 31))]
 
 
-@pytest.mark.parametrize("error", [NotFound(404), Conflicted(409)])
+@pytest.mark.parametrize("error", [NotFound(404), ApiConflict(409)])
 def test_a_pod_that_is_gone_needs_no_end(error: Exception) -> None:
     assert outcomes(carry_out(Around(BOUND), FakeClient(delete=[error]), END)) == [Outcome.GONE]
     assert outcomes(carry_out(Around(), FakeClient(), END)) == [Outcome.GONE]
@@ -619,7 +625,7 @@ def test_what_is_wanted_again_while_it_is_open_is_done_once(intent: Intent, verb
 
 def test_what_was_done_can_be_wanted_again() -> None:
     """The server says that it has a node; what the pod was known to be like is older."""
-    context, client = Around(pod()), FakeClient(bind=[None, Conflicted(409)], get=[BOUND])
+    context, client = Around(pod()), FakeClient(bind=[None, ApiConflict(409)], get=[BOUND])
     carry_out(context, client, PLACE)
     assert outcomes(carry_out(context, client, PLACE, want=2)) == [Outcome.APPLIED] * 2
 
@@ -665,7 +671,7 @@ def test_one_that_was_found_to_be_gone_takes_no_room() -> None:
 
 
 def test_a_server_that_does_not_answer_is_asked_again_and_nobody_is_declared_gone() -> None:
-    client = FakeClient(get=[Unreachable("no way"), ServerFault(503), BOUND])
+    client = FakeClient(get=[Unreachable("no way"), ServerError(503), BOUND])
     (found,) = carry_out(Around(BOUND), client, probe="uid-a")
     assert isinstance(found, MemberStatus)
     assert found.phase is Phase.PLACED

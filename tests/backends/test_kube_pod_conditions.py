@@ -9,7 +9,7 @@ import pytest
 
 from penstock.backends.kube.pod_conditions import ConditionWriter, Message, message_of, problem_message
 from penstock.backends.kube.pod_status import UNRESOLVED, Problem
-from penstock.kube.errors import Conflicted, Forbidden, TooMany, Unreachable
+from penstock.kube.errors import ApiConflict, Forbidden, TooManyRequests, Unreachable
 from penstock.kube.types import Pod
 from penstock.podspec.settings import KubeSettings
 from penstock.protocol.intents import StatusUpdate
@@ -206,7 +206,7 @@ def test_one_whose_time_has_not_come_holds_nobody_up() -> None:
     assert room.conditions(turns=1) == [("p299", NEVER.text)]
 
 
-@pytest.mark.parametrize("error", [Unreachable("no way"), Conflicted(409)])
+@pytest.mark.parametrize("error", [Unreachable("no way"), ApiConflict(409)])
 def test_what_could_not_be_written_is_written_a_moment_later(error: Exception) -> None:
     room = Room(pod("a"), client=FakeClient(patch=[error]))
     room.teller.set("uid-a", NEVER)
@@ -220,7 +220,7 @@ def test_what_could_not_be_written_gives_way_to_what_came_meanwhile() -> None:
 
     def refused() -> None:
         room.teller.set("uid-a", NEVER)
-        raise Conflicted(409)
+        raise ApiConflict(409)
 
     room.client.answers["patch"] = [refused]
     room.teller.set("uid-a", WAITING)
@@ -239,7 +239,7 @@ def test_what_is_forbidden_is_not_tried_again() -> None:
     assert room.remembered() == 0
 
 
-@pytest.mark.parametrize("error", [Unreachable("no way"), TooMany(429)])
+@pytest.mark.parametrize("error", [Unreachable("no way"), TooManyRequests(429)])
 def test_an_event_that_was_not_taken_is_written_again_but_not_for_ever(error: Exception) -> None:
     room = Room(pod("a"))
     room.client.answers["event"] = [error]

@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from penstock.kube.access import Access
 from penstock.kube.client import KubeClient
-from penstock.kube.transport import Retries
+from penstock.kube.transport import RetryPolicy
 
-QUICK = Retries(tries=4, first_s=0.001, pause_s_max=0.01, total_s=5.0)
+QUICK = RetryPolicy(tries=4, first_s=0.001, pause_s_max=0.01, total_s=5.0)
 
 
 @dataclass

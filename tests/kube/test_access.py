@@ -20,7 +20,7 @@ from penstock.kube.access import Access, find_access, from_kubeconfig, in_cluste
 from penstock.kube.client import KubeClient
 from penstock.kube.credentials import ExecCommand, ExecPlugin, FixedToken, TokenFile
 from penstock.kube.errors import Unauthorized, Unreachable
-from penstock.kube.tls import Tls
+from penstock.kube.tls import TlsConfig
 from tests.kube.certificates import Authority, common_name
 from tests.kube.fake_api import status
 from tests.kube.raw_server import QUICK, Answer, Request, raw_server
@@ -65,7 +65,7 @@ class TestKubeconfig:
         access = from_kubeconfig(write(tmp_path / "config", config(cluster, user, namespace="batch")))
         assert access.server == "https://example:6443"
         assert access.namespace == "batch"
-        assert access.tls == Tls(
+        assert access.tls == TlsConfig(
             ca_file=tmp_path / "pki/ca.crt",
             certificate_file=Path("/abs/me.crt"),
             key_file=tmp_path / "me.key",
@@ -542,7 +542,9 @@ class TestTls:
 
             rotate("old")
             async with raw_server(handler, authority.server_context(tmp_path)) as server:
-                tls = Tls(ca_data=authority.pem, certificate_file=files["me.crt"], key_file=files["me.key"])
+                tls = TlsConfig(
+                    ca_data=authority.pem, certificate_file=files["me.crt"], key_file=files["me.key"]
+                )
                 async with KubeClient(Access(server.url, tls), retries=QUICK) as client:
                     seconds = 0.0
                     client._transport._tls._clock = lambda: seconds
@@ -562,7 +564,7 @@ class TestTls:
 
     def test_material_that_cannot_be_used_is_told_with_its_file(self, tmp_path: Path) -> None:
         (tmp_path / "ca.crt").write_text("nothing")
-        access = Access("https://127.0.0.1:1", Tls(ca_file=tmp_path / "ca.crt"))
+        access = Access("https://127.0.0.1:1", TlsConfig(ca_file=tmp_path / "ca.crt"))
 
         async def scenario() -> None:
             async with KubeClient(access, retries=QUICK) as client:
@@ -576,7 +578,7 @@ class TestTls:
         authority = Authority()
         me = authority.issue("me")
         (tmp_path / "server").mkdir(mode=stat.S_IRWXU)
-        tls = Tls(ca_data=authority.pem, certificate_data=me.certificate, key_data=me.key)
+        tls = TlsConfig(ca_data=authority.pem, certificate_data=me.certificate, key_data=me.key)
         access = Access("https://example", tls, FixedToken("secret-token"))
         assert self.ask(tmp_path / "server", authority, lambda url: Access(url, tls)) == "me"
         assert [path.name for path in tmp_path.iterdir()] == ["server"]

@@ -12,25 +12,25 @@ import pytest
 from penstock.errors import Conflict, Unavailable
 from penstock.kube import transport
 from penstock.kube.access import Access
-from penstock.kube.client import KubeClient, PatchKind, Regarding
+from penstock.kube.client import KubeClient, ObjectReference, PatchType
 from penstock.kube.credentials import ClientIdentity
 from penstock.kube.errors import (
-    AlreadyThere,
+    AlreadyExists,
+    ApiConflict,
     ApiError,
-    BadAnswer,
-    Conflicted,
+    BadResponse,
     Forbidden,
     Gone,
     Invalid,
     NotFound,
     OutcomeUnknown,
-    ServerFault,
-    TooMany,
+    ServerError,
+    TooManyRequests,
     Unreachable,
-    Withheld,
+    WriteFenced,
 )
-from penstock.kube.resources import JOBS, PODS, pods
-from penstock.kube.transport import Retries
+from penstock.kube.resources import JOBS, PODS
+from penstock.kube.transport import RetryPolicy
 from penstock.kube.types import Pod
 from tests.kube.fake_api import FakeApi, status, thing
 from tests.kube.raw_server import (
@@ -46,13 +46,13 @@ from tests.kube.raw_server import (
 
 Call = Callable[[KubeClient], Awaitable[object]]
 
-READ: Call = lambda client: client.get(pods("default", "a"), Pod)  # noqa: E731
+READ: Call = lambda client: client.get(PODS.path("default", "a"), Pod)  # noqa: E731
 BIND: Call = lambda client: client.bind("default", "a", "uid-a", "node-1")  # noqa: E731
 WRITES: dict[str, Call] = {
-    "create": lambda client: client.create(pods("default"), thing("a"), Pod),
-    "replace": lambda client: client.replace(pods("default", "a"), thing("a"), Pod),
-    "patch": lambda client: client.patch(pods("default", "a"), {}, type=Pod),
-    "delete": lambda client: client.delete(pods("default", "a")),
+    "create": lambda client: client.create(PODS.path("default"), thing("a"), Pod),
+    "replace": lambda client: client.replace(PODS.path("default", "a"), thing("a"), Pod),
+    "patch": lambda client: client.patch(PODS.path("default", "a"), {}, type=Pod),
+    "delete": lambda client: client.delete(PODS.path("default", "a")),
     "bind": BIND,
     "evict": lambda client: client.evict("default", "a", "uid-a"),
 }
@@ -85,8 +85,8 @@ POD = (200, thing("a", 7, spec={"nodeName": "n"}), {})
 
 
 def test_paths() -> None:
-    assert pods() == "/api/v1/pods"
-    assert pods("ns", "a", "binding") == "/api/v1/namespaces/ns/pods/a/binding"
+    assert PODS.path() == "/api/v1/pods"
+    assert PODS.path("ns", "a", "binding") == "/api/v1/namespaces/ns/pods/a/binding"
     assert JOBS.path("ns") == "/apis/batch/v1/namespaces/ns/jobs"
     assert PODS.path("ns", "a/../b") == "/api/v1/namespaces/ns/pods/a%2F..%2Fb"
     assert str(JOBS) == "jobs.batch"
@@ -104,8 +104,8 @@ def test_what_is_read_is_of_the_type_that_was_asked_for() -> None:
     ("code", "reason", "family"),
     [
         (404, "NotFound", NotFound),
-        (409, "Conflict", Conflicted),
-        (409, "AlreadyExists", AlreadyThere),
+        (409, "Conflict", ApiConflict),
+        (409, "AlreadyExists", AlreadyExists),
         (410, "Expired", Gone),
         (403, "Forbidden", Forbidden),
         (422, "Invalid", Invalid),
@@ -146,7 +146,7 @@ def test_retry_after_is_honoured_or_handed_on() -> None:
     ask(handler, READ)
     assert loop_s[1] - loop_s[0] >= 0.99
     error, asked = ask(answering((429, b"busy", {"Retry-After": "30"})), READ)
-    assert isinstance(error, TooMany)
+    assert isinstance(error, TooManyRequests)
     assert isinstance(error, Unavailable)
     assert (error.retry_after_s, len(asked)) == (30.0, 1)  # longer than a request may take in all
 
@@ -155,7 +155,7 @@ def test_a_spent_disruption_budget_is_told_at_once() -> None:
     causes = {"causes": [{"reason": "DisruptionBudget", "message": "needs 3 healthy"}]}
     refusal = status(429, "TooManyRequests", "Cannot evict pod", details=causes)
     error, asked = ask(answering((429, refusal, {})), WRITES["evict"])
-    assert isinstance(error, TooMany)
+    assert isinstance(error, TooManyRequests)
     assert error.is_budget
     assert len(asked) == 1
     assert asked[0].json()["deleteOptions"] == {"preconditions": {"uid": "uid-a"}}
@@ -167,7 +167,7 @@ def test_faults_of_the_server_are_waited_out_by_reads(code: int) -> None:
     assert isinstance(result, Pod)
     assert len(asked) == 2
     error, asked = ask(answering((code, b"<html>", {})), READ)
-    assert isinstance(error, ServerFault)
+    assert isinstance(error, ServerError)
     assert len(asked) == QUICK.tries
 
 
@@ -238,7 +238,7 @@ def test_a_server_that_is_away_is_tried_again_and_then_unreachable(call: Call) -
         async with quick_client(f"http://127.0.0.1:{port}") as client:
             with pytest.raises(Unreachable, match=f"cannot connect to 127.0.0.1:{port}: Connection refused"):
                 await call(client)
-        patient = Retries(tries=200, first_s=0.01, pause_s_max=0.01)
+        patient = RetryPolicy(tries=200, first_s=0.01, pause_s_max=0.01)
         async with quick_client(f"http://127.0.0.1:{port}", retries=patient) as client:
             waiting = asyncio.ensure_future(call(client))
             await asyncio.sleep(0.03)
@@ -257,7 +257,7 @@ def test_a_server_that_is_away_is_tried_again_and_then_unreachable(call: Call) -
 
 def test_an_answer_that_is_none() -> None:
     error, asked = ask(answering((200, b"<html>login</html>", {})), READ)
-    assert isinstance(error, BadAnswer)
+    assert isinstance(error, BadResponse)
     assert len(asked) == 1
     error, _ = ask(answering((201, b"<html>login</html>", {})), WRITES["create"])
     assert isinstance(error, OutcomeUnknown)
@@ -270,11 +270,11 @@ def test_bodies_are_bounded_and_a_list_asks_for_less() -> None:
         for number in range(20):
             api.put(f"pod-{number:02}", padding="x" * 1_000)
         async with raw_server(api) as server, quick_client(server.url, body_max_bytes=5_000) as client:
-            listed = await client.list(pods(), Pod)
+            listed = await client.list(PODS.path(), Pod)
             assert len(listed.items) == 20
             assert server.requests[-1].query["limit"] == "1"
-            with pytest.raises(BadAnswer, match="longer than 5000 bytes"):
-                await client.list(pods(), Pod, page=0)
+            with pytest.raises(BadResponse, match="longer than 5000 bytes"):
+                await client.list(PODS.path(), Pod, page=0)
 
     asyncio.run(scenario())
 
@@ -289,7 +289,7 @@ def test_an_answer_without_an_end_is_not_read_to_the_end(call: Call) -> None:
         await answer.never()
 
     error, asked = ask(handler, call, body_max_bytes=5_000)
-    assert isinstance(error, BadAnswer if call is READ else OutcomeUnknown)
+    assert isinstance(error, BadResponse if call is READ else OutcomeUnknown)
     assert "longer than 5000 bytes" in str(error)
     assert len(asked) == 1
 
@@ -309,7 +309,7 @@ def test_lists_are_paged_and_consistent() -> None:
             api.put(f"pod-{number:02}")
         async with raw_server(api) as server, quick_client(server.url) as client:
             listed = await client.list(
-                pods(), Pod, page=4, label_selector="a in (b, c)", field_selector="x=y"
+                PODS.path(), Pod, page=4, label_selector="a in (b, c)", field_selector="x=y"
             )
         assert [pod.metadata.name for pod in listed.items] == sorted(api.objects)
         assert (listed.resource_version, listed.consistent) == ("111", True)
@@ -336,7 +336,7 @@ def test_a_list_that_expires_midway_starts_over_once_and_then_goes_on(expiries: 
             await api(request, answer)
 
         async with raw_server(handler) as server, quick_client(server.url) as client:
-            listed = await client.list(pods(), Pod, page=2)
+            listed = await client.list(PODS.path(), Pod, page=2)
         assert [pod.metadata.name for pod in listed.items] == sorted(api.objects)
         assert listed.consistent == (expiries == 1)
         assert listed.resource_version == str(api.version)
@@ -398,7 +398,7 @@ def test_a_write_that_is_tried_again_is_not_sent_once_we_may_not_write() -> None
     busy = (429, b"Too many requests, please try again later.\n", {"Retry-After": "0"})
     answers = iter([True, True, False])
     error, asked = ask(answering(busy, busy, busy, DONE), BIND, may_write=lambda: next(answers))
-    assert type(error) is Withheld
+    assert type(error) is WriteFenced
     assert len(asked) == 2
 
 
@@ -419,7 +419,7 @@ def test_a_write_that_waits_for_a_place_is_not_sent_once_we_may_not_write() -> N
             is_in_office = False
             gate.set()
             await first
-            with pytest.raises(Withheld, match="may not write"):
+            with pytest.raises(WriteFenced, match="may not write"):
                 await second
             assert len(server.requests) == 1
             await asyncio.wait_for(client.get("/version", dict[str, str]), 5)  # Reads are always allowed.
@@ -450,7 +450,7 @@ def test_a_write_that_waits_for_a_credential_is_not_sent_once_we_may_not_write(i
         async with raw_server(answering((401, b"", {}), DONE)) as server:
             access = Access(server.url, credential=Slow())
             async with KubeClient(access, retries=QUICK, may_write=lambda: is_in_office) as client:
-                with pytest.raises(Withheld):
+                with pytest.raises(WriteFenced):
                     await BIND(client)
             assert len(server.requests) == int(is_refused)
 
@@ -469,14 +469,14 @@ def test_a_write_that_waits_for_a_connection_is_not_sent_once_we_may_not_write(
 
     monkeypatch.setattr(transport, "_make_socket", late)
     error, asked = ask(answering(DONE), BIND, may_write=lambda: is_in_office)
-    assert (type(error), asked) == (Withheld, [])
+    assert (type(error), asked) == (WriteFenced, [])
 
 
 def test_writes_of_who_looks_again_by_itself_are_sent_once() -> None:
     busy = (429, b"busy", {"Retry-After": "0"})
-    once = Retries(first_s=0.001, write_tries=1)
+    once = RetryPolicy(first_s=0.001, write_attempts=1)
     error, asked = ask(answering(busy, DONE), BIND, retries=once)
-    assert (type(error), len(asked)) == (TooMany, 1)
+    assert (type(error), len(asked)) == (TooManyRequests, 1)
     pod, asked = ask(answering(busy, POD), READ, retries=once)
     assert (type(pod), len(asked)) == (Pod, 2)
 
@@ -484,9 +484,11 @@ def test_writes_of_who_looks_again_by_itself_are_sent_once() -> None:
 def test_what_is_sent() -> None:
     async def call(client: KubeClient) -> object:
         await client.bind("ns", "a", "uid-a", "node-1", {"k": "v"})
-        await client.delete(pods("ns", "a"), uid="uid-a", grace_s=0, propagation="Background")
-        await client.patch(pods("ns", "a", "status"), {"x": 1}, kind=PatchKind.STRATEGIC, field_manager="me")
-        await client.patch(pods("ns", "a"), [{"op": "test"}], kind=PatchKind.JSON)
+        await client.delete(PODS.path("ns", "a"), uid="uid-a", grace_s=0, propagation="Background")
+        await client.patch(
+            PODS.path("ns", "a", "status"), {"x": 1}, patch_type=PatchType.STRATEGIC, field_manager="me"
+        )
+        await client.patch(PODS.path("ns", "a"), [{"op": "test"}], patch_type=PatchType.JSON)
         return await client.evict("ns", "a", "uid-a", 5)
 
     error, asked = ask(answering((201, {"kind": "Status", "status": "Success"}, {})), call)
@@ -518,7 +520,7 @@ def test_what_is_sent() -> None:
 )
 def test_a_note_is_cut_at_a_character(note: str, bytes_expected: int) -> None:
     def call(client: KubeClient) -> Awaitable[object]:
-        about = Regarding("v1", "Pod", "a" * 253, "ns", "uid-a")
+        about = ObjectReference("v1", "Pod", "a" * 253, "ns", "uid-a")
         return client.post_event(about, reason="R" * 200, note=note, action="Binding", warning=True)
 
     error, asked = ask(answering((201, {}, {})), call)

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 from penstock.errors import BadRequest
-from penstock.kube.errors import AlreadyThere, Conflicted, NotFound, OutcomeUnknown, Unreachable
-from penstock.kube.lease import Election, LeaseLost
+from penstock.kube.errors import AlreadyExists, ApiConflict, NotFound, OutcomeUnknown, Unreachable
+from penstock.kube.lease import LeaderElector, LeaseLost
 
 LONGEST_S = 3.0
 
@@ -91,7 +91,7 @@ class Road:
     async def create(self, _path: str, body: dict[str, Any], type: Any, **_: object) -> Any:  # noqa: A002
         async with self._travel(is_write=True):
             if self.leases.record is not None:
-                raise AlreadyThere(409)
+                raise AlreadyExists(409)
             return msgspec.convert(self.leases.write(body), type)
 
     async def replace(self, _path: str, body: dict[str, Any], type: Any, **_: object) -> Any:  # noqa: A002
@@ -99,7 +99,7 @@ class Road:
             if self.leases.record is None:
                 raise NotFound(404)
             if body["metadata"]["resourceVersion"] != self.leases.record["metadata"]["resourceVersion"]:
-                raise Conflicted(409)
+                raise ApiConflict(409)
             return msgspec.convert(self.leases.write(body), type)
 
     @contextlib.asynccontextmanager
@@ -129,14 +129,14 @@ def candidate(
     rate: float = 1.0,
     jitter: float = 0.5,
     **settings: Any,
-) -> Election:
+) -> LeaderElector:
     loop = asyncio.get_running_loop()
 
     def clock() -> float:
         return offset_s + loop.time() * rate
 
-    given = {"longest_request_s": LONGEST_S, **settings}
-    return Election(
+    given = {"request_s_max": LONGEST_S, **settings}
+    return LeaderElector(
         road,  # type: ignore[arg-type]
         "ns",
         "penstock",
@@ -242,7 +242,7 @@ def test_an_heir_waits_only_for_the_requests_of_the_dead() -> None:
     async def scenario() -> None:
         leases = Leases()
         one = candidate(Road(leases), "place_1")
-        heir = candidate(Road(leases), "place_2", predecessor_of="place_")
+        heir = candidate(Road(leases), "place_2", predecessor_prefix="place_")
         await one.acquire()
         died = now()
         await heir.acquire()
@@ -282,7 +282,7 @@ def test_a_holder_whose_machine_was_suspended_finds_out_before_it_acts(
 
     async def scenario() -> None:
         nonlocal suspended_s
-        election = Election(Road(Leases()), "ns", "penstock", "a")  # type: ignore[arg-type]
+        election = LeaderElector(Road(Leases()), "ns", "penstock", "a")  # type: ignore[arg-type]
         await election.acquire()
         assert election.is_leader(5.0)
         suspended_s = 60.0
@@ -295,7 +295,7 @@ def test_where_no_clock_counts_a_suspension_another_one_does(monkeypatch: pytest
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
 
     async def scenario() -> None:
-        election = Election(Road(Leases()), "ns", "penstock", "a")  # type: ignore[arg-type]
+        election = LeaderElector(Road(Leases()), "ns", "penstock", "a")  # type: ignore[arg-type]
         await election.acquire()
         assert election.is_leader(5.0)
 
@@ -520,7 +520,7 @@ def test_there_are_never_two_in_office(seed: int) -> None:
             for number, road in enumerate(roads)
         ]
 
-        async def live(election: Election, road: Road) -> None:
+        async def live(election: LeaderElector, road: Road) -> None:
             while True:
                 await election.acquire()
                 holding = asyncio.ensure_future(election.hold())

@@ -11,12 +11,12 @@ import pytest
 from penstock.devcluster.cluster import DevCluster
 from penstock.devcluster.settings import DevSettings
 from penstock.kube.access import from_kubeconfig
-from penstock.kube.client import KubeClient, PatchKind, Regarding
-from penstock.kube.errors import AlreadyThere, ApiError, Conflicted, Invalid, NotFound, TooMany
-from penstock.kube.lease import Election, LeaseLost
-from penstock.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODGROUPS, PODS, pods
-from penstock.kube.types import Node, Object, Pod
-from penstock.kube.watch import Deleted, Pace, Relisted, Upserted, WatchEvent, WatchState, reflect
+from penstock.kube.client import KubeClient, ObjectReference, PatchType
+from penstock.kube.errors import AlreadyExists, ApiConflict, ApiError, Invalid, NotFound, TooManyRequests
+from penstock.kube.lease import LeaderElector, LeaseLost
+from penstock.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODGROUPS, PODS
+from penstock.kube.types import KubeObject, Node, Pod
+from penstock.kube.watch import Deleted, Relisted, Upserted, WatchBackoff, WatchEvent, WatchState, reflect
 from tests.clusters import cluster_fixture
 from tests.kube.raw_server import eventually, running
 
@@ -48,7 +48,7 @@ def pod_body(name: str, *, scheduler: str = "nobody", **metadata: Any) -> dict[s
 
 
 async def make_pod(client: KubeClient, name: str, **more: Any) -> Pod:
-    return await client.create(pods("default"), pod_body(name, **more), Pod)
+    return await client.create(PODS.path("default"), pod_body(name, **more), Pod)
 
 
 async def make_namespace(client: KubeClient, name: str) -> None:
@@ -74,34 +74,34 @@ def test_a_pod_from_its_making_to_its_end(cluster: DevCluster) -> None:
         node = (await node_names(client))[0]
         pod = await make_pod(client, "life")
         assert pod.spec.scheduler_name == "nobody"
-        with pytest.raises(AlreadyThere):
+        with pytest.raises(AlreadyExists):
             await make_pod(client, "life")
         with pytest.raises(Invalid):
-            await client.patch(pods("default", "life"), {"spec": {"schedulerName": "me"}})
+            await client.patch(PODS.path("default", "life"), {"spec": {"schedulerName": "me"}})
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "why"}
         waiting = await client.patch(
-            pods("default", "life", "status"),
+            PODS.path("default", "life", "status"),
             {"status": {"conditions": [condition]}},
-            kind=PatchKind.STRATEGIC,
+            patch_type=PatchType.STRATEGIC,
             type=Pod,
             field_manager="penstock",
         )
         assert [found.message for found in waiting.status.conditions or ()] == ["why"]
-        with pytest.raises(Conflicted):
+        with pytest.raises(ApiConflict):
             await client.bind("default", "life", "another uid", node)
         await client.bind("default", "life", pod.metadata.uid, node, {"penstock/job": "7"})
-        with pytest.raises(Conflicted):
+        with pytest.raises(ApiConflict):
             await client.bind("default", "life", pod.metadata.uid, node)
-        bound = await client.get(pods("default", "life"), Pod)
+        bound = await client.get(PODS.path("default", "life"), Pod)
         assert bound.spec.node_name == node
         assert (bound.metadata.annotations or {})["penstock/job"] == "7"
         with pytest.raises(NotFound):
             await client.bind("default", "no-such-pod", "", node)
-        with pytest.raises(Conflicted):
-            await client.delete(pods("default", "life"), uid="another uid")
-        await client.delete(pods("default", "life"), uid=pod.metadata.uid, grace_s=0)
+        with pytest.raises(ApiConflict):
+            await client.delete(PODS.path("default", "life"), uid="another uid")
+        await client.delete(PODS.path("default", "life"), uid=pod.metadata.uid, grace_s=0)
         with pytest.raises(NotFound):
-            await client.get(pods("default", "life"), Pod)
+            await client.get(PODS.path("default", "life"), Pod)
 
     run(cluster, scenario)
 
@@ -120,7 +120,7 @@ def test_eviction_and_its_budget(cluster: DevCluster) -> None:
         pod = await make_pod(client, "evicted")
         await client.evict("default", "evicted", pod.metadata.uid, 0)
         with pytest.raises(NotFound):
-            await client.get(pods("default", "evicted"), Pod)
+            await client.get(PODS.path("default", "evicted"), Pod)
 
         async def is_counted() -> bool:
             return (await client.get(f"{budgets}/all", dict))["status"].get("currentHealthy") == 1
@@ -128,7 +128,7 @@ def test_eviction_and_its_budget(cluster: DevCluster) -> None:
         async with asyncio.timeout(30):
             while not await is_counted():
                 await asyncio.sleep(0.1)
-        with pytest.raises(TooMany) as caught:
+        with pytest.raises(TooManyRequests) as caught:
             await client.evict("default", "kept", kept.metadata.uid)
         assert caught.value.is_budget
 
@@ -138,7 +138,7 @@ def test_eviction_and_its_budget(cluster: DevCluster) -> None:
 def test_an_event_of_the_greatest_length(cluster: DevCluster) -> None:
     async def scenario(client: KubeClient) -> None:
         pod = await make_pod(client, "talked-about")
-        about = Regarding("v1", "Pod", "talked-about", "default", pod.metadata.uid)
+        about = ObjectReference("v1", "Pod", "talked-about", "default", pod.metadata.uid)
         for note in ("short", "🚰" * 1000):
             await client.post_event(about, reason="Queued", note=note, action="Scheduling", instance="a-1")
         found = await client.list(
@@ -153,21 +153,23 @@ def test_pages_and_versions(cluster: DevCluster) -> None:
     async def scenario(client: KubeClient) -> None:
         await make_namespace(client, "pages")
         for number in range(7):
-            await client.create(pods("pages"), pod_body(f"pod-{number}"))
-        listed = await client.list(pods("pages"), Pod, page=3, field_selector="spec.schedulerName=nobody")
+            await client.create(PODS.path("pages"), pod_body(f"pod-{number}"))
+        listed = await client.list(
+            PODS.path("pages"), Pod, page=3, field_selector="spec.schedulerName=nobody"
+        )
         assert [pod.metadata.name for pod in listed.items] == [f"pod-{number}" for number in range(7)]
         assert listed.consistent
-        whole = await client.list(pods("pages"), Pod, page=0)
+        whole = await client.list(PODS.path("pages"), Pod, page=0)
         assert len(whole.items) == 7
         with pytest.raises(ApiError, match="field label not supported"):
-            await client.list(pods("pages"), Pod, field_selector="spec.color=red")
+            await client.list(PODS.path("pages"), Pod, field_selector="spec.color=red")
 
     run(cluster, scenario)
 
 
-class ClusterCache:
+class RecordedObjects:
     def __init__(self) -> None:
-        self.found: dict[str, Object] = {}
+        self.found: dict[str, KubeObject] = {}
         self.changes = 0
         self.state = WatchState()
 
@@ -186,35 +188,41 @@ def test_a_reflection_follows_through_a_restart_of_the_server(cluster: DevCluste
     async def scenario(client: KubeClient) -> None:
         await make_namespace(client, "followed")
         node = (await node_names(client))[0]
-        cache = ClusterCache()
+        cache = RecordedObjects()
         work = reflect(
-            client, PODS, Pod, cache.on, namespace="followed", pace=Pace(pause_s_max=1.0), state=cache.state
+            client,
+            PODS,
+            Pod,
+            cache.on,
+            namespace="followed",
+            pace=WatchBackoff(pause_s_max=1.0),
+            state=cache.state,
         )
         async with running(work):
             await eventually(lambda: cache.state.is_synced)
-            made = [await client.create(pods("followed"), pod_body(f"p-{n}"), Pod) for n in range(20)]
+            made = [await client.create(PODS.path("followed"), pod_body(f"p-{n}"), Pod) for n in range(20)]
             await asyncio.gather(
                 *(client.bind("followed", pod.metadata.name, pod.metadata.uid, node) for pod in made)
             )
             await asyncio.gather(
-                *(client.delete(pods("followed", pod.metadata.name), grace_s=0) for pod in made[:5])
+                *(client.delete(PODS.path("followed", pod.metadata.name), grace_s=0) for pod in made[:5])
             )
             await eventually(lambda: set(cache.found) == {f"p-{number}" for number in range(5, 20)})
             assert cache.state.relists == 1
             await asyncio.to_thread(cluster.kill_part, "kube-apiserver")
             await eventually(lambda: cache.state.problem != "")
             await asyncio.to_thread(cluster.start_part, "kube-apiserver")
-            await client.delete(pods("followed", "p-7"), grace_s=0)
-            await client.create(pods("followed"), pod_body("after"))
+            await client.delete(PODS.path("followed", "p-7"), grace_s=0)
+            await client.create(PODS.path("followed"), pod_body("after"))
             expected = {*(f"p-{number}" for number in range(5, 20)), "after"} - {"p-7"}
             await eventually(lambda: set(cache.found) == expected, limit_s=60)
 
         query = {"watch": "1", "resourceVersion": "1"}  # from before the restart, which nobody remembers
-        async with client.stream(pods("followed"), query, open_s=5.0) as content:
+        async with client.stream(PODS.path("followed"), query, open_s=5.0) as content:
             line = await content.readline()
         assert line.startswith(b'{"type":"ERROR"')
         assert b'"code":410' in line
-        listed = await client.list(pods("followed"), Pod)
+        listed = await client.list(PODS.path("followed"), Pod)
         assert set(cache.found) == {pod.metadata.name for pod in listed.items}
 
     run(cluster, scenario)
@@ -238,9 +246,9 @@ def test_a_definition_that_comes_and_goes(cluster: DevCluster) -> None:
     }
 
     async def scenario(client: KubeClient) -> None:
-        cache = ClusterCache()
-        pace = Pace(first_s=0.05, pause_s_max=0.2, slow_s=0.2)
-        async with running(reflect(client, PODGROUPS, Object, cache.on, pace=pace, state=cache.state)):
+        cache = RecordedObjects()
+        pace = WatchBackoff(first_s=0.05, pause_s_max=0.2, slow_s=0.2)
+        async with running(reflect(client, PODGROUPS, KubeObject, cache.on, pace=pace, state=cache.state)):
             await eventually(lambda: cache.changes == 1)
             assert not cache.state.is_synced
             await client.create(path, definition)
@@ -266,10 +274,10 @@ def test_an_election(cluster: DevCluster) -> None:
             "duration_s": 3,
             "renew_s": 0.3,
             "deadline_s": 2.0,
-            "longest_request_s": 0.5,
+            "request_s_max": 0.5,
         }
-        one = Election(client, "default", "office", "one", **settings)
-        two = Election(client, "default", "office", "two", **settings)
+        one = LeaderElector(client, "default", "office", "one", **settings)
+        two = LeaderElector(client, "default", "office", "two", **settings)
         await one.acquire()
         holding = asyncio.ensure_future(one.hold())
         taking = asyncio.ensure_future(two.acquire())

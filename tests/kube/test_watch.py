@@ -13,15 +13,15 @@ import pytest
 from penstock.errors import Unavailable
 from penstock.kube.client import KubeClient
 from penstock.kube.resources import PODS
-from penstock.kube.types import Object, Pod
-from penstock.kube.watch import Deleted, Pace, Relisted, Upserted, WatchEvent, WatchState, reflect
+from penstock.kube.types import KubeObject, Pod
+from penstock.kube.watch import Deleted, Relisted, Upserted, WatchBackoff, WatchEvent, WatchState, reflect
 from tests.kube.fake_api import FakeApi, spoil, status, thing
 from tests.kube.raw_server import Answer, Request, eventually, quick_client, raw_server, running
 
-QUICK = Pace(first_s=0.002, pause_s_max=0.01, slow_s=0.02)
+QUICK = WatchBackoff(first_s=0.002, pause_s_max=0.01, slow_s=0.02)
 
 
-class ClusterCache:
+class RecordedObjects:
     """What a receiver makes of the changes. It refuses what cannot be: news of a version that it has seen."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def test_lists_and_then_follows() -> None:
         api = FakeApi()
         for number in range(7):
             api.put(f"old-{number}")
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
@@ -99,7 +99,7 @@ def test_nothing_is_lost_or_doubled_when_a_stream_has(fault: str) -> None:
     async def scenario() -> None:
         api = FakeApi(faults_at("line", "", fault, fault))
         api.put("first")
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
@@ -125,7 +125,7 @@ def test_recovers_from_answers_that_are(fault: str, place: str) -> None:
     async def scenario() -> None:
         api = FakeApi(faults_at(place, *[fault] * 2))
         api.put("first")
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(api) as server,
             quick_client(server.url, timeout_s=0.1) as client,
@@ -142,7 +142,7 @@ def test_bookmarks_alone_move_the_position_and_keep_a_stream_alive() -> None:
     async def scenario() -> None:
         api = FakeApi()
         api.put("only")
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
@@ -151,8 +151,8 @@ def test_bookmarks_alone_move_the_position_and_keep_a_stream_alive() -> None:
             await eventually(lambda: cache.state.is_synced)
             api.version += 50  # other objects changed, of which this watch sees nothing
             await eventually(lambda: cache.state.resource_version == "151")
-            heard = cache.state.last_heard_at
-            await eventually(lambda: (cache.state.last_heard_at or 0) > (heard or 0) + 0.15)
+            heard = cache.state.last_received_at
+            await eventually(lambda: (cache.state.last_received_at or 0) > (heard or 0) + 0.15)
         assert (api.watches, cache.state.relists, cache.kinds()) == (1, 1, ["Relisted"])
 
     asyncio.run(scenario())
@@ -176,7 +176,7 @@ def test_a_position_from_the_future_is_given_up_after_silence() -> None:
                 answer.event("ADDED", thing("here", 6))
             await answer.never()
 
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
@@ -192,8 +192,8 @@ def test_a_server_that_forgets_at_once_is_not_hammered() -> None:
 
     async def scenario() -> None:
         api = FakeApi(lambda place: "410" if place == "watch" else "")
-        cache = ClusterCache()
-        pace = Pace(first_s=0.02, pause_s_max=10.0, jitter=lambda: 1.0)
+        cache = RecordedObjects()
+        pace = WatchBackoff(first_s=0.02, pause_s_max=10.0, jitter=lambda: 1.0)
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
@@ -218,8 +218,8 @@ def test_streams_that_lived_for_a_while_were_a_success(steady_s: float, least: i
             await asyncio.sleep(0.03)
             answer.end()
 
-        cache = ClusterCache()
-        pace = Pace(first_s=0.01, pause_s_max=10.0, steady_s=steady_s)
+        cache = RecordedObjects()
+        pace = WatchBackoff(first_s=0.01, pause_s_max=10.0, steady_s=steady_s)
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
@@ -250,7 +250,7 @@ def test_retry_after_is_waited_for() -> None:
             answer.begin()
             await answer.never()
 
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
@@ -274,7 +274,7 @@ def test_what_is_not_served_is_empty_until_it_is() -> None:
             else:
                 answer.send(404, b"404 page not found\n", {"Content-Type": "text/plain"})
 
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
@@ -313,7 +313,7 @@ def test_a_watch_that_is_not_found_says_nothing_of_the_objects() -> None:
             else:
                 await api(request, answer)
 
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
@@ -344,11 +344,11 @@ def test_an_error_within_a_stream_says_nothing_of_the_objects(code: int) -> None
             else:
                 await api(request, answer)
 
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(cache.reflect(client, pace=Pace(first_s=0.002, pause_s_max=0.01, slow_s=60.0))),
+            running(cache.reflect(client, pace=WatchBackoff(first_s=0.002, pause_s_max=0.01, slow_s=60.0))),
         ):
             await eventually(lambda: cache.state.relists == 2, "it is no refusal, so it is not waited out")
         assert all(change != Relisted(()) for change in cache.changes)
@@ -362,11 +362,11 @@ def test_who_is_refused_does_not_ask_again_soon(code: int) -> None:
         async def handler(_request: Request, answer: Answer) -> None:
             answer.send(code, status(code, "Refused", "no"))
 
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(cache.reflect(client, pace=Pace(first_s=0.001, pause_s_max=0.002, slow_s=60.0))),
+            running(cache.reflect(client, pace=WatchBackoff(first_s=0.001, pause_s_max=0.002, slow_s=60.0))),
         ):
             await eventually(lambda: cache.state.problem != "")
             await asyncio.sleep(0.05)
@@ -387,11 +387,11 @@ def test_what_is_forbidden_is_said_with_verb_and_kind_once(caplog: pytest.LogCap
             else:
                 await api(request, answer)
 
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
-            running(cache.reflect(client, pace=Pace(first_s=0.002, pause_s_max=0.01, slow_s=60.0))),
+            running(cache.reflect(client, pace=WatchBackoff(first_s=0.002, pause_s_max=0.01, slow_s=60.0))),
         ):
             await eventually(lambda: len(server.requests) >= 4)
             assert "not allowed to list pods" in cache.state.problem
@@ -408,7 +408,7 @@ def test_an_object_that_cannot_be_read_is_passed_over(caplog: pytest.LogCaptureF
         api = FakeApi()
         api.put("odd-in-list", spec={"containers": "none"})
         api.put("good")
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
@@ -431,8 +431,8 @@ def test_an_object_that_cannot_be_read_is_passed_over(caplog: pytest.LogCaptureF
 
 
 def test_what_can_be_salvaged_of_an_object_that_cannot_be_read_is_told() -> None:
-    def salvage(raw: bytes) -> Pod | None:
-        found = msgspec.json.decode(raw, type=Object).metadata
+    def decode_partial(raw: bytes) -> Pod | None:
+        found = msgspec.json.decode(raw, type=KubeObject).metadata
         return Pod(metadata=found) if found.name.startswith("odd") else None
 
     async def scenario() -> None:
@@ -440,11 +440,11 @@ def test_what_can_be_salvaged_of_an_object_that_cannot_be_read_is_told() -> None
         api.put("odd-in-list", spec={"containers": "none"})
         api.put("lost", spec={"containers": "none"})
         api.put("good")
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(api) as server,
             quick_client(server.url) as client,
-            running(cache.reflect(client, salvage=salvage)),
+            running(cache.reflect(client, decode_partial=decode_partial)),
         ):
             await eventually(lambda: cache.state.is_synced)
             assert set(cache.pods) == {"odd-in-list", "good"}
@@ -491,7 +491,7 @@ def test_events_in_another_order_of_keys_and_split_anywhere_are_read() -> None:
                 await asyncio.sleep(0)
             await answer.never()
 
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
@@ -515,7 +515,7 @@ def test_a_line_without_an_end_is_not_kept() -> None:
                 await answer.writer.drain()
                 await asyncio.sleep(0.001)
 
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
@@ -540,7 +540,7 @@ def test_a_list_that_expires_twice_is_made_in_one_piece() -> None:
                 api.forget()
             await api(request, answer)
 
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(handler) as server,
             quick_client(server.url) as client,
@@ -570,7 +570,7 @@ def test_whatever_happens_the_reflection_is_the_truth_in_the_end(seed: int) -> N
             return "" if is_calm or chance.random() > 0.15 else chance.choice(FAULTS[place])
 
         api = FakeApi(mischief)
-        cache = ClusterCache()
+        cache = RecordedObjects()
         async with (
             raw_server(api) as server,
             quick_client(server.url, timeout_s=0.05) as client,

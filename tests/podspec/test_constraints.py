@@ -313,7 +313,7 @@ def test_each_thing_that_is_not_honoured_is_told() -> None:
 
 # Volumes
 
-CLAIMS = [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]
+PERSISTENT_VOLUME_CLAIMS = [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]
 
 
 def bound(**more: Any) -> dict[str, Any]:
@@ -324,7 +324,7 @@ def bound(**more: Any) -> dict[str, Any]:
 def claiming(claim: Any, volume: Any = None) -> Requirements:
     claims = {"c": claim} if claim is not None else {}
     volumes = {"v": volume} if volume is not None else {}
-    return required_of(Volumes(claims, volumes), volumes=CLAIMS)
+    return required_of(Volumes(claims, volumes), volumes=PERSISTENT_VOLUME_CLAIMS)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_pods_of_one_template_have_one_constraint() -> None:
             ),
             **anti_affinity(repelling()),
         },
-        "volumes": CLAIMS,
+        "volumes": PERSISTENT_VOLUME_CLAIMS,
     }
     volumes = Volumes({"c": bound()}, {"v": {"metadata": {"name": "v", "labels": {ZONE: "b__a"}}}})
     first = requirements_of(pod_of(name="p0", labels={"app": "x", "i": "0"}, **spec), volumes)

@@ -31,10 +31,10 @@ from penstock.instance.loop import Instance
 from penstock.kube.access import Access, find_access
 from penstock.kube.client import KubeClient
 from penstock.kube.errors import ApiError, Forbidden, NotFound
-from penstock.kube.lease import Election, LeaseLost
+from penstock.kube.lease import LeaderElector, LeaseLost
 from penstock.kube.resources import NAMESPACES
-from penstock.kube.transport import Retries
-from penstock.kube.types import Object
+from penstock.kube.transport import RetryPolicy
+from penstock.kube.types import KubeObject
 from penstock.protocol.backend import Backend
 from penstock.protocol.facts import MemberGone
 from penstock.sched.settings import Settings
@@ -66,20 +66,20 @@ class KubeRuntime:
             self._access,
             in_flight_max=in_flight + 16,
             timeout_s=_REQUEST_S,
-            retries=Retries(write_tries=1),
+            retries=RetryPolicy(write_attempts=1),
             may_write=self._may_act,
         )
         self._ancestry = f"{instance_id}_"  # The state directory is locked: whoever else had it is dead.
         self.identity = f"{self._ancestry}{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
         # The election has a client of its own: a long queue of writes must not keep it from renewing.
         self._election_client = KubeClient(self._access, in_flight_max=4, timeout_s=_REQUEST_S)
-        self._election = Election(
+        self._election = LeaderElector(
             self._election_client,
             options.lease_namespace,
             options.lease_name,
             self.identity,
-            longest_request_s=_REQUEST_S,
-            predecessor_of=self._ancestry,
+            request_s_max=_REQUEST_S,
+            predecessor_prefix=self._ancestry,
         )
         self._backend = KubeBackend(
             self._client,
@@ -174,7 +174,7 @@ class KubeRuntime:
 
     async def _claim_cluster(self, instance: Instance) -> None:
         try:
-            found = await self._client.get(NAMESPACES.path(name="kube-system"), Object)
+            found = await self._client.get(NAMESPACES.path(name="kube-system"), KubeObject)
         except (Forbidden, NotFound) as error:
             _LOG.warning("whether this is the cluster of what is recorded is not checked: %s", error)
             return

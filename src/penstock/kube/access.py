@@ -30,7 +30,7 @@ from penstock.kube.credentials import (
     TokenFile,
     checked_api_version,
 )
-from penstock.kube.tls import Tls
+from penstock.kube.tls import TlsConfig
 
 __all__ = ["Access", "find_access", "from_kubeconfig", "in_cluster"]
 
@@ -44,7 +44,7 @@ class Access:
     """`server` has no slash at its end. `headers` go with every request: whom we act for."""
 
     server: str
-    tls: Tls = field(default_factory=Tls)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     credential: Credential = field(default_factory=Anonymous)
     namespace: str = "default"
     proxy: str = ""
@@ -166,7 +166,7 @@ def in_cluster(root: Path = _SERVICE_ACCOUNT, environ: Mapping[str, str] | None 
     if (root / "namespace").is_file():
         namespace = (root / "namespace").read_text().strip() or namespace
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return Access(server, Tls(ca_file=root / "ca.crt"), TokenFile(root / "token"), namespace)
+    return Access(server, TlsConfig(ca_file=root / "ca.crt"), TokenFile(root / "token"), namespace)
 
 
 def from_kubeconfig(path: Path | None = None, context: str = "") -> Access:
@@ -323,7 +323,7 @@ def _proxy(text: str, where: str) -> str:
     return text
 
 
-def _tls(of_cluster: tuple[Path, _Cluster, str], of_user: tuple[Path, _User, str]) -> Tls:
+def _tls(of_cluster: tuple[Path, _Cluster, str], of_user: tuple[Path, _User, str]) -> TlsConfig:
     cluster_file, cluster, cluster_place = of_cluster
     user_file, user, user_place = of_user
     insecure = bool(cluster.insecure_skip_tls_verify)
@@ -345,7 +345,7 @@ def _tls(of_cluster: tuple[Path, _Cluster, str], of_user: tuple[Path, _User, str
             found="a certificate alone" if has_certificate else "a key alone",
             expected="client-certificate(-data) and client-key(-data)",
         )
-    return Tls(
+    return TlsConfig(
         verify=not insecure,
         ca_file=None if ca_data else _beside(cluster_file, cluster.certificate_authority),
         ca_data=ca_data,
@@ -357,7 +357,7 @@ def _tls(of_cluster: tuple[Path, _Cluster, str], of_user: tuple[Path, _User, str
     )
 
 
-def _credential(file: Path, user: _User, where: str, cluster: _Cluster, tls: Tls) -> Credential:
+def _credential(file: Path, user: _User, where: str, cluster: _Cluster, tls: TlsConfig) -> Credential:
     if user.auth_provider is not None:
         raise BadRequest(
             "login plugins of the old kind are not supported",
@@ -382,7 +382,7 @@ def _credential(file: Path, user: _User, where: str, cluster: _Cluster, tls: Tls
     return Anonymous()
 
 
-def _command(file: Path, stanza: _Exec, where: str, cluster: _Cluster, tls: Tls) -> ExecCommand:
+def _command(file: Path, stanza: _Exec, where: str, cluster: _Cluster, tls: TlsConfig) -> ExecCommand:
     version = checked_api_version(stanza.api_version, f"{where}.apiVersion")
     if not stanza.command:
         raise BadRequest("no command", where=f"{where}.command", expected="a program")
@@ -412,7 +412,7 @@ def _command(file: Path, stanza: _Exec, where: str, cluster: _Cluster, tls: Tls)
     )
 
 
-def _cluster_info(cluster: _Cluster, tls: Tls) -> dict[str, object]:
+def _cluster_info(cluster: _Cluster, tls: TlsConfig) -> dict[str, object]:
     info: dict[str, object] = {"server": cluster.server or ""}
     ca = tls.ca_data
     if tls.ca_file is not None:

@@ -21,50 +21,50 @@ import aiohttp
 import msgspec
 
 from penstock.kube.access import Access
-from penstock.kube.errors import BadAnswer, Gone, NotFound, OutcomeUnknown, Status
-from penstock.kube.resources import EVENTS, group_path, pods
-from penstock.kube.transport import READS, Retries, Transport
-from penstock.kube.types import Metadata, Object
+from penstock.kube.errors import BadResponse, Gone, NotFound, OutcomeUnknown, Status
+from penstock.kube.resources import EVENTS, PODS, group_path
+from penstock.kube.transport import READS, RetryPolicy, Transport
+from penstock.kube.types import KubeObject, ObjectMeta
 
 __all__ = [
     "KubeClient",
-    "Listed",
-    "PatchKind",
-    "Regarding",
-    "described",
-    "metadata_of",
+    "ListResult",
+    "ObjectReference",
+    "PatchType",
+    "decode_metadata",
     "micro_time",
+    "object_name",
 ]
 
 _LOG: Final = logging.getLogger(__name__)
 _NOTE_MAX_BYTES: Final = 1024
 _WORD_MAX: Final = 128  # characters of the reason, action and controller of an event
-_RETRIES: Final = Retries()
+_RETRIES: Final = RetryPolicy()
 
 T = TypeVar("T")
 
 
-class PatchKind(Enum):
+class PatchType(Enum):
     MERGE = "application/merge-patch+json"
     STRATEGIC = "application/strategic-merge-patch+json"
     JSON = "application/json-patch+json"
 
 
 @dataclass(frozen=True, slots=True)
-class Listed(Generic[T]):
+class ListResult(Generic[T]):
     """`consistent`: all items stood so at `resource_version`. If not, no watch may start there.
 
-    `unread` are there too, as the server wrote them: they are not of the type.
+    `undecodable` are there too, as the server wrote them: they are not of the type.
     """
 
     items: tuple[T, ...]
     resource_version: str
     consistent: bool = True
-    unread: tuple[bytes, ...] = ()
+    undecodable: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Regarding:
+class ObjectReference:
     """What an event is about."""
 
     api_version: str
@@ -103,7 +103,7 @@ class KubeClient:
         timeout_s: float = 15.0,
         user_agent: str = "penstock",
         body_max_bytes: int = 128 << 20,
-        retries: Retries = _RETRIES,
+        retries: RetryPolicy = _RETRIES,
         may_write: Callable[[], bool] = lambda: True,  # asked right before each sending of a write
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -160,7 +160,7 @@ class KubeClient:
         field_selector: str = "",
         label_selector: str = "",
         resource_version: str = "",
-    ) -> Listed[T]:
+    ) -> ListResult[T]:
         """All of them, page by page (`page=0`: in one piece).
 
         Pages show one version of the world. If the server forgets it midway, the list starts over, once; the
@@ -168,7 +168,7 @@ class KubeClient:
         """
         query = {"fieldSelector": field_selector, "labelSelector": label_selector}
         items: list[T] = []
-        unread: list[bytes] = []
+        undecodable: list[bytes] = []
         restarted = False
         consistent = True
         limit, continuation = page, ""
@@ -184,22 +184,24 @@ class KubeClient:
                 if not restarted:
                     restarted, continuation = True, ""
                     items.clear()
-                    unread.clear()
+                    undecodable.clear()
                 elif error.continuation:
                     consistent, continuation = False, error.continuation
                 else:
                     raise
                 continue
-            except BadAnswer as error:
+            except BadResponse as error:
                 if error.reason == "TooLarge" and limit > 1:
                     limit = max(1, limit // 8)
                     continue
                 raise
-            found = self._decode_page(path, body, type, unread)
+            found = self._decode_page(path, body, type, undecodable)
             items.extend(found.items or ())
             continuation = found.metadata.continuation
             if not continuation:
-                return Listed(tuple(items), found.metadata.resource_version, consistent, tuple(unread))
+                return ListResult(
+                    tuple(items), found.metadata.resource_version, consistent, tuple(undecodable)
+                )
 
     async def discover(self, group_version: str) -> frozenset[str]:
         """Names of the resources that the server has in a group (`batch/v1`); none if it has no such."""
@@ -256,12 +258,18 @@ class KubeClient:
 
     @overload
     async def patch(
-        self, path: str, body: object, *, kind: PatchKind = ..., type: None = None, field_manager: str = ""
+        self,
+        path: str,
+        body: object,
+        *,
+        patch_type: PatchType = ...,
+        type: None = None,
+        field_manager: str = "",
     ) -> None: ...
 
     @overload
     async def patch(
-        self, path: str, body: object, *, kind: PatchKind = ..., type: type[T], field_manager: str = ""
+        self, path: str, body: object, *, patch_type: PatchType = ..., type: type[T], field_manager: str = ""
     ) -> T: ...
 
     async def patch(
@@ -269,12 +277,12 @@ class KubeClient:
         path: str,
         body: object,
         *,
-        kind: PatchKind = PatchKind.MERGE,
+        patch_type: PatchType = PatchType.MERGE,
         type: type[T] | None = None,  # noqa: A002
         field_manager: str = "",
     ) -> T | None:
         query = {"fieldManager": field_manager}
-        answer = await self._ask("PATCH", path, query=query, body=body, content_type=kind.value)
+        answer = await self._ask("PATCH", path, query=query, body=body, content_type=patch_type.value)
         return None if type is None else self._decode("PATCH", path, answer, type)
 
     async def delete(
@@ -289,7 +297,10 @@ class KubeClient:
     async def bind(
         self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str] | None = None
     ) -> None:
-        """Gives a pod its node. `Conflicted`: it has one, is gated or being deleted, or is another by now."""
+        """Assigns a pod to a node.
+
+        `ApiConflict`: the pod has a node, is gated, is being deleted, or was replaced by another of its name.
+        """
         metadata: dict[str, object] = {"name": name, "namespace": namespace, "uid": uid}
         if annotations:
             metadata["annotations"] = dict(annotations)
@@ -299,15 +310,15 @@ class KubeClient:
             "metadata": metadata,
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
-        path = pods(namespace, name, "binding")
+        path = PODS.path(namespace, name, "binding")
         status = self._decode("POST", path, await self._ask("POST", path, body=body), Status)
         if status.status == "Failure":
             raise OutcomeUnknown(f"POST {path}: accepted, but says {status.reason}: {status.message}")
 
     async def evict(self, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
-        """Deletes a pod if its disruption budget allows; if not, `TooMany` with `is_budget`, at once.
+        """Deletes a pod if its disruption budget allows; if not, `TooManyRequests` with `is_budget`, at once.
 
-        `Conflicted` if it is another pod by now; if that one is not placed, the server says so after 10 s.
+        `ApiConflict` if it is another pod by now; if that one is not placed, the server says so after 10 s.
         """
         body = {
             "apiVersion": "policy/v1",
@@ -315,11 +326,11 @@ class KubeClient:
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": _delete_options(uid, grace_s),
         }
-        await self._ask("POST", pods(namespace, name, "eviction"), body=body)
+        await self._ask("POST", PODS.path(namespace, name, "eviction"), body=body)
 
     async def post_event(
         self,
-        regarding: Regarding,
+        regarding: ObjectReference,
         *,
         reason: str,
         note: str,
@@ -368,11 +379,17 @@ class KubeClient:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             text = f"the answer is no {type.__name__}: {error}"
             if verb in READS:
-                raise BadAnswer(200, "Undecodable", text, asked=f"{verb} {path}") from error
+                raise BadResponse(200, "Undecodable", text, asked=f"{verb} {path}") from error
             raise OutcomeUnknown(f"outcome unknown: {verb} {path}: {text}", status=200) from error
         return decoded
 
-    def _decode_page(self, path: str, body: bytes, type: type[T], unread: MutableSequence[bytes]) -> _Page[T]:  # noqa: A002
+    def _decode_page(
+        self,
+        path: str,
+        body: bytes,
+        type: type[T],  # noqa: A002
+        undecodable: MutableSequence[bytes],
+    ) -> _Page[T]:
         """Items that cannot be read are set aside and named in the log: one must not hide the others."""
         try:
             page: _Page[T] = self._decoder(_Page[type]).decode(body)  # type: ignore[valid-type]
@@ -383,28 +400,28 @@ class KubeClient:
                 try:
                     items.append(decoder.decode(item))
                 except (msgspec.ValidationError, UnicodeDecodeError) as error:
-                    _LOG.error("%s: %s cannot be read: %s", path, described(item), error)
-                    unread.append(bytes(item))
+                    _LOG.error("%s: %s cannot be read: %s", path, object_name(item), error)
+                    undecodable.append(bytes(item))
             return _Page(metadata=raw.metadata, items=items)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             text = f"the answer is no list: {error}"
-            raise BadAnswer(200, "Undecodable", text, asked=f"GET {path}") from error
+            raise BadResponse(200, "Undecodable", text, asked=f"GET {path}") from error
         return page
 
 
-_OBJECT_DECODER = msgspec.json.Decoder(Object)
+_OBJECT_DECODER = msgspec.json.Decoder(KubeObject)
 
 
-def metadata_of(raw: msgspec.Raw | bytes) -> Metadata:
+def decode_metadata(raw: msgspec.Raw | bytes) -> ObjectMeta:
     """Who an object is of which nothing else may be readable; nobody, if not even that is."""
     try:
         return _OBJECT_DECODER.decode(raw).metadata
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Metadata()
+        return ObjectMeta()
 
 
-def described(raw: msgspec.Raw | bytes) -> str:
-    metadata = metadata_of(raw)
+def object_name(raw: msgspec.Raw | bytes) -> str:
+    metadata = decode_metadata(raw)
     return (
         f"{metadata.namespace}/{metadata.name}"
         if metadata.namespace

@@ -41,7 +41,7 @@ _EARLY_S: Final = 30.0  # a token that has less than this, and less than a tenth
 
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """What goes with a request. A certificate here is of a plugin; those of a kubeconfig are in `Tls`."""
+    """Credentials of a request. `certificate` comes from an exec plugin; a kubeconfig's is in `TlsConfig`."""
 
     token: str = field(default="", repr=False)
     certificate: bytes = field(default=b"", repr=False)

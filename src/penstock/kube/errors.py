@@ -2,7 +2,7 @@
 
 An answer that refuses is an `ApiError`, by its status; the ones worth another try are of the families
 `Conflict` and `Unavailable` as well. Where there was no answer, one question matters to whoever wrote: can it
-have been done? `Unreachable` and `Withheld` mean that nothing was sent, `OutcomeUnknown` that only a read
+have been done? `Unreachable` and `WriteFenced` mean that nothing was sent, `OutcomeUnknown` that only a read
 will tell. For a write, every answer of 500 and above is of the latter kind: a server says that too after its
 own store timed out.
 """
@@ -14,21 +14,21 @@ import msgspec
 from penstock.errors import Conflict, PenstockError, Unavailable
 
 __all__ = [
-    "AlreadyThere",
+    "AlreadyExists",
+    "ApiConflict",
     "ApiError",
-    "BadAnswer",
-    "Conflicted",
+    "BadResponse",
     "Forbidden",
     "Gone",
     "Invalid",
     "NotFound",
     "OutcomeUnknown",
-    "ServerFault",
+    "ServerError",
     "Status",
-    "TooMany",
+    "TooManyRequests",
     "Unauthorized",
     "Unreachable",
-    "Withheld",
+    "WriteFenced",
     "answer_error",
     "status_error",
 ]
@@ -99,11 +99,11 @@ class NotFound(ApiError):
     """404: no such object, or no such kind of object."""
 
 
-class Conflicted(ApiError, Conflict):
+class ApiConflict(ApiError, Conflict):
     """409: the object is not as the request supposes."""
 
 
-class AlreadyThere(Conflicted):
+class AlreadyExists(ApiConflict):
     """409: an object of this name exists."""
 
 
@@ -123,7 +123,7 @@ class Invalid(ApiError):
     """422: the object does not pass validation."""
 
 
-class TooMany(ApiError, Unavailable):
+class TooManyRequests(ApiError, Unavailable):
     """429: the server has too much to do, or a disruption budget has nothing left."""
 
     @property
@@ -131,11 +131,11 @@ class TooMany(ApiError, Unavailable):
         return "DisruptionBudget" in self.causes
 
 
-class ServerFault(ApiError, Unavailable):
+class ServerError(ApiError, Unavailable):
     """500 and above, to a read."""
 
 
-class BadAnswer(ApiError, Unavailable):
+class BadResponse(ApiError, Unavailable):
     """The answer is no answer of an API server: not JSON, not of the type, or longer than we read."""
 
 
@@ -143,7 +143,7 @@ class Unreachable(Unavailable):
     """The request was never sent: no connection, or no credential to send with it."""
 
 
-class Withheld(Unavailable):
+class WriteFenced(Unavailable):
     """A write was not sent: when its turn came, whoever wanted it was not allowed to write any more."""
 
 
@@ -161,10 +161,10 @@ _BY_STATUS: dict[int, type[ApiError]] = {
     401: Unauthorized,
     403: Forbidden,
     404: NotFound,
-    409: Conflicted,
+    409: ApiConflict,
     410: Gone,
     422: Invalid,
-    429: TooMany,
+    429: TooManyRequests,
 }
 _STATUS_DECODER = msgspec.json.Decoder(Status)
 
@@ -185,9 +185,9 @@ def status_error(status: Status, http_status: int, *, retry_after: str = "", ask
     details = status.details or StatusDetails()
     family = _BY_STATUS.get(http_status)
     if family is None:
-        family = ServerFault if http_status >= 500 else ApiError
-    elif family is Conflicted and status.reason == "AlreadyExists":
-        family = AlreadyThere
+        family = ServerError if http_status >= 500 else ApiError
+    elif family is ApiConflict and status.reason == "AlreadyExists":
+        family = AlreadyExists
     return family(
         http_status,
         status.reason,

@@ -9,7 +9,7 @@ machine was suspended, finds that out by its own clock, before it acts.
 Every write carries the version that was read, so of two writers one loses. A write whose outcome is unknown
 is looked up before anything else is believed. `identity` is of one process: who finds its own name in a
 record that it has not written waits like everybody. Only an heir waits less: whoever knows, by a lock of
-its own, that processes whose names begin with `predecessor_of` are dead, need not wait until their lease
+its own, that processes whose names begin with `predecessor_prefix` are dead, need not wait until their lease
 runs out.
 """
 
@@ -28,10 +28,10 @@ import msgspec
 
 from penstock.errors import BadRequest, Unavailable
 from penstock.kube.client import KubeClient, micro_time
-from penstock.kube.errors import AlreadyThere, ApiError, Conflicted, Forbidden, NotFound, OutcomeUnknown
+from penstock.kube.errors import AlreadyExists, ApiConflict, ApiError, Forbidden, NotFound, OutcomeUnknown
 from penstock.kube.resources import LEASES
 
-__all__ = ["Election", "LeaseLost"]
+__all__ = ["LeaderElector", "LeaseLost"]
 
 _LOG: Final = logging.getLogger(__name__)
 _DURATION_S: Final = 15  # of a record that does not say
@@ -70,7 +70,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
         return found if isinstance(found, int) else 0
 
 
-class Election:
+class LeaderElector:
     """One candidate: `acquire`, `hold` beside the work, `release` when nothing of the work is left."""
 
     def __init__(
@@ -83,8 +83,8 @@ class Election:
         duration_s: int = 15,
         renew_s: float = 2.0,
         deadline_s: float = 10.0,
-        longest_request_s: float = 15.0,
-        predecessor_of: str = "",
+        request_s_max: float = 15.0,
+        predecessor_prefix: str = "",
         clock: Callable[[], float] = _seconds,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
@@ -107,8 +107,8 @@ class Election:
         self._duration_s = duration_s
         self._renew_s = renew_s
         self._deadline_s = deadline_s
-        self._longest_request_s = longest_request_s
-        self._predecessor_of = predecessor_of
+        self._request_s_max = request_s_max
+        self._predecessor_prefix = predecessor_prefix
         self._clock = clock
         self._wall = wall
         self._jitter = jitter
@@ -207,14 +207,14 @@ class Election:
         """By somebody who may still be at work, as far as we saw."""
         if self._record is None or not self._record.holder:
             return False
-        is_dead = bool(self._predecessor_of) and self._record.holder.startswith(self._predecessor_of)
+        is_dead = bool(self._predecessor_prefix) and self._record.holder.startswith(self._predecessor_prefix)
         lasts_s = 0.0 if is_dead else self._record.duration_s
-        return self._clock() < self._record_at + lasts_s + self._longest_request_s
+        return self._clock() < self._record_at + lasts_s + self._request_s_max
 
     async def _take(self, record: _Record, spec: dict[str, Any]) -> bool:
         try:
             await self._write(record, spec)
-        except Conflicted:
+        except ApiConflict:
             return False
         return self.is_leader()
 
@@ -238,7 +238,7 @@ class Election:
         path = LEASES.path(self._namespace)
         try:
             record = await self._client.create(path, body, _Record, urgent=True, timeout_s=self._request_s)
-        except AlreadyThere:
+        except AlreadyExists:
             return False
         self._accepted(record, sent_at)
         return self.is_leader()
@@ -255,7 +255,7 @@ class Election:
                 async with asyncio.timeout(left_s):
                     await self._write(self._record, self._renewal())
                 return
-            except Conflicted:
+            except ApiConflict:
                 await self._look(left_s)
             except NotFound as error:
                 raise LeaseLost("the lease was deleted") from error

@@ -7,7 +7,6 @@ from typing import Final
 from urllib.parse import quote
 
 __all__ = [
-    "CLAIMS",
     "DEPLOYMENTS",
     "EVENTS",
     "JOBS",
@@ -15,14 +14,14 @@ __all__ = [
     "NAMESPACES",
     "NATIVE_PODGROUPS",
     "NODES",
+    "PERSISTENT_VOLUMES",
+    "PERSISTENT_VOLUME_CLAIMS",
     "PODGROUPS",
     "PODS",
     "REPLICASETS",
     "STATEFULSETS",
-    "VOLUMES",
     "ApiResource",
     "group_path",
-    "pods",
 ]
 
 
@@ -55,8 +54,8 @@ class ApiResource:
 PODS: Final = ApiResource("v1", "pods")
 NODES: Final = ApiResource("v1", "nodes")
 NAMESPACES: Final = ApiResource("v1", "namespaces")
-CLAIMS: Final = ApiResource("v1", "persistentvolumeclaims")
-VOLUMES: Final = ApiResource("v1", "persistentvolumes")
+PERSISTENT_VOLUME_CLAIMS: Final = ApiResource("v1", "persistentvolumeclaims")
+PERSISTENT_VOLUMES: Final = ApiResource("v1", "persistentvolumes")
 JOBS: Final = ApiResource("batch/v1", "jobs")
 REPLICASETS: Final = ApiResource("apps/v1", "replicasets")
 STATEFULSETS: Final = ApiResource("apps/v1", "statefulsets")
@@ -65,7 +64,3 @@ PODGROUPS: Final = ApiResource("scheduling.x-k8s.io/v1alpha1", "podgroups")
 NATIVE_PODGROUPS: Final = ApiResource("scheduling.k8s.io/v1alpha2", "podgroups")
 LEASES: Final = ApiResource("coordination.k8s.io/v1", "leases")
 EVENTS: Final = ApiResource("events.k8s.io/v1", "events")
-
-
-def pods(namespace: str = "", name: str = "", subresource: str = "") -> str:
-    return PODS.path(namespace, name, subresource)

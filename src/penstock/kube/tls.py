@@ -20,7 +20,7 @@ from typing import Final
 from penstock.errors import BadRequest
 from penstock.kube.credentials import ClientIdentity
 
-__all__ = ["Tls", "TlsContexts"]
+__all__ = ["TlsConfig", "TlsContexts"]
 
 _LOG: Final = logging.getLogger(__name__)
 _LOOK_S: Final = 1.0  # how often files are looked at, at most
@@ -29,7 +29,7 @@ _Marks = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class TlsConfig:
     """Files and data exclude each other, pairwise; data are PEM. No CA means those of the system."""
 
     verify: bool = True
@@ -51,7 +51,7 @@ class Tls:
 class TlsContexts:
     """The context for the next connection."""
 
-    def __init__(self, tls: Tls, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tls: TlsConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._tls = tls
         self._clock = clock
         self._context: ssl.SSLContext | None = None
@@ -93,7 +93,7 @@ def _marks(paths: tuple[Path, ...]) -> _Marks:
     return tuple(marks)
 
 
-def _make(tls: Tls, identity: ClientIdentity) -> ssl.SSLContext:
+def _make(tls: TlsConfig, identity: ClientIdentity) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["http/1.1"])
     if not tls.verify:
@@ -110,7 +110,7 @@ def _make(tls: Tls, identity: ClientIdentity) -> ssl.SSLContext:
     return context
 
 
-def _load_ca(context: ssl.SSLContext, tls: Tls) -> None:
+def _load_ca(context: ssl.SSLContext, tls: TlsConfig) -> None:
     where = str(tls.ca_file or "certificate-authority-data")
     try:
         data = tls.ca_data if tls.ca_file is None else tls.ca_file.read_bytes()
@@ -124,7 +124,7 @@ def _load_ca(context: ssl.SSLContext, tls: Tls) -> None:
         ) from error
 
 
-def _load_pair(context: ssl.SSLContext, tls: Tls) -> None:
+def _load_pair(context: ssl.SSLContext, tls: TlsConfig) -> None:
     """From files as they are, or from data; a mixture goes through data."""
     if tls.certificate_file is not None and tls.key_file is not None:
         _load_pair_files(context, tls.certificate_file, tls.key_file)

@@ -6,7 +6,7 @@ to a write is `OutcomeUnknown`, and whoever wrote has to look.
 
 Whoever may lose the right to write says so by `may_write`, which is asked when the body of a request is about
 to be written to its connection, and not earlier: a write that had to wait, for a place, for a credential, for
-a connection or for its next try, is `Withheld` if that took too long.
+a connection or for its next try, is `WriteFenced` if that took too long.
 
 The number of requests in flight is bounded; the wait for a place is not timed, so that a burst of thousands
 of writes is a queue and no fault. What keeps an office (leases) is `urgent` and does not stand in that queue,
@@ -35,18 +35,18 @@ from penstock.errors import BadRequest
 from penstock.kube.access import Access
 from penstock.kube.credentials import ClientIdentity
 from penstock.kube.errors import (
-    BadAnswer,
+    BadResponse,
     OutcomeUnknown,
-    ServerFault,
-    TooMany,
+    ServerError,
+    TooManyRequests,
     Unauthorized,
     Unreachable,
-    Withheld,
+    WriteFenced,
     answer_error,
 )
 from penstock.kube.tls import TlsContexts
 
-__all__ = ["READS", "Retries", "Transport"]
+__all__ = ["READS", "RetryPolicy", "Transport"]
 
 _LOG: Final = logging.getLogger(__name__)
 _KEEP_S: Final = 30.0  # below the 90 s after which an API server closes an idle connection
@@ -56,14 +56,14 @@ READS: Final = frozenset({"GET"})
 
 
 @dataclass(frozen=True, slots=True)
-class Retries:
+class RetryPolicy:
     """At most `tries`; pauses double from `first_s` to `pause_s_max`, and none ends after `total_s`.
 
-    Who looks again before every write, and tries again by itself, has them sent once: `write_tries`.
+    Who looks again before every write, and tries again by itself, has them sent once: `write_attempts`.
     """
 
     tries: int = 5
-    write_tries: int | None = None  # None: as reads
+    write_attempts: int | None = None  # None: as reads
     first_s: float = 0.1
     pause_s_max: float = 5.0
     total_s: float = 30.0
@@ -143,7 +143,7 @@ class Transport:
         timeout_s: float,
         user_agent: str,
         body_max_bytes: int,
-        retries: Retries,
+        retries: RetryPolicy,
         may_write: Callable[[], bool],
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -206,14 +206,14 @@ class Transport:
         started = time.monotonic()
         pause_s = self._retries.first_s
         retries = self._retries
-        tries = retries.tries if verb in READS or retries.write_tries is None else retries.write_tries
+        tries = retries.tries if verb in READS or retries.write_attempts is None else retries.write_attempts
         for left in range(tries - 1, -1, -1):
             try:
                 if urgent:
                     return await self._try(request, timeout_s)
                 async with self._places:
                     return await self._try(request, timeout_s)
-            except (Unreachable, TooMany, ServerFault) as error:
+            except (Unreachable, TooManyRequests, ServerError) as error:
                 wait_s = self._wait_s(error, pause_s)
                 if wait_s is None or not left or time.monotonic() + wait_s > started + self._retries.total_s:
                     raise
@@ -222,12 +222,12 @@ class Transport:
             pause_s = min(2 * pause_s, self._retries.pause_s_max)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _wait_s(self, error: Unreachable | TooMany | ServerFault, pause_s: float) -> float | None:
-        """How long until the next try; None: there is none. Writes come here with no `ServerFault`."""
+    def _wait_s(self, error: Unreachable | TooManyRequests | ServerError, pause_s: float) -> float | None:
+        """How long until the next try; None: there is none. Writes come here with no `ServerError`."""
         pause_s *= 0.5 + 0.5 * self._jitter()
         if isinstance(error, Unreachable):
             return pause_s
-        if isinstance(error, TooMany) and error.is_budget:
+        if isinstance(error, TooManyRequests) and error.is_budget:
             return None
         return max(pause_s, error.retry_after_s or 0.0)
 
@@ -238,7 +238,7 @@ class Transport:
             response = await self._open(request, timeout)
             async with response:
                 body = await _read_bounded(response.content, self._body_max_bytes)
-        except ServerFault as error:
+        except ServerError as error:
             if request.verb in READS:
                 raise
             raise OutcomeUnknown(
@@ -253,7 +253,7 @@ class Transport:
         if body is None:
             text = f"the answer is longer than {self._body_max_bytes} bytes"
             if request.verb in READS:
-                raise BadAnswer(response.status, "TooLarge", text, asked=str(request))
+                raise BadResponse(response.status, "TooLarge", text, asked=str(request))
             raise OutcomeUnknown(f"outcome unknown: {request}: {text}", status=response.status)
         return body
 
@@ -305,7 +305,7 @@ class Transport:
         except aiohttp.ClientConnectionError as error:
             if sent is None or not sent.is_withheld:
                 raise
-            raise Withheld(f"{request}: not sent, as we may not write any more") from error
+            raise WriteFenced(f"{request}: not sent, as we may not write any more") from error
         if 200 <= response.status < 300:
             return response
         async with response:

@@ -11,31 +11,31 @@ import msgspec
 
 __all__ = [
     "Affinity",
-    "BarePod",
     "BatchJob",
     "Condition",
     "Container",
     "ContainerState",
     "ContainerStatus",
     "Deployment",
+    "KubeObject",
     "LabelSelector",
-    "Metadata",
     "NativePodGroup",
     "Node",
     "NodeSelectorTerm",
     "NodeTaint",
-    "Object",
-    "Owner",
+    "ObjectMeta",
+    "OwnerReference",
+    "PartialPod",
     "PersistentVolume",
     "PersistentVolumeClaim",
     "Pod",
     "PodGroup",
     "PodSpec",
-    "PodTemplate",
+    "PodTemplateSpec",
     "PodToleration",
     "ReplicaSet",
-    "Requirement",
-    "Resources",
+    "ResourceRequirements",
+    "SelectorRequirement",
     "StatefulSet",
     "Volume",
 ]
@@ -45,7 +45,7 @@ class _Part(msgspec.Struct, rename="camel", frozen=True, kw_only=True, gc=False)
     """Anything within an object; unknown fields are passed over."""
 
 
-class Owner(_Part, frozen=True):
+class OwnerReference(_Part, frozen=True):
     api_version: str = ""
     kind: str = ""
     name: str = ""
@@ -53,7 +53,7 @@ class Owner(_Part, frozen=True):
     controller: bool = False
 
 
-class Metadata(_Part, frozen=True):
+class ObjectMeta(_Part, frozen=True):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -63,13 +63,13 @@ class Metadata(_Part, frozen=True):
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    owner_references: tuple[Owner, ...] = ()
+    owner_references: tuple[OwnerReference, ...] = ()
 
 
-class Object(_Part, frozen=True):
+class KubeObject(_Part, frozen=True):
     """Any object: who it is."""
 
-    metadata: Metadata = Metadata()
+    metadata: ObjectMeta = ObjectMeta()
 
 
 class Condition(_Part, frozen=True):
@@ -80,7 +80,7 @@ class Condition(_Part, frozen=True):
     last_transition_time: str | None = None
 
 
-class Requirement(_Part, frozen=True):
+class SelectorRequirement(_Part, frozen=True):
     """Of a node selector term, or of a label selector."""
 
     key: str = ""
@@ -89,8 +89,8 @@ class Requirement(_Part, frozen=True):
 
 
 class NodeSelectorTerm(_Part, frozen=True):
-    match_expressions: tuple[Requirement, ...] | None = None
-    match_fields: tuple[Requirement, ...] | None = None
+    match_expressions: tuple[SelectorRequirement, ...] | None = None
+    match_fields: tuple[SelectorRequirement, ...] | None = None
 
 
 class _NodeSelector(_Part, frozen=True):
@@ -99,7 +99,7 @@ class _NodeSelector(_Part, frozen=True):
 
 class LabelSelector(_Part, frozen=True):
     match_labels: dict[str, str] | None = None
-    match_expressions: tuple[Requirement, ...] | None = None
+    match_expressions: tuple[SelectorRequirement, ...] | None = None
 
 
 class PodAffinityTerm(_Part, frozen=True):
@@ -140,7 +140,7 @@ class PodToleration(_Part, frozen=True):
     effect: str = ""
 
 
-class Resources(_Part, frozen=True):
+class ResourceRequirements(_Part, frozen=True):
     requests: dict[str, str] | None = None
 
 
@@ -151,7 +151,7 @@ class ContainerPort(_Part, frozen=True):
 
 class Container(_Part, frozen=True):
     name: str = ""
-    resources: Resources = Resources()
+    resources: ResourceRequirements = ResourceRequirements()
     ports: tuple[ContainerPort, ...] | None = None
     restart_policy: str = ""
 
@@ -166,7 +166,7 @@ class Volume(_Part, frozen=True):
     ephemeral: dict[str, object] | None = None
 
 
-class SpreadConstraint(_Part, frozen=True):
+class TopologySpreadConstraint(_Part, frozen=True):
     topology_key: str = ""
     when_unsatisfiable: str = ""
 
@@ -188,12 +188,12 @@ class PodSpec(_Part, frozen=True):
     node_name: str = ""
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] | None = None
-    resources: Resources | None = None
+    resources: ResourceRequirements | None = None
     overhead: dict[str, str] | None = None
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: tuple[PodToleration, ...] | None = None
-    topology_spread_constraints: tuple[SpreadConstraint, ...] | None = None
+    topology_spread_constraints: tuple[TopologySpreadConstraint, ...] | None = None
     volumes: tuple[Volume, ...] | None = None
     resource_claims: tuple[_ResourceClaim, ...] | None = None
     scheduling_gates: tuple[_SchedulingGate, ...] | None = None
@@ -215,7 +215,7 @@ class ContainerState(_Part, frozen=True):
 
 class ContainerStatus(_Part, frozen=True):
     name: str = ""
-    resources: Resources | None = None
+    resources: ResourceRequirements | None = None
     allocated_resources: dict[str, str] | None = None
     state: ContainerState = ContainerState()
 
@@ -227,11 +227,11 @@ class PodStatus(_Part, frozen=True):
     conditions: tuple[Condition, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
-    resources: Resources | None = None
+    resources: ResourceRequirements | None = None
     allocated_resources: dict[str, str] | None = None
 
 
-class Pod(Object, frozen=True):
+class Pod(KubeObject, frozen=True):
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
@@ -245,14 +245,14 @@ class _BareStatus(_Part, frozen=True):
     phase: str = ""
 
 
-class BarePod(Object, frozen=True):
+class PartialPod(KubeObject, frozen=True):
     """As much of a pod as it takes to know where it is: for one that is not readable as a whole."""
 
     spec: _BareSpec = _BareSpec()
     status: _BareStatus = _BareStatus()
 
 
-class PodTemplate(Object, frozen=True):
+class PodTemplateSpec(KubeObject, frozen=True):
     spec: PodSpec = PodSpec()
 
 
@@ -266,7 +266,7 @@ class _NodeStatus(_Part, frozen=True):
     conditions: tuple[Condition, ...] | None = None
 
 
-class Node(Object, frozen=True):
+class Node(KubeObject, frozen=True):
     spec: _NodeSpec = _NodeSpec()
     status: _NodeStatus = _NodeStatus()
 
@@ -276,7 +276,7 @@ class _JobSpec(_Part, frozen=True):
     completions: int | None = None
     suspend: bool = False
     active_deadline_seconds: int | None = None
-    template: PodTemplate = PodTemplate()
+    template: PodTemplateSpec = PodTemplateSpec()
 
 
 class _JobStatus(_Part, frozen=True):
@@ -285,31 +285,31 @@ class _JobStatus(_Part, frozen=True):
     conditions: tuple[Condition, ...] | None = None
 
 
-class BatchJob(Object, frozen=True):
+class BatchJob(KubeObject, frozen=True):
     spec: _JobSpec = _JobSpec()
     status: _JobStatus = _JobStatus()
 
 
 class _ReplicaSetSpec(_Part, frozen=True):
     replicas: int | None = None
-    template: PodTemplate = PodTemplate()
+    template: PodTemplateSpec = PodTemplateSpec()
 
 
-class ReplicaSet(Object, frozen=True):
+class ReplicaSet(KubeObject, frozen=True):
     spec: _ReplicaSetSpec = _ReplicaSetSpec()
 
 
 class _StatefulSetSpec(_Part, frozen=True):
     replicas: int | None = None
     pod_management_policy: str = ""
-    template: PodTemplate = PodTemplate()
+    template: PodTemplateSpec = PodTemplateSpec()
 
 
-class StatefulSet(Object, frozen=True):
+class StatefulSet(KubeObject, frozen=True):
     spec: _StatefulSetSpec = _StatefulSetSpec()
 
 
-class Deployment(Object, frozen=True):
+class Deployment(KubeObject, frozen=True):
     """Asked for its labels and annotations alone: its ReplicaSets have the rest."""
 
 
@@ -317,7 +317,7 @@ class _PodGroupSpec(_Part, frozen=True):
     min_member: int = 0
 
 
-class PodGroup(Object, frozen=True):
+class PodGroup(KubeObject, frozen=True):
     """Of coscheduling: `scheduling.x-k8s.io/v1alpha1`."""
 
     spec: _PodGroupSpec = _PodGroupSpec()
@@ -335,7 +335,7 @@ class _NativePodGroupSpec(_Part, frozen=True):
     scheduling_policy: _SchedulingPolicy = _SchedulingPolicy()
 
 
-class NativePodGroup(Object, frozen=True):
+class NativePodGroup(KubeObject, frozen=True):
     """Of Kubernetes itself: `scheduling.k8s.io/v1alpha2`."""
 
     spec: _NativePodGroupSpec = _NativePodGroupSpec()
@@ -350,7 +350,7 @@ class _PhaseStatus(_Part, frozen=True):
     phase: str = ""
 
 
-class PersistentVolumeClaim(Object, frozen=True):
+class PersistentVolumeClaim(KubeObject, frozen=True):
     spec: _ClaimSpec = _ClaimSpec()
     status: _PhaseStatus = _PhaseStatus()
 
@@ -363,5 +363,5 @@ class _VolumeSpec(_Part, frozen=True):
     node_affinity: _VolumeNodeAffinity | None = None
 
 
-class PersistentVolume(Object, frozen=True):
+class PersistentVolume(KubeObject, frozen=True):
     spec: _VolumeSpec = _VolumeSpec()

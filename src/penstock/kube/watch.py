@@ -9,8 +9,8 @@ Every new attempt waits first, a little longer each time that nothing came of it
 a server that accepts and hangs up nor one that is down is hammered. Silence is not trusted: a server sends
 a bookmark about once a minute, so a stream without a word for `stall_s` is dead, whatever TCP thinks.
 
-An object that is not of the type hides nobody: it is passed over, unless the receiver can `salvage` something
-of it. A pod that runs must not be taken for gone because it says something that we do not understand.
+An object that does not decode does not hide the others: it is skipped, unless `decode_partial` can decode
+part of it. A running pod must not count as deleted because one of its fields has an unknown form.
 
 | what happens | position | wait |
 |---|---|---|
@@ -38,10 +38,10 @@ import aiohttp
 import msgspec
 
 from penstock.errors import Unavailable
-from penstock.kube.client import KubeClient, described
+from penstock.kube.client import KubeClient, object_name
 from penstock.kube.errors import (
     ApiError,
-    BadAnswer,
+    BadResponse,
     Forbidden,
     Gone,
     NotFound,
@@ -50,14 +50,14 @@ from penstock.kube.errors import (
     status_error,
 )
 from penstock.kube.resources import ApiResource
-from penstock.kube.types import Object
+from penstock.kube.types import KubeObject
 
-__all__ = ["Deleted", "Pace", "Relisted", "Upserted", "WatchEvent", "WatchState", "reflect"]
+__all__ = ["Deleted", "Relisted", "Upserted", "WatchBackoff", "WatchEvent", "WatchState", "reflect"]
 
 _LOG: Final = logging.getLogger(__name__)
 _FRUITLESS_MAX: Final = 2
 
-T = TypeVar("T", bound=Object)
+T = TypeVar("T", bound=KubeObject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ WatchEvent = Relisted[T] | Upserted[T] | Deleted[T]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WatchBackoff:
     """How long to wait. Pauses double from `first_s` to `pause_s_max`; half of each is left to `jitter`."""
 
     first_s: float = 0.25
@@ -93,7 +93,7 @@ class Pace:
     jitter: Callable[[], float] = random.random
 
 
-_PACE: Final = Pace()
+_PACE: Final = WatchBackoff()
 
 
 @dataclass(slots=True)
@@ -101,8 +101,8 @@ class WatchState:
     """How a reflection is doing, for health and metrics. Times are `time.monotonic`."""
 
     is_synced: bool = False  # something was delivered, and the position has not been lost since
-    is_absent: bool = False  # the kind is not served: there are none, and that was delivered
-    last_heard_at: float | None = None  # anything of the server: a list, an event, a bookmark
+    is_unserved: bool = False  # the kind is not served: there are none, and that was delivered
+    last_received_at: float | None = None  # anything of the server: a list, an event, a bookmark
     resource_version: str = ""
     problem: str = ""  # why it is not up to date, empty while it is
     relists: int = 0
@@ -137,7 +137,7 @@ class _RawEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 _STATUS_DECODER: Final = msgspec.json.Decoder(Status)
-_OBJECT_DECODER: Final = msgspec.json.Decoder(Object)
+_OBJECT_DECODER: Final = msgspec.json.Decoder(KubeObject)
 _RAW_DECODER: Final = msgspec.json.Decoder(_RawEvent)
 # As API servers write them. Anything else is read with more care and more time.
 _PLAIN: Final = (
@@ -159,13 +159,13 @@ async def reflect(
     stall_s: float = 90.0,
     page: int = 500,
     line_max_bytes: int = 16 << 20,
-    pace: Pace = _PACE,
+    pace: WatchBackoff = _PACE,
     state: WatchState | None = None,
-    salvage: Callable[[bytes], T | None] = lambda _: None,
+    decode_partial: Callable[[bytes], T | None] = lambda _: None,
 ) -> None:
     """Tells `on` all that happens to the objects, in order, until it is cancelled or `on` raises.
 
-    `salvage` makes the best of an object that cannot be read, as the server wrote it; None: passed over.
+    `decode_partial` gets the JSON of an object that does not decode; None skips the object.
     """
     reflection = _Reflection(
         client=client,
@@ -179,7 +179,7 @@ async def reflect(
         line_max_bytes=line_max_bytes,
         pace=pace,
         state=WatchState() if state is None else state,
-        salvage=salvage,
+        decode_partial=decode_partial,
         decoder=msgspec.json.Decoder(_Event[type]),  # type: ignore[valid-type]
     )
     try:
@@ -199,9 +199,9 @@ class _Reflection(Generic[T]):
     stall_s: float
     page: int
     line_max_bytes: int
-    pace: Pace
+    pace: WatchBackoff
     state: WatchState
-    salvage: Callable[[bytes], T | None]
+    decode_partial: Callable[[bytes], T | None]
     decoder: msgspec.json.Decoder[_Event[T]]
     position: str = ""  # empty: lost, or never had
     pause_s: float = 0.0
@@ -218,8 +218,8 @@ class _Reflection(Generic[T]):
             except NotFound as error:
                 was_listing = not self.position
                 self._fail_waiters()
-                if was_listing and not self.state.is_absent:
-                    self.state.is_absent = True
+                if was_listing and not self.state.is_unserved:
+                    self.state.is_unserved = True
                     self._tell(Relisted(()))
                 self._complain(
                     f"{self.resource} is not served; looked for again in a while", error, quiet=True
@@ -259,15 +259,15 @@ class _Reflection(Generic[T]):
             # Its first pages are older than its version: a watch from there would miss what happened between.
             listed = await self.client.list(self.path, self.type, page=0, **selectors)
         if not listed.resource_version:
-            raise BadAnswer(200, "NoVersion", "the list has no version", asked=f"GET {self.path}")
+            raise BadResponse(200, "NoVersion", "the list has no version", asked=f"GET {self.path}")
         self.position = listed.resource_version
-        self.state.is_absent = False
+        self.state.is_unserved = False
         self.state.relists += 1
         pause_s = self.pause_s
         self._heard()
         self.pause_s = pause_s  # a list alone is no success: the watch may be refused each time
         self.state.is_synced = True
-        salvaged = [found for raw in listed.unread if (found := self.salvage(raw)) is not None]
+        salvaged = [found for raw in listed.undecodable if (found := self.decode_partial(raw)) is not None]
         self._tell(Relisted((*listed.items, *salvaged) if salvaged else listed.items))
 
     async def _watch(self) -> None:
@@ -337,12 +337,12 @@ class _Reflection(Generic[T]):
             item = msgspec.json.decode(event.object, type=self.type)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.state.skipped += 1
-            name = described(event.object)
+            name = object_name(event.object)
             _LOG.error("%s %s cannot be read: %s", self.resource, name, error)
             if event.type == "DELETED":
                 self._deliver(event.type, self.type(metadata=bare.metadata))
                 return
-            salvaged = self.salvage(bytes(event.object))
+            salvaged = self.decode_partial(bytes(event.object))
             if salvaged is not None:
                 self._tell(Upserted(salvaged))
             self.position = bare.metadata.resource_version or self.position
@@ -381,7 +381,7 @@ class _Reflection(Generic[T]):
         self.fruitless = 0
         self.pause_s = 0.0
         self.complaint = self.state.problem = ""
-        self.state.last_heard_at = time.monotonic()
+        self.state.last_received_at = time.monotonic()
         self.state.resource_version = self.position
 
     def _next_pause_s(self) -> float:

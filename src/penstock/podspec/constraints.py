@@ -157,7 +157,7 @@ def _term(term: types.NodeSelectorTerm, *, has_fields: bool = True) -> Constrain
     return _all_of(parts)
 
 
-def _label_test(requirement: types.Requirement) -> Value | None:
+def _label_test(requirement: types.SelectorRequirement) -> Value | None:
     operator = _OPERATORS.get(requirement.operator)
     values = requirement.values or ()
     match operator:
@@ -179,7 +179,7 @@ def _is_integer(text: str) -> bool:
     return _INTEGER.fullmatch(text) is not None and int(text) <= _INTEGER_MAX
 
 
-def _name_test(requirement: types.Requirement) -> Constraint | None:
+def _name_test(requirement: types.SelectorRequirement) -> Constraint | None:
     values = requirement.values or ()
     if requirement.key != "metadata.name" or len(values) != 1:
         return None

@@ -25,10 +25,10 @@ from penstock.kube.types import (
     BatchJob,
     Condition,
     Deployment,
-    Metadata,
-    Owner,
+    ObjectMeta,
+    OwnerReference,
     Pod,
-    PodTemplate,
+    PodTemplateSpec,
     ReplicaSet,
     StatefulSet,
 )
@@ -109,8 +109,8 @@ class Controller:
     name: str
     uid: str
     said: Mapping[str, str]  # those of its labels and annotations that are for us
-    above: Owner | None = None  # the object that made it
-    template: PodTemplate | None = None
+    above: OwnerReference | None = None  # the object that made it
+    template: PodTemplateSpec | None = None
     wants: int = 0  # pods at a time, as things are
     is_over: bool = False
     is_ordered: bool = False  # makes a pod only when the one before is ready
@@ -170,7 +170,7 @@ class GroupMembership:
         )
 
 
-def controller_ref_of(metadata: Metadata) -> Owner | None:
+def controller_ref_of(metadata: ObjectMeta) -> OwnerReference | None:
     return next((owner for owner in metadata.owner_references if owner.controller), None)
 
 
@@ -226,7 +226,7 @@ def _deadlines(job: BatchJob) -> tuple[int | None, int | None]:
     return int(asked) if _DIGITS.fullmatch(asked) else None, stands
 
 
-def _said(metadata: Metadata) -> Mapping[str, str]:
+def _said(metadata: ObjectMeta) -> Mapping[str, str]:
     """What is for us; an annotation counts more than a label, as it can say more."""
     said: dict[str, str] = {}
     for source in (metadata.labels, metadata.annotations):
@@ -282,12 +282,12 @@ def membership_of(pod: Pod, controllers: Sequence[Controller], settings: KubeSet
     )
 
 
-def is_known_controller(owner: Owner) -> bool:
+def is_known_controller(owner: OwnerReference) -> bool:
     """Whether an owner is of a kind whose pods are a group. Others have kinds of the same names."""
     return CONTROLLER_KINDS.get(owner.kind) == owner.api_version.partition("/")[0]
 
 
-def _is_job(owner: Owner) -> bool:
+def _is_job(owner: OwnerReference) -> bool:
     return owner.kind == "Job" and is_known_controller(owner)
 
 

@@ -23,28 +23,28 @@ from penstock.backends.kube.executor import IntentExecutor
 from penstock.backends.kube.pod_conditions import ConditionWriter, message_of, problem_message
 from penstock.backends.kube.pod_status import salvaged
 from penstock.errors import Unavailable
-from penstock.kube.client import KubeClient, metadata_of
+from penstock.kube.client import KubeClient, decode_metadata
 from penstock.kube.errors import ApiError, NotFound
 from penstock.kube.resources import (
-    CLAIMS,
     DEPLOYMENTS,
     JOBS,
     NATIVE_PODGROUPS,
     NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
     PODGROUPS,
     PODS,
     REPLICASETS,
     STATEFULSETS,
-    VOLUMES,
     ApiResource,
 )
 from penstock.kube.types import (
     BatchJob,
     Deployment,
+    KubeObject,
     NativePodGroup,
     Node,
-    Object,
-    Owner,
+    OwnerReference,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
@@ -73,7 +73,7 @@ _CONTROLLERS: Final[
     "Deployment": (DEPLOYMENTS, Deployment),
 }
 
-T = TypeVar("T", bound=Object)
+T = TypeVar("T", bound=KubeObject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _Watched:
     listed: Callable[[tuple[Any, ...]], None]
     changed: Callable[[Any], None]
     gone: Callable[[Any], None]
-    salvage: Callable[[bytes], Any] = lambda _: None  # of one that cannot be read
+    decode_partial: Callable[[bytes], Any] = lambda _: None  # of one that cannot be read
 
 
 def _controllers_listed(cache: ClusterCache, kind: str, items: tuple[Any, ...]) -> None:
@@ -167,9 +167,9 @@ class KubeBackend:
         """What keeps us from knowing everything, for longer than a stream takes to be opened again."""
         now = time.monotonic()
         for state in self._states.values():
-            heard_at = state.last_heard_at
+            heard_at = state.last_received_at
             is_silent = heard_at is None or now - heard_at > _SILENCE_S
-            if state.problem and not state.is_absent and (is_silent or not state.is_synced):
+            if state.problem and not state.is_unserved and (is_silent or not state.is_synced):
                 return state.problem
         return ""
 
@@ -219,16 +219,18 @@ class KubeBackend:
             self._condition_writer.forget(pod.metadata.uid)
 
         def pod_salvaged(raw: bytes) -> Pod | None:
-            uid = metadata_of(raw).uid
+            uid = decode_metadata(raw).uid
             return salvaged(raw, cache.pod(uid) or self.cache.pod(uid))
 
         def node_salvaged(raw: bytes) -> Node | None:
-            name = metadata_of(raw).name
+            name = decode_metadata(raw).name
             return cache.node(name) or self.cache.node(name)
 
         watched = [
-            _Watched(NODES, Node, cache.nodes_listed, cache.node_set, cache.node_gone, salvage=node_salvaged),
-            _Watched(PODS, Pod, cache.pods_listed, pod_set, pod_gone, salvage=pod_salvaged),
+            _Watched(
+                NODES, Node, cache.nodes_listed, cache.node_set, cache.node_gone, decode_partial=node_salvaged
+            ),
+            _Watched(PODS, Pod, cache.pods_listed, pod_set, pod_gone, decode_partial=pod_salvaged),
             _Watched(
                 PODGROUPS,
                 PodGroup,
@@ -244,14 +246,14 @@ class KubeBackend:
                 lambda one: cache.native_group_set(one, gone=True),
             ),
             _Watched(
-                CLAIMS,
+                PERSISTENT_VOLUME_CLAIMS,
                 PersistentVolumeClaim,
                 cache.claims_listed,
                 cache.claim_set,
                 lambda one: cache.claim_set(one, gone=True),
             ),
             _Watched(
-                VOLUMES,
+                PERSISTENT_VOLUMES,
                 PersistentVolume,
                 cache.volumes_listed,
                 cache.volume_set,
@@ -283,7 +285,14 @@ class KubeBackend:
             self._stirred.set()
 
         state = self._states[watched.resource] = WatchState()
-        await reflect(self._client, watched.resource, watched.type, on, salvage=watched.salvage, state=state)
+        await reflect(
+            self._client,
+            watched.resource,
+            watched.type,
+            on,
+            decode_partial=watched.decode_partial,
+            state=state,
+        )
 
     async def _pump(self, cache: ClusterCache, kinds: int) -> None:
         """Tells a snapshot as soon as everything is known, and then what changes."""
@@ -329,7 +338,7 @@ class KubeBackend:
                     await self._ask_for(cache, namespace, owner)
                     self._stirred.set()
 
-    async def _ask_for(self, cache: ClusterCache, namespace: str, owner: Owner) -> None:
+    async def _ask_for(self, cache: ClusterCache, namespace: str, owner: OwnerReference) -> None:
         resource, of_type = _CONTROLLERS[owner.kind]
         try:
             found = await self._client.get(resource.path(namespace, owner.name), of_type)

@@ -35,10 +35,10 @@ from penstock.backends.kube.volumes import Volumes
 from penstock.backends.kube.workloads import Workloads
 from penstock.errors import BadRequest
 from penstock.kube.types import (
-    Metadata,
     NativePodGroup,
     Node,
-    Owner,
+    ObjectMeta,
+    OwnerReference,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
@@ -129,9 +129,9 @@ class ClusterCache:
         found = self._reported_nodes.get(node)
         return found is not None and self._node_usage.has(found, pod)
 
-    def missing_controllers(self) -> dict[str, tuple[str, Owner]]:
+    def missing_controllers(self) -> dict[str, tuple[str, OwnerReference]]:
         """Makers of waiting pods that have not been heard of, by uid, with their namespaces."""
-        missing: dict[str, tuple[str, Owner]] = {}
+        missing: dict[str, tuple[str, OwnerReference]] = {}
         for uid in self._unresolved:
             pod = self._pods.get(uid)
             ancestry = self._controllers.ancestry(pod.metadata) if pod is not None else None
@@ -501,5 +501,5 @@ def _says_the_same(before: Pod, after: Pod) -> bool:
     )
 
 
-def _version(metadata: Metadata) -> int:
+def _version(metadata: ObjectMeta) -> int:
     return int(metadata.resource_version) if metadata.resource_version.isdigit() else 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.kube.types import Metadata, Owner, Pod
+from penstock.kube.types import ObjectMeta, OwnerReference, Pod
 from penstock.podspec.grouping import (
     Controller,
     GroupMembership,
@@ -31,7 +31,7 @@ class Ancestry:
     """The makers of a pod that are known, nearest first, and the first one that should be and is not."""
 
     controllers: tuple[Controller, ...]
-    missing: Owner | None = None
+    missing: OwnerReference | None = None
     is_absent: bool = False  # the missing one is known not to be there
 
 
@@ -54,7 +54,7 @@ class Controllers:
         controller = self._controllers.get(owner.uid) if owner is not None else None
         return controller if controller is not None and controller.kind == "Job" else None
 
-    def ancestry(self, metadata: Metadata) -> Ancestry:
+    def ancestry(self, metadata: ObjectMeta) -> Ancestry:
         controllers: list[Controller] = []
         owner = controller_ref_of(metadata)
         while owner is not None and len(controllers) < _ABOVE_MAX and is_known_controller(owner):
@@ -173,7 +173,7 @@ class Controllers:
         if template.spec.scheduler_name not in self._settings.scheduler_names:
             return None
         above = self._controllers.get(controller.above.uid) if controller.above is not None else None
-        metadata = Metadata(
+        metadata = ObjectMeta(
             namespace=controller.namespace,
             labels=template.metadata.labels,
             annotations=template.metadata.annotations,

@@ -25,8 +25,8 @@ from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.deadlines import Deadline, stands_s, wanted_s, with_deadline
 from penstock.backends.kube.pod_status import is_over, is_placed_by_us
 from penstock.errors import Unavailable
-from penstock.kube.client import KubeClient, PatchKind
-from penstock.kube.errors import ApiError, Conflicted, NotFound, OutcomeUnknown, TooMany
+from penstock.kube.client import KubeClient, PatchType
+from penstock.kube.errors import ApiConflict, ApiError, NotFound, OutcomeUnknown, TooManyRequests
 from penstock.kube.resources import JOBS, NATIVE_PODGROUPS, PODS
 from penstock.kube.types import Pod
 from penstock.model.jobid import encode_jobid
@@ -210,9 +210,9 @@ class IntentExecutor:
                 return Outcome.GONE, "there is no such pod any more"
             except (ApiError, Unavailable) as error:
                 why = str(error)
-                if isinstance(error, TooMany):
+                if isinstance(error, TooManyRequests):
                     asked_s = min(error.retry_after_s or 0.0, _ASKED_S_MAX)
-                if isinstance(error, Conflicted | OutcomeUnknown):
+                if isinstance(error, ApiConflict | OutcomeUnknown):
                     outcome = await self._look_up(pod, assignment)
                     if outcome is not None:
                         return outcome
@@ -282,7 +282,7 @@ class IntentExecutor:
 
     async def _patch_job(self, job: Controller, body: dict[str, object]) -> bool:
         try:
-            await self._client.patch(JOBS.path(job.namespace, job.name), body, kind=PatchKind.MERGE)
+            await self._client.patch(JOBS.path(job.namespace, job.name), body, patch_type=PatchType.MERGE)
         except NotFound:
             return True
         except (ApiError, Unavailable) as error:
@@ -306,7 +306,7 @@ class IntentExecutor:
             await self._client.patch(
                 NATIVE_PODGROUPS.path(namespace, name, "status"),
                 {"status": {"conditions": [condition]}},
-                kind=PatchKind.STRATEGIC,
+                patch_type=PatchType.STRATEGIC,
             )
         except (ApiError, Unavailable) as error:
             _LOG.info("PodGroup %s/%s was not told that it has started: %s", namespace, name, error)
@@ -394,11 +394,11 @@ class IntentExecutor:
             failpoints.reach(_EVICT_AFTER)
         except NotFound:
             return Outcome.GONE
-        except Conflicted:
+        except ApiConflict:
             found = await self._read(pod)
             return Outcome.GONE if found is not None and found.metadata.uid != metadata.uid else None
         except (ApiError, Unavailable) as error:
-            if not isinstance(error, TooMany):
+            if not isinstance(error, TooManyRequests):
                 _LOG.warning("%s/%s was not evicted: %s", metadata.namespace, metadata.name, error)
             return None
         return Outcome.APPLIED
@@ -458,7 +458,7 @@ class IntentExecutor:
                 await self._client.delete(path, uid=metadata.uid, grace_s=grace_s)
                 failpoints.reach(_END_AFTER)
                 outcome = Outcome.APPLIED
-            except (NotFound, Conflicted):
+            except (NotFound, ApiConflict):
                 outcome = Outcome.GONE
             except (ApiError, Unavailable) as error:
                 _LOG.warning("%s/%s was not ended: %s", metadata.namespace, metadata.name, error)

@@ -20,8 +20,8 @@ from typing import Final
 
 from penstock.backends.kube.pod_status import GROUP_INADMISSIBLE, UNRESOLVED, Problem
 from penstock.errors import Unavailable
-from penstock.kube.client import KubeClient, PatchKind, Regarding
-from penstock.kube.errors import ApiError, Conflicted, TooMany, Unreachable, Withheld
+from penstock.kube.client import KubeClient, ObjectReference, PatchType
+from penstock.kube.errors import ApiConflict, ApiError, TooManyRequests, Unreachable, WriteFenced
 from penstock.kube.resources import PODS
 from penstock.kube.types import Condition, Pod
 from penstock.podspec.settings import KubeSettings
@@ -200,7 +200,7 @@ class ConditionWriter:
         if not is_known:
             try:
                 await self._write_condition(pod, message, now)
-            except (Conflicted, Unavailable) as error:
+            except (ApiConflict, Unavailable) as error:
                 self._put_back(uid, message)
                 _LOG.debug("%s/%s was not told yet: %s", pod.metadata.namespace, pod.metadata.name, error)
                 return
@@ -237,11 +237,11 @@ class ConditionWriter:
             "status": {"conditions": [condition]},
         }
         path = PODS.path(metadata.namespace, metadata.name, "status")
-        await self._client.patch(path, body, kind=PatchKind.STRATEGIC)
+        await self._client.patch(path, body, patch_type=PatchType.STRATEGIC)
 
     async def _write_event(self, event: _Event) -> None:
         metadata = event.pod.metadata
-        regarding = Regarding(
+        regarding = ObjectReference(
             api_version="v1", kind="Pod", namespace=metadata.namespace, name=metadata.name, uid=metadata.uid
         )
         try:
@@ -255,7 +255,7 @@ class ConditionWriter:
                 instance=self._identity,
             )
         except (ApiError, Unavailable) as error:
-            was_sent = not isinstance(error, TooMany | Unreachable | Withheld)
+            was_sent = not isinstance(error, TooManyRequests | Unreachable | WriteFenced)
             if not was_sent and event.tries + 1 < _EVENT_TRIES_MAX:
                 self._events.append(replace(event, tries=event.tries + 1))
             _LOG.debug("an event of %s/%s was not written: %s", metadata.namespace, metadata.name, error)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.errors import BadRequest
-from penstock.kube.types import BarePod, Metadata, Pod
+from penstock.kube.types import ObjectMeta, PartialPod, Pod
 from penstock.podspec.grouping import JOB_ANNOTATION, controller_ref_of, seconds_of
 from penstock.podspec.pod_resources import PODS, ResourceList, use_of
 from penstock.protocol.facts import ExternalUsageSet, MemberStatus, Phase
@@ -61,7 +61,7 @@ class Problem:
     text: str
 
 
-def full_name(metadata: Metadata) -> str:
+def full_name(metadata: ObjectMeta) -> str:
     return f"{metadata.namespace}/{metadata.name}"
 
 
@@ -93,7 +93,7 @@ def salvaged(raw: bytes, before: Pod | None) -> Pod | None:
     None: not even that, or nobody knows what it asks for and it waits.
     """
     try:
-        bare = msgspec.json.decode(raw, type=BarePod)
+        bare = msgspec.json.decode(raw, type=PartialPod)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     if before is None and not bare.spec.node_name:
