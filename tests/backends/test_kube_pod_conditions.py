@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.backends.kube.pod_conditions import ConditionWriter, Message, message_of, problem_message
-from penstock.backends.kube.pod_status import UNRESOLVED, Problem
 from penstock.kube.errors import ApiConflict, Forbidden, TooManyRequests, Unreachable
 from penstock.kube.types import Pod
+from penstock.podspec.pod_status import UNRESOLVED, Problem
 from penstock.podspec.settings import KubeSettings
 from penstock.protocol.intents import StatusUpdate
 from tests.backends.kube_client import FakeClient

@@ -18,19 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from penstock.backends.kube.anti_affinity import FOREIGN, AntiAffinity
 from penstock.backends.kube.controllers import Controllers
 from penstock.backends.kube.host_ports import HostPorts
 from penstock.backends.kube.inadmissible import InadmissibleWorkloads
 from penstock.backends.kube.node_usage import NodeUsage
-from penstock.backends.kube.pod_status import (
-    GROUP_INADMISSIBLE,
-    UNRESOLVED,
-    Problem,
-    external_usage_of,
-    is_over,
-    is_placed_by_us,
-    seen_of,
-)
 from penstock.backends.kube.volumes import Volumes
 from penstock.backends.kube.workloads import Workloads
 from penstock.errors import BadRequest
@@ -44,11 +36,19 @@ from penstock.kube.types import (
     Pod,
     PodGroup,
 )
-from penstock.podspec.anti_affinity import FOREIGN, AntiAffinity
 from penstock.podspec.constraints import requirements_of
 from penstock.podspec.grouping import Controller, GroupMembership, controller_ref_of, membership_of
 from penstock.podspec.nodes import node_fact
 from penstock.podspec.pod_resources import ResourceList, pod_requests
+from penstock.podspec.pod_status import (
+    GROUP_INADMISSIBLE,
+    UNRESOLVED,
+    Problem,
+    external_usage_of,
+    is_over,
+    is_placed_by_us,
+    seen_of,
+)
 from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import (
     ExternalUsageGone,

@@ -23,7 +23,6 @@ from typing import Final, Protocol
 from penstock import failpoints
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.deadlines import Deadline, stands_s, wanted_s, with_deadline
-from penstock.backends.kube.pod_status import is_over, is_placed_by_us
 from penstock.errors import Unavailable
 from penstock.kube.client import KubeClient, PatchType
 from penstock.kube.errors import ApiConflict, ApiError, NotFound, OutcomeUnknown, TooManyRequests
@@ -31,6 +30,7 @@ from penstock.kube.resources import JOBS, NATIVE_PODGROUPS, PODS
 from penstock.kube.types import Pod
 from penstock.model.jobid import encode_jobid
 from penstock.podspec.grouping import JOB_ANNOTATION, Controller
+from penstock.podspec.pod_status import is_over, is_placed_by_us
 from penstock.protocol.facts import Fact, IntentResult, MemberGone, Outcome
 from penstock.protocol.intents import Assignment, End, How, Place, Retract
 

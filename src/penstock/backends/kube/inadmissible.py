@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from penstock.backends.kube.pod_status import GROUP_INADMISSIBLE, Problem, inadmissible_message
 from penstock.kube.types import Pod
+from penstock.podspec.pod_status import GROUP_INADMISSIBLE, Problem, inadmissible_message
 
 __all__ = ["InadmissibleWorkloads"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.backends.kube.pod_status import is_over, usage_of
 from penstock.errors import BadRequest
 from penstock.kube.types import Pod
 from penstock.podspec.pod_resources import pod_requests
+from penstock.podspec.pod_status import is_over, usage_of
 from penstock.protocol.facts import NodeSet
 
 __all__ = ["NodeUsage"]

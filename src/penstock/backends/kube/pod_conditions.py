@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from penstock.backends.kube.pod_status import GROUP_INADMISSIBLE, UNRESOLVED, Problem
 from penstock.errors import Unavailable
 from penstock.kube.client import KubeClient, ObjectReference, PatchType
 from penstock.kube.errors import ApiConflict, ApiError, TooManyRequests, Unreachable, WriteFenced
 from penstock.kube.resources import PODS
 from penstock.kube.types import Condition, Pod
+from penstock.podspec.pod_status import GROUP_INADMISSIBLE, UNRESOLVED, Problem
 from penstock.podspec.settings import KubeSettings
 from penstock.protocol.intents import StatusUpdate
 

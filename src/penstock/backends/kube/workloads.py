@@ -13,9 +13,9 @@ from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 
 from penstock.backends.kube.controllers import Controllers
-from penstock.backends.kube.pod_status import Problem, full_name
 from penstock.kube.types import NativePodGroup, PodGroup
 from penstock.podspec.grouping import GroupMembership, workload_fact, workload_of_group
+from penstock.podspec.pod_status import Problem, full_name
 from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import WorkloadSet
 

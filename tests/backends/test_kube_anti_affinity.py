@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.backends.kube.anti_affinity import FOREIGN, SPAN, AntiAffinity
 from penstock.backends.kube.cache import ClusterCache
 from penstock.kube.types import Pod, PodAffinityTerm
-from penstock.podspec.anti_affinity import FOREIGN, SPAN, AntiAffinity, rule_of
+from penstock.podspec.anti_affinity import rule_of
 from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import MemberSet, NodeSet
 from tests.backends.kube_caches import NOW, mirror_of, put, told
