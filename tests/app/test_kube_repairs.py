@@ -10,9 +10,9 @@ import pytest
 from penstock.app.kube import Repairs
 from penstock.backends.kube import backend as world_module
 from penstock.backends.kube.backend import KubeBackend
+from penstock.backends.kube.settings import KubeSettings
 from penstock.instance.loop import Instance
 from penstock.kube.watch import Upserted
-from penstock.podspec.settings import KubeSettings
 from penstock.sched.settings import Settings
 from penstock.store.memory import MemoryStore
 from tests.backends.kube_client import FakeClient

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from penstock.backends.kube.cache import ClusterCache
+from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import (
     BatchJob,
     Deployment,
@@ -18,7 +19,6 @@ from penstock.kube.types import (
     StatefulSet,
 )
 from penstock.podspec.grouping import controller_of
-from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import (
     ExternalUsageGone,
     ExternalUsageSet,

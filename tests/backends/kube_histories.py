@@ -9,8 +9,8 @@ from typing import TypeVar
 import msgspec
 
 from penstock.backends.kube.cache import GROUP_INADMISSIBLE, ClusterCache, Problem
+from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import KubeObject, Node, Pod
-from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import Fact, IntentResult, Outcome
 from penstock.protocol.intents import Assignment, Intent, Place, StatusUpdate
 from penstock.sched.records import Recorded

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.backends.kube.anti_affinity import FOREIGN, SPAN, AntiAffinity
 from penstock.backends.kube.cache import ClusterCache
+from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import Pod, PodAffinityTerm
 from penstock.podspec.anti_affinity import rule_of
-from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import MemberSet, NodeSet
 from tests.backends.kube_caches import NOW, mirror_of, put, told
 from tests.backends.kube_histories import Cluster

@@ -14,12 +14,12 @@ import pytest
 from penstock.backends.kube import backend as world_module
 from penstock.backends.kube import executor
 from penstock.backends.kube.backend import KubeBackend
+from penstock.backends.kube.settings import KubeSettings
 from penstock.errors import Unavailable
 from penstock.kube.errors import NotFound
 from penstock.kube.resources import JOBS
 from penstock.kube.watch import Deleted, Upserted
 from penstock.podspec.grouping import DEADLINE_SET_ANNOTATION, JOB_ANNOTATION
-from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import (
     Fact,
     IntentResult,
@@ -49,7 +49,7 @@ class Life:
         self.facts: list[Fact] = []
         self.backend = KubeBackend(
             self.client,  # type: ignore[arg-type]
-            KubeSettings(binds_in_flight_max=2, controller_wait_s=0.01, tells_per_s=1000.0),
+            KubeSettings(binds_in_flight_max=2, controller_wait_s=0.01, status_writes_per_s=1000.0),
             identity="me",
             clock=lambda: 2000.0,
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.backends.kube.cache import ClusterCache
+from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import (
     BatchJob,
     Deployment,
@@ -20,7 +21,6 @@ from penstock.kube.types import (
     StatefulSet,
 )
 from penstock.podspec.grouping import controller_of
-from penstock.podspec.settings import KubeSettings
 from tests.backends.kube_caches import NOW, Folded, mirror_of, put, told
 from tests.backends.kube_histories import Cluster, Happenings, changed
 from tests.backends.kube_objects import job, node, owned_by, pod

@@ -14,6 +14,7 @@ from penstock import failpoints
 from penstock.backends.kube import executor
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.executor import IntentExecutor
+from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.client import PatchType
 from penstock.kube.errors import (
     ApiConflict,
@@ -27,7 +28,6 @@ from penstock.kube.errors import (
 from penstock.kube.types import BatchJob, Pod
 from penstock.model.jobid import encode_jobid
 from penstock.podspec.grouping import JOB_ANNOTATION, controller_of
-from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import Fact, IntentResult, MemberGone, MemberStatus, Outcome, Phase
 from penstock.protocol.intents import Assignment, End, How, Intent, Place, Retract
 from tests.backends.kube_client import FakeClient

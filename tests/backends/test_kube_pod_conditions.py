@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.backends.kube.pod_conditions import ConditionWriter, Message, message_of, problem_message
+from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.errors import ApiConflict, Forbidden, TooManyRequests, Unreachable
 from penstock.kube.types import Pod
 from penstock.podspec.pod_status import UNRESOLVED, Problem
-from penstock.podspec.settings import KubeSettings
 from penstock.protocol.intents import StatusUpdate
 from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import pod, time_text
@@ -141,7 +141,7 @@ def test_the_time_of_a_condition_that_stays_false_is_kept() -> None:
 
 
 def test_a_start_that_drifts_is_no_news_and_one_that_slips_is_told_in_its_time() -> None:
-    room = Room(pod("a"), tell_every_s=15.0)
+    room = Room(pod("a"), condition_interval_s=15.0)
     room.teller.set("uid-a", Message("Unschedulable", "busy", start_at=2000.0))
     room.now += 1.0
     assert room.conditions() == [("a", f"expected to start at {time_text(2000.0)}: busy")]
@@ -187,7 +187,7 @@ def test_what_was_urgent_and_gave_way_to_something_else_is_not_written() -> None
 
 
 def test_who_could_never_run_and_can_after_all_reads_it_without_delay() -> None:
-    room = Room(pod("a"), tell_every_s=15.0)
+    room = Room(pod("a"), condition_interval_s=15.0)
     room.teller.set("uid-a", NEVER)
     room.write()
     room.teller.set("uid-a", WAITING)
@@ -313,7 +313,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_writes_together_keep_to_a_rate() -> None:
-    room = Room(*(pod(f"p{number}") for number in range(500)), tells_per_s=100.0)
+    room = Room(*(pod(f"p{number}") for number in range(500)), status_writes_per_s=100.0)
     for uid in room.pods:
         room.teller.set(uid, WAITING)
     room.now += 5.0

@@ -20,12 +20,12 @@ import pytest
 from penstock.app.kube import KubeRuntime
 from penstock.app.kube_options import KubeOptions
 from penstock.backends.kube.backend import KubeBackend
+from penstock.backends.kube.settings import KubeSettings
 from penstock.devcluster.settings import DevSettings
 from penstock.instance.loop import Instance
 from penstock.kube.access import find_access
 from penstock.kube.client import KubeClient
 from penstock.paths import paths_of
-from penstock.podspec.settings import KubeSettings
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
 from penstock.store.embedded import EmbeddedPostgres

@@ -8,11 +8,11 @@ import pytest
 
 from penstock.kube.types import Pod
 from penstock.podspec.grouping import Controller, GroupMembership, controller_of, membership_of, workload_fact
-from penstock.podspec.settings import KubeSettings
+from penstock.podspec.settings import TranslationSettings
 from penstock.protocol.facts import Requeue, WorkloadSet
 from tests.backends.kube_objects import deployment, job, owned_by, pod, replica_set, stateful_set, template
 
-SETTINGS = KubeSettings(queues=("default", "night"))
+SETTINGS = TranslationSettings(queues=("default", "night"))
 NAMES = [
     "penstock.dev/group",
     "fluence.flux-framework.org/group",
@@ -40,7 +40,7 @@ def said(**notes: str) -> GroupMembership:
     return membership(pod(notes={f"penstock.dev/{key}": value for key, value in notes.items()}))
 
 
-def fact(*members: GroupMembership, settings: KubeSettings = SETTINGS, **groups: int) -> WorkloadSet:
+def fact(*members: GroupMembership, settings: TranslationSettings = SETTINGS, **groups: int) -> WorkloadSet:
     return workload_fact(members, {f"default/{name}": size for name, size in groups.items()}, settings)
 
 
@@ -255,7 +255,7 @@ def test_deadlines_of_pods_count_if_all_have_one() -> None:
     short, long = (membership(pod(spec={"activeDeadlineSeconds": s})) for s in (60, 90))
     assert (fact(short, long).limit_s, fact(short, long).enforced_by_backend) == (90, True)
     assert fact(short, membership(pod())).limit_s is None
-    assert fact(membership(pod()), settings=KubeSettings(limit_default_s=500)).limit_s == 500
+    assert fact(membership(pod()), settings=TranslationSettings(limit_default_s=500)).limit_s == 500
     assert fact(short, said(limit="10")).limit_s == 10
 
 

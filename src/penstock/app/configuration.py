@@ -39,13 +39,13 @@ from typing import Final
 import msgspec
 
 from penstock.app.kube_options import KubeOptions
+from penstock.backends.kube.settings import KubeSettings
 from penstock.engine import parse_policy
 from penstock.errors import BadRequest
 from penstock.model.constraint import parse_constraint
 from penstock.model.document import parse_document
 from penstock.model.duration import parse_duration
 from penstock.podspec.nodes import parse_topology_levels
-from penstock.podspec.settings import KubeSettings
 from penstock.sched.settings import DEFAULT_QUEUE, QueueSettings, Settings, parse_backfill
 from penstock.store.port import Retention
 

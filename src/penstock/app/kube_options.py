@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.podspec.settings import KubeSettings
+from penstock.backends.kube.settings import KubeSettings
 
 __all__ = ["KubeOptions"]
 

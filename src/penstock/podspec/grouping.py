@@ -33,7 +33,7 @@ from penstock.kube.types import (
     StatefulSet,
 )
 from penstock.model.duration import parse_duration
-from penstock.podspec.settings import KubeSettings
+from penstock.podspec.settings import TranslationSettings
 from penstock.protocol.facts import Requeue, WorkloadSet
 
 __all__ = [
@@ -235,7 +235,9 @@ def _said(metadata: ObjectMeta) -> Mapping[str, str]:
     return said
 
 
-def membership_of(pod: Pod, controllers: Sequence[Controller], settings: KubeSettings) -> GroupMembership:
+def membership_of(
+    pod: Pod, controllers: Sequence[Controller], settings: TranslationSettings
+) -> GroupMembership:
     """`controllers` are those that are known: the one that made the pod, and the one above that."""
     sources = [_said(pod.metadata), *(controller.said for controller in controllers)]
     problems: list[str] = []
@@ -418,7 +420,7 @@ def _time_of(text: str, created_at: float) -> float | None:
 
 
 def workload_fact(
-    members: Sequence[GroupMembership], group_sizes: Mapping[str, int], settings: KubeSettings
+    members: Sequence[GroupMembership], group_sizes: Mapping[str, int], settings: TranslationSettings
 ) -> WorkloadSet:
     """What the pods of a work say together. `group_sizes` has the PodGroups that are there.
 

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 from penstock.backends.kube.cache import ClusterCache, Problem
 from penstock.backends.kube.executor import IntentExecutor
 from penstock.backends.kube.pod_conditions import ConditionWriter, message_of, problem_message
+from penstock.backends.kube.settings import KubeSettings
 from penstock.errors import Unavailable
 from penstock.kube.client import KubeClient, decode_metadata
 from penstock.kube.errors import ApiError, NotFound
@@ -54,7 +55,6 @@ from penstock.kube.types import (
 from penstock.kube.watch import Deleted, Relisted, Upserted, WatchEvent, WatchState, reflect
 from penstock.podspec.grouping import controller_of
 from penstock.podspec.pod_status import salvaged
-from penstock.podspec.settings import KubeSettings
 from penstock.protocol.backend import Sink
 from penstock.protocol.facts import Fact
 from penstock.protocol.intents import Intent, StatusUpdate

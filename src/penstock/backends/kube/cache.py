@@ -23,6 +23,7 @@ from penstock.backends.kube.controllers import Controllers
 from penstock.backends.kube.host_ports import HostPorts
 from penstock.backends.kube.inadmissible import InadmissibleWorkloads
 from penstock.backends.kube.node_usage import NodeUsage
+from penstock.backends.kube.settings import KubeSettings
 from penstock.backends.kube.volumes import Volumes
 from penstock.backends.kube.workloads import Workloads
 from penstock.errors import BadRequest
@@ -49,7 +50,6 @@ from penstock.podspec.pod_status import (
     is_placed_by_us,
     seen_of,
 )
-from penstock.podspec.settings import KubeSettings
 from penstock.protocol.facts import (
     ExternalUsageGone,
     ExternalUsageSet,

@@ -19,7 +19,7 @@ from penstock.podspec.grouping import (
     is_known_controller,
     membership_of,
 )
-from penstock.podspec.settings import KubeSettings
+from penstock.podspec.settings import TranslationSettings
 
 __all__ = ["Ancestry", "Controllers"]
 
@@ -36,7 +36,7 @@ class Ancestry:
 
 
 class Controllers:
-    def __init__(self, settings: KubeSettings) -> None:
+    def __init__(self, settings: TranslationSettings) -> None:
         self._settings = settings
         self._controllers: dict[str, Controller] = {}
         self._absent: set[str] = set()  # only such as pods are below

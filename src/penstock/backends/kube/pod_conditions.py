@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from penstock.backends.kube.settings import KubeSettings
 from penstock.errors import Unavailable
 from penstock.kube.client import KubeClient, ObjectReference, PatchType
 from penstock.kube.errors import ApiConflict, ApiError, TooManyRequests, Unreachable, WriteFenced
 from penstock.kube.resources import PODS
 from penstock.kube.types import Condition, Pod
 from penstock.podspec.pod_status import GROUP_INADMISSIBLE, UNRESOLVED, Problem
-from penstock.podspec.settings import KubeSettings
 from penstock.protocol.intents import StatusUpdate
 
 __all__ = ["ConditionWriter", "Message", "message_of"]
@@ -145,7 +145,7 @@ class ConditionWriter:
                 self.forget(uid)
 
     async def run(self) -> None:
-        pause_s = 1.0 / self._settings.tells_per_s
+        pause_s = 1.0 / self._settings.status_writes_per_s
         while True:
             if not (self._urgent or self._waiting or self._events):
                 self._wakeup.clear()
@@ -153,7 +153,7 @@ class ConditionWriter:
             if not self._may_act():
                 await asyncio.sleep(1.0)
                 continue
-            hurries = len(self._events) > self._settings.tells_per_s
+            hurries = len(self._events) > self._settings.status_writes_per_s
             await self._write_next(_HURRY if hurries else 2)
             await asyncio.sleep(pause_s / _HURRY if hurries else pause_s)
 
@@ -179,7 +179,7 @@ class ConditionWriter:
             told = self._told.get(uid)
             due = since + _MOMENT_S
             if told is not None and _is_drift(told.message, message):
-                due = max(due, told.at + self._settings.tell_every_s)
+                due = max(due, told.at + self._settings.condition_interval_s)
             if due <= now:
                 return uid, message
             self._waiting[uid] = (since, message)

@@ -16,7 +16,7 @@ from penstock.backends.kube.controllers import Controllers
 from penstock.kube.types import NativePodGroup, PodGroup
 from penstock.podspec.grouping import GroupMembership, workload_fact, workload_of_group
 from penstock.podspec.pod_status import Problem, full_name
-from penstock.podspec.settings import KubeSettings
+from penstock.podspec.settings import TranslationSettings
 from penstock.protocol.facts import WorkloadSet
 
 __all__ = ["Workloads"]
@@ -33,7 +33,7 @@ class _Kind:
 class Workloads:
     """`dirty` has the works that may be other than they were; whoever tells of them clears it."""
 
-    def __init__(self, settings: KubeSettings, controllers: Controllers) -> None:
+    def __init__(self, settings: TranslationSettings, controllers: Controllers) -> None:
         self._settings = settings
         self._controllers = controllers
         self._workload: dict[str, str] = {}  # of a pod
