@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import BadRequest, Conflict, Unavailable
+from penstock.api.errors import CanNeverRun, UnknownJobId, UnknownNode, UnknownObject
+from penstock.errors import Conflict, Unavailable
 from penstock.model.job import JobState, Result
 from penstock.model.jobid import encode_jobid, parse_jobid
 from penstock.web import CancelSelection, Doc, JobsQuery, Stream, Submission, create_app, make_socket, serve
@@ -20,16 +21,8 @@ from penstock.web import CancelSelection, Doc, JobsQuery, Stream, Submission, cr
 NOW = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 
 
-class UnknownJob(Conflict):
+class UnknownQueue(UnknownObject):
     pass
-
-
-class UnknownQueue(Conflict):
-    pass
-
-
-class Never(BadRequest):
-    http_status = 422
 
 
 def job(number: int, name: str, state: str, **changes: Any) -> Doc:
@@ -185,7 +178,7 @@ class Canned:
 
     def _find(self, number: int) -> Doc:
         if number not in self.table:
-            raise UnknownJob(f"unknown job id {encode_jobid(number)}")
+            raise UnknownJobId(number)
         return self.table[number]
 
     async def status(self) -> Doc:
@@ -215,7 +208,7 @@ class Canned:
             if system.get("queue", "batch") not in ("batch", "debug"):
                 raise UnknownQueue(f"jobs[{index}]: Invalid queue '{system['queue']}' specified")
             if spec["resources"][0]["count"] > 1000:
-                raise Never("asks 1001 nodes, there are 5", where=f"jobs[{index}].resources[0]")
+                raise CanNeverRun("asks 1001 nodes, there are 5", where=f"jobs[{index}].resources[0]")
             names.append(system.get("job", {}).get("name", spec["tasks"][0]["command"][0]))
         return [{"id": encode_jobid(5000 + index), "name": name} for index, name in enumerate(names)]
 
@@ -308,7 +301,7 @@ class Canned:
 
     async def drain(self, targets: str, reason: str, overwrite: bool) -> list[Doc]:
         if "nod3" in targets:
-            raise UnknownQueue("no node nod3")
+            raise UnknownNode("nod3", [each["name"] for each in NODES])
         self.calls.append(("drain", targets, reason, overwrite))
         return NODES[3:4]
 

@@ -1,8 +1,7 @@
 """What the HTTP API asks of an instance: one method an endpoint, values in, JSON-ready values out.
 
-Every method may raise a `PenstockError`; the API turns it into a status (see `penstock.web.errors`):
-`BadRequest` 400, a `Conflict` whose class name begins with `Unknown` 404, any other `Conflict` 409,
-`Unavailable` 503, and an integer attribute `http_status` on the error wins over all of these.
+Every method may raise a `PenstockError`; `penstock.api.errors` names the specific types, and
+`penstock.web.errors` relates types to HTTP statuses.
 
 A stream is a coroutine that returns an iterator: what can be refused (an unknown job, say) is refused
 before it returns, while a status can still be sent. The iterator ends by itself where there is an end, and

@@ -35,7 +35,15 @@ from penstock.sched.records import DrainGone, DrainSet, JobNew, QueueSet
 from penstock.sched.state import SchedulerState
 from penstock.sched.suggestions import nearest_fit
 
-__all__ = ["CanNeverRun", "QueueRefused", "UnknownJobId", "UnknownNode", "add_job", "apply_command"]
+__all__ = [
+    "CanNeverRun",
+    "QueueRefused",
+    "UnknownJobId",
+    "UnknownNode",
+    "UnknownObject",
+    "add_job",
+    "apply_command",
+]
 
 _NOTE_MAX: Final = 1024
 _KEYS_MAX: Final = 100_000
@@ -44,16 +52,18 @@ _KEYS_MAX: Final = 100_000
 class CanNeverRun(BadRequest):
     """Proven: not even on these resources alone and idle."""
 
-    http_status = 422
+
+class UnknownObject(Conflict):
+    """The request names an object that does not exist."""
 
 
-class UnknownJobId(Conflict):
+class UnknownJobId(UnknownObject):
     def __init__(self, job: int, note: str = "unknown job id") -> None:
         super().__init__(f"{encode_jobid(job)}: {note}")
         self.job = job
 
 
-class UnknownNode(Conflict):
+class UnknownNode(UnknownObject):
     def __init__(self, node: str, known: list[str]) -> None:
         super().__init__(
             f"no node {node!r}; there are {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}"

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.api.interface import Service
 from penstock.errors import BadRequest
 from penstock.web.bodies import NoBody, decode, read_body
-from penstock.web.errors import UnknownPath, WrongMethod, refusal
+from penstock.web.errors import UnknownPath, WrongMethod, error_response
 from penstock.web.queries import read_query
 from penstock.web.routes import ENDPOINTS, Answer, Call, Endpoint
 
@@ -55,7 +55,7 @@ class _Handler:
         except ClientDisconnect:
             return
         except Exception as error:
-            answer = refusal(error)
+            answer = error_response(error)
         await answer(scope, receive, send)
 
     async def _answer(self, request: Request) -> Answer:
@@ -72,8 +72,9 @@ class _Handler:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 405:
-        return refusal(_wrong_method(request))
-    return refusal(UnknownPath("no such endpoint", found=request.url.path, expected="see /v1/openapi.json"))
+        return error_response(_wrong_method(request))
+    path = request.url.path
+    return error_response(UnknownPath("no such endpoint", found=path, expected="see /v1/openapi.json"))
 
 
 def _wrong_method(request: Request) -> WrongMethod:

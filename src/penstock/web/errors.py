@@ -1,62 +1,72 @@
-"""Errors as HTTP answers: one status and one JSON body for every error that Penstock raises.
+"""Errors as HTTP responses: one status and one JSON body for every error that Penstock raises.
 
-The body always has the same keys, so that a program can look at `kind` and a person can read `message`.
-An error that carries an integer `http_status` is answered with it: that is how "can never run" becomes
-422 and "too large" 413 without this module knowing who raises them.
+`STATUS_BY_ERROR` is the only place that relates error types to HTTP statuses; the most specific type in
+the table wins. Every body has the same fields: programs compare `kind`, people read `message`.
+An exception that is not a `PenstockError` is a defect: it is logged and answered with 500, and its text
+is not sent to the client.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 import msgspec
 from starlette.responses import Response
 
+from penstock.api.errors import CanNeverRun, UnknownObject
 from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
 
 __all__ = [
+    "STATUS_BY_ERROR",
     "TokenRequired",
     "TooLarge",
     "UnknownPath",
     "WrongMethod",
     "error_document",
+    "error_response",
     "json_response",
-    "refusal",
 ]
 
 _log = logging.getLogger(__name__)
 
 
 class TooLarge(BadRequest):
-    """More than this endpoint takes in one call."""
-
-    http_status = 413
+    """The request has more bytes or more jobs than one call may carry."""
 
 
 class UnknownPath(BadRequest):
-    """There is no such endpoint."""
-
-    http_status = 404
+    """No endpoint has this path."""
 
 
 class WrongMethod(BadRequest):
-    """The endpoint exists, the method does not."""
-
-    http_status = 405
+    """The endpoint exists, but not for this method."""
 
 
 class TokenRequired(BadRequest):
-    """No token, or not the right one."""
+    """The bearer token is missing or wrong."""
 
-    http_status = 401
+
+STATUS_BY_ERROR: Final[dict[type[PenstockError], int]] = {
+    PenstockError: 500,
+    BadRequest: 400,
+    TokenRequired: 401,
+    UnknownPath: 404,
+    UnknownObject: 404,
+    WrongMethod: 405,
+    Conflict: 409,
+    TooLarge: 413,
+    CanNeverRun: 422,
+    Unavailable: 503,
+}
 
 
 def json_response(document: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(document), status, media_type="application/json")
 
 
-def refusal(error: Exception) -> Response:
-    """The answer to a request that failed with `error`."""
+def error_response(error: Exception) -> Response:
+    """The response to a request that failed with `error`."""
     if isinstance(error, PenstockError):
         status = _status(error)
     else:
@@ -72,7 +82,7 @@ def refusal(error: Exception) -> Response:
 
 def error_document(error: Exception) -> dict[str, object]:
     known = isinstance(error, PenstockError)
-    message = str(error) if known else "the instance has a defect; its log says more"
+    message = str(error) if known else "internal error; see the log of the instance"
     facts = {name: str(getattr(error, name, "")) if known else "" for name in ("where", "found", "expected")}
     return {
         "error": {
@@ -85,13 +95,4 @@ def error_document(error: Exception) -> dict[str, object]:
 
 
 def _status(error: PenstockError) -> int:
-    own = getattr(error, "http_status", None)
-    if isinstance(own, int):
-        return own
-    if isinstance(error, BadRequest):
-        return 400
-    if isinstance(error, Conflict):
-        return 404 if type(error).__name__.startswith("Unknown") else 409
-    if isinstance(error, Unavailable):
-        return 503
-    return 500
+    return next(STATUS_BY_ERROR[kind] for kind in type(error).__mro__ if kind in STATUS_BY_ERROR)

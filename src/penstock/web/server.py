@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.errors import BadRequest, Conflict
 from penstock.paths import SOCKET_PATH_MAX
-from penstock.web.errors import TokenRequired, refusal
+from penstock.web.errors import TokenRequired, error_response
 
 __all__ = ["BearerOnly", "listen_tcp", "make_socket", "read_token", "serve"]
 
@@ -146,7 +146,7 @@ class BearerOnly:
             found="another token" if given else "no token",
             expected="Bearer TOKEN, with the token of the file in the state directory",
         )
-        await refusal(error)(scope, receive, send)
+        await error_response(error)(scope, receive, send)
 
 
 class _Server(uvicorn.Server):
