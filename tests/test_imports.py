@@ -79,6 +79,17 @@ def test_asking_for_help_loads_nothing_off_the_list(command: str) -> None:
     assert loaded_by(command, "--help") == set()
 
 
+def test_the_list_of_commands_loads_nothing_off_the_list() -> None:
+    assert loaded_by("--help") == set()
+
+
+@pytest.mark.parametrize("command", ["start", "stop", "dev"])
+def test_commands_that_launch_the_daemon_do_not_import_it(command: str) -> None:
+    loaded = modules_after(RUN_COMMAND, command, "--help")
+    heavy = ("penstock.app", "penstock.engine", "penstock.sched", "penstock.store", "asyncio", "psycopg")
+    assert [name for name in loaded if name.startswith(heavy)] == []
+
+
 def test_the_list_itself_is_short() -> None:
     """Guards the test above: nothing heavy may hide behind a module that is allowed."""
     allowed = modules_after("import " + ", ".join(ALLOWED))

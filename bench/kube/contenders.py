@@ -161,11 +161,11 @@ class Penstock:
         self._process = _Process(self.log)
 
     def start(self) -> None:
-        program = ["penstock.cli"]
+        program = ["penstock.app"]
         if self._samples is not None:
             program = ["bench.kube.sampled", str(self._samples)]
         reach = ["--state", str(self._state), "--kubeconfig", str(self._kubeconfig)]
-        self._process.start([*program, "start", "--foreground", "--kube", *reach], self._environ)
+        self._process.start([*program, "serve", "--kube", *reach], self._environ)
 
     def stop(self) -> None:
         self._process.stop()

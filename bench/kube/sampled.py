@@ -1,4 +1,4 @@
-"""A Penstock that looks at itself: `python -m bench.kube.sampled FILE ARGUMENT...` is `penstock ARGUMENT...`.
+"""A Penstock that looks at itself: `python -m bench.kube.sampled FILE ARGUMENT...` runs the daemon.
 
 A thread looks a hundred times a second at what the others do, and counts it for the innermost function of
 Penstock's that it finds, and for the part of Penstock that this is in. Waiting is not counted. Calls that
@@ -61,11 +61,10 @@ def _place(frame: FrameType) -> tuple[str, str]:
 
 def main() -> None:
     file = Path(sys.argv[1])
-    sys.argv = ["penstock", *sys.argv[2:]]
-    from penstock.cli.main import main as penstock
+    from penstock.app.__main__ import main as daemon
 
     threading.Thread(target=_look, args=(file, threading.Event()), daemon=True).start()
-    penstock()
+    sys.exit(daemon(sys.argv[2:]))
 
 
 if __name__ == "__main__":

@@ -322,7 +322,9 @@ def test_a_configuration_that_is_not_there_is_named(place: Place) -> None:
 def test_wrong_options_of_start_are_refused_before_anything_is_made(
     place: Place, options: list[str], words: str
 ) -> None:
-    assert words in place.refused("start", *options, code=2)
+    refusal = place.refused("start", *options, code=2)
+    assert words in refusal
+    assert place.refused("start", "--foreground", *options, code=2) == refusal
     assert not place.state.exists()
 
 

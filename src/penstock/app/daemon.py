@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import os
 import signal
@@ -22,13 +21,14 @@ from typing import Final
 
 from penstock.api.service import Answers, ServiceContext
 from penstock.app.configuration import Configuration
-from penstock.app.identity import InstanceIdentity, claim, lock, look, write_identity
+from penstock.app.identity import InstanceIdentity, claim, lock, write_identity
 from penstock.app.kube import KubeRuntime
 from penstock.app.kube_options import KubeOptions
+from penstock.app.readiness import ReadinessReport, error_family, exit_code
 from penstock.app.runtime import LocalRuntime, Runtime, cores_here
-from penstock.errors import BadRequest, Conflict, PenstockError
+from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.instance.loop import Instance
-from penstock.paths import InstancePaths, make_paths
+from penstock.paths import InstancePaths
 from penstock.protocol.commands import Cancel
 from penstock.store.binaries import MAJOR
 from penstock.store.factory import Opened, choose_store
@@ -36,29 +36,11 @@ from penstock.store.port import Fenced
 from penstock.web.app import create_app
 from penstock.web.server import BearerOnly, listen_tcp, make_socket, read_token, serve
 
-__all__ = ["DaemonOptions", "ReadinessReport", "run"]
+__all__ = ["DaemonOptions", "run"]
 
 _LOG: Final = logging.getLogger("penstock")
 _END_TASKS_S: Final = 20.0
 _LOOK_S: Final = 0.5
-
-
-class ReadinessReport:
-    """A way to tell whoever started us how it goes. After the last word the descriptor is not ours."""
-
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-
-    def tell(self, told: dict[str, object], *, is_last: bool = True) -> None:
-        if self._descriptor is None:
-            return
-        descriptor = self._descriptor
-        with contextlib.suppress(OSError):
-            os.write(descriptor, json.dumps(told).encode() + b"\n")
-        if is_last:
-            self._descriptor = None
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,33 +57,29 @@ class DaemonOptions:
 
 
 def run(options: DaemonOptions) -> int:
-    """Runs until told to stop; returns an exit code."""
+    """Runs until a signal or a shutdown request; returns an exit code. The directories exist."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        look(options.paths)
-        make_paths(options.paths)
-        held = lock(options.paths)
+        descriptor = lock(options.paths)
         identity = _identity(options)
         asyncio.run(_serve(options, identity))
-        os.close(held)
+        os.close(descriptor)
     except PenstockError as error:
-        options.report.tell({"error": str(error), "kind": _kind(error)})
+        _report_error(options.report, error)
         _LOG.error("%s", error)
-        return {"BadRequest": 2, "Conflict": 1}.get(_kind(error), 3)
+        return exit_code(error)
     except OSError as error:
-        told = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        options.report.tell({"error": told, "kind": "Unavailable"})
-        _LOG.exception("%s", told)
-        return 3
+        cause = Unavailable(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        _report_error(options.report, cause)
+        _LOG.exception("%s", cause)
+        return exit_code(cause)
     return 0
 
 
-def _kind(error: PenstockError) -> str:
-    """The family of an error: what another process needs to raise it again."""
-    families = {"BadRequest": BadRequest, "Conflict": Conflict}
-    return next((name for name, family in families.items() if isinstance(error, family)), "Unavailable")
+def _report_error(report: ReadinessReport, error: PenstockError) -> None:
+    report.send({"error": str(error), "kind": error_family(error)})
 
 
 def _identity(options: DaemonOptions) -> InstanceIdentity:
@@ -154,7 +132,7 @@ async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
         _LOG.warning("%s", text)
         if not instance.is_ready.is_set():
             instance.why_not_ready = text
-            options.report.tell({"waiting": text}, is_last=False)
+            options.report.send({"waiting": text}, is_final=False)
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
@@ -214,16 +192,16 @@ async def _tell_ready(instance: Instance, runtime: Runtime, report: ReadinessRep
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(instance.is_ready.wait(), _LOOK_S)
         if not instance.is_ready.is_set() and runtime.is_standing_by():
-            report.tell({"ready": True, "pid": os.getpid()})
+            report.send({"ready": True, "pid": os.getpid()})
             _LOG.info("standing by")
             await instance.is_ready.wait()
         elif runtime.problem() not in ("", said):
             said = runtime.problem()
-            report.tell({"waiting": said}, is_last=False)
+            report.send({"waiting": said}, is_final=False)
     # The graph stays: looking through it for garbage again and again would hold everything up.
     gc.collect()
     gc.freeze()
-    report.tell({"ready": True, "pid": os.getpid()})
+    report.send({"ready": True, "pid": os.getpid()})
     _LOG.info("ready: epoch %d", instance.epoch)
 
 

@@ -52,9 +52,9 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "status": CommandEntry(
         "penstock.cli.status:status", "the instance, its agents and its database", _CLUSTER
     ),
-    "start": CommandEntry("penstock.app.start:start", "start an instance, or take one up again", _CLUSTER),
-    "stop": CommandEntry("penstock.app.stop:stop", "stop the instance", _CLUSTER),
-    "dev": CommandEntry("penstock.app.dev:dev", "a real control plane with simulated nodes", _TOOLS),
+    "start": CommandEntry("penstock.cli.start:start", "start an instance, or take one up again", _CLUSTER),
+    "stop": CommandEntry("penstock.cli.stop:stop", "stop the instance", _CLUSTER),
+    "dev": CommandEntry("penstock.cli.dev:dev", "a real control plane with simulated nodes", _TOOLS),
     "completion": CommandEntry(
         "penstock.cli.completion:completion", "the completion script of a shell", _TOOLS
     ),

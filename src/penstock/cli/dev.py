@@ -21,6 +21,7 @@ import click
 import penstock
 from penstock.cli import exits
 from penstock.cli.client import ApiClient
+from penstock.cli.daemon_process import serve_command
 from penstock.cli.group import SETTINGS
 from penstock.cli.terminal import command_name
 from penstock.devcluster.registry import (
@@ -165,9 +166,8 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 def _start_penstock(made: DevCluster, inside: InstancePaths) -> None:
     click.echo("starting Penstock", err=True)
-    argv = [sys.executable, "-m", "penstock.cli", "start", "--foreground"]
-    argv += ["--state", str(inside.state), "--kube", "--kubeconfig", str(made.penstock_kubeconfig)]
-    made.start_program(_PENSTOCK, argv)
+    options = ["--kube", "--kubeconfig", str(made.penstock_kubeconfig)]
+    made.start_program(_PENSTOCK, serve_command(inside, options))
     until = time.monotonic() + _READY_S
     while True:
         _check(made, _PENSTOCK)

@@ -1,7 +1,7 @@
-"""`penstock stop`: asks the instance to stop, and returns when it is gone: socket and process.
+"""`penstock stop`: requests a shutdown and returns when the instance's socket and process are gone.
 
-An instance that was killed leaves its own database running, for the next start to find; if there is no next
-start, this ends it.
+An instance that was killed leaves its embedded database running, for the next start. `penstock stop` stops
+that database if no instance runs.
 """
 
 from __future__ import annotations
@@ -14,73 +14,62 @@ import click
 
 from penstock.cli import exits
 from penstock.cli.client import KUBERNETES, ApiClient, NoInstance, RequestRefused, StreamBroken
+from penstock.cli.daemon_process import stop_database
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.terminal import ProgressLine, say, say_json
 from penstock.errors import Unavailable
-from penstock.paths import InstancePaths
 
 __all__ = ["stop"]
 
-_ASK_S: Final = 0.1
+_POLL_S: Final = 0.1
 
 
 @click.command(context_settings=SETTINGS)
 @with_client
 @json_option
-@click.option("--keep-tasks", is_flag=True, help="Leave running jobs alone; the next start takes them up.")
-@click.option("--timeout", type=click.FloatRange(min=0), default=120.0, metavar="SECONDS", show_default=True)
+@click.option("--keep-tasks", is_flag=True, help="Leave running jobs running; the next start resumes them.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=120.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="How long to wait for the instance to stop.",
+)
 def stop(client: ApiClient, keep_tasks: bool, timeout: float, output_format: str) -> int:
-    """Stop the instance. Jobs that wait are kept; jobs that run are ended unless --keep-tasks.
+    """Stop the instance. Pending jobs are kept; running jobs are cancelled unless --keep-tasks.
 
-    One that schedules the pods of a Kubernetes cluster leaves them alone: they go on without it.
+    An instance that schedules the pods of a Kubernetes cluster leaves them running.
     """
     try:
         instance = client.get("/v1/status")["instance"]
     except NoInstance:
-        pid_left = _stop_database(client.paths)
-        if pid_left is None:
+        database_pid = stop_database(client.paths)
+        if database_pid is None:
             raise
         if output_format == "json":
-            say_json({"stopped": None, "database": pid_left})
+            say_json({"stopped": None, "database": database_pid})
         else:
-            say("no instance ran here; the database that a former one had left was stopped")
+            say("no instance was running; the database that a killed instance had left was stopped")
         return exits.OK
     pid, has_tasks = int(instance["pid"]), instance.get("backend") != KUBERNETES
     client.post("/v1/shutdown", {"keep_tasks": keep_tasks})
     began = time.monotonic()
     progress = ProgressLine("stopping", max(1, int(timeout)))
-    while _is_there(client, pid):
-        passed = time.monotonic() - began
-        if passed > timeout:
+    while _is_running(client, pid):
+        elapsed_s = time.monotonic() - began
+        if elapsed_s > timeout:
             progress.close()
             raise exits.Ended(exits.FAILED, f"the instance (pid {pid}) has not stopped after {timeout:g} s")
-        progress.show(int(passed), f"s{_running(client) if has_tasks else ''}")
-        time.sleep(_ASK_S)
+        progress.show(int(elapsed_s), f"s{_running_jobs(client) if has_tasks else ''}")
+        time.sleep(_POLL_S)
     progress.close()
     if output_format == "json":
         say_json({"stopped": pid, "seconds": round(time.monotonic() - began, 3)})
     return exits.OK
 
 
-def _stop_database(paths: InstancePaths) -> int | None:
-    """Ends the database of an instance that is dead; tells which process it was, None if there is none."""
-    from penstock.app.identity import lock
-    from penstock.store.embedded import EmbeddedPostgres
-
-    if not paths.database.is_dir():
-        return None
-    held = lock(paths)  # Nobody may start meanwhile.
-    try:
-        database = EmbeddedPostgres(paths)
-        pid = database.pid()
-        if pid is not None:
-            database.stop()
-        return pid
-    finally:
-        os.close(held)
-
-
-def _is_there(client: ApiClient, pid: int) -> bool:
+def _is_running(client: ApiClient, pid: int) -> bool:
     if client.paths.socket.exists():
         return True
     try:
@@ -100,10 +89,10 @@ def _is_zombie(pid: int) -> bool:
         return False
 
 
-def _running(client: ApiClient) -> str:
-    """How many jobs still run, if it can be asked."""
+def _running_jobs(client: ApiClient) -> str:
+    """How many jobs still run, as a note for the progress line; empty if the instance does not answer."""
     try:
         running = client.get("/v1/status")["jobs"]["running"]
     except (NoInstance, StreamBroken, RequestRefused, Unavailable):
         return ""
-    return f", {running} jobs still run"
+    return f", {running} jobs still running"

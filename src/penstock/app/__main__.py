@@ -1,0 +1,139 @@
+"""The daemon's own command line: `python -m penstock.app serve` and `python -m penstock.app stop-database`.
+
+`penstock start` and `penstock stop` launch these; they are not meant for users, whose options the commands
+have already parsed. `serve` checks the configuration, the database address, the kubeconfig and the state
+directory before it creates anything, so a refused start leaves no file behind.
+
+With `--report-fd` the daemon runs in the background: it reports "ready", "waiting" or an error as JSON lines
+on that descriptor, and its log goes to the state directory. Until the checks have passed, standard error is
+still that of `penstock start`, so that a failing import is not lost. Without it, errors go to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.app.configuration import Configuration, read_configuration
+from penstock.app.identity import lock, look
+from penstock.app.readiness import ReadinessReport, error_family, exit_code
+from penstock.errors import PenstockError, Unavailable
+from penstock.paths import InstancePaths, make_paths, paths_of
+from penstock.store.embedded import EmbeddedPostgres
+from penstock.store.factory import check_database
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> int:
+    arguments = _parser().parse_args(argv)
+    report = ReadinessReport(getattr(arguments, "report_fd", None))
+    try:
+        paths = paths_of(arguments.state, os.environ)
+        if arguments.action == "stop-database":
+            sys.stdout.write(json.dumps({"database": _stop_database(paths)}) + "\n")
+            return 0
+        return _serve(arguments, paths, report)
+    except PenstockError as error:
+        if report.is_open:
+            report.send({"error": str(error), "kind": error_family(error)})
+        else:
+            sys.stderr.write(f"penstock: {error}\n")
+        return exit_code(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m penstock.app", allow_abbrev=False)
+    actions = parser.add_subparsers(dest="action", required=True)
+    serve = actions.add_parser("serve", help="run an instance until a signal or `penstock stop`")
+    stop = actions.add_parser("stop-database", help="stop the database that a killed instance left running")
+    for action in (serve, stop):
+        action.add_argument("--state", required=True, help="the state directory")
+    for option in ("--nodes", "--cores", "--gpus", "--queue-depth", "--report-fd"):
+        serve.add_argument(option, type=int)
+    for option in ("--config", "--kubeconfig"):
+        serve.add_argument(option, type=Path)
+    for option in ("--policy", "--match-policy", "--listen", "--context"):
+        serve.add_argument(option, default="")
+    serve.add_argument("--database")
+    serve.add_argument("--kube", action="store_true")
+    return parser
+
+
+def _serve(arguments: argparse.Namespace, paths: InstancePaths, report: ReadinessReport) -> int:
+    configuration = _check(arguments, paths)
+    # The daemon imports every package. Refusals above must not take that long.
+    from penstock.app.daemon import DaemonOptions, run
+
+    kube = None
+    if arguments.kube:
+        kube = replace(configuration.kube, kubeconfig=arguments.kubeconfig, context=arguments.context)
+    make_paths(paths)
+    if report.is_open:
+        _detach(paths)
+    return run(
+        DaemonOptions(
+            paths=paths,
+            configuration=configuration,
+            nodes=arguments.nodes,
+            cores=arguments.cores,
+            gpus=arguments.gpus,
+            database=arguments.database,
+            listen=arguments.listen,
+            kube=kube,
+            report=report,
+        )
+    )
+
+
+def _check(arguments: argparse.Namespace, paths: InstancePaths) -> Configuration:
+    """Raises what is wrong with the options, their files or the state directory. Creates nothing."""
+    configuration = read_configuration(
+        arguments.config,
+        policy=arguments.policy,
+        match_policy=arguments.match_policy,
+        queue_depth=arguments.queue_depth,
+    )
+    if arguments.database:
+        check_database(arguments.database)
+    look(paths)
+    if arguments.kube:
+        from penstock.kube.access import find_access
+
+        find_access(arguments.kubeconfig, arguments.context)
+    return configuration
+
+
+def _detach(paths: InstancePaths) -> None:
+    """Sends output to the log in the state directory and leaves the working directory of the user."""
+    try:
+        log = os.open(paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise Unavailable(f"cannot write {paths.log}: {error.strerror}") from error
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.chdir("/")
+
+
+def _stop_database(paths: InstancePaths) -> int | None:
+    """Stops the embedded database of a dead instance. Returns its pid, or None if none runs."""
+    if not paths.database.is_dir():
+        return None
+    descriptor = lock(paths)  # No instance can start meanwhile.
+    try:
+        database = EmbeddedPostgres(paths)
+        pid = database.pid()
+        if pid is not None:
+            database.stop()
+        return pid
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,214 @@
+"""`penstock start`: launches the daemon of an instance and returns when it is ready.
+
+The daemon checks its configuration and reports on a pipe: ready, waiting for something, or an error, which
+the command prints as its own. With --foreground the command becomes the daemon, so that signals, exit code
+and output are those of the daemon itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from penstock.cli import exits
+from penstock.cli.client import KUBERNETES, ApiClient
+from penstock.cli.daemon_process import exec_daemon, spawn_daemon
+from penstock.cli.group import SETTINGS, json_option, state_option
+from penstock.cli.terminal import ProgressLine, complain, say, say_json
+from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
+from penstock.paths import InstancePaths, paths_of
+
+__all__ = ["start"]
+
+_READY_S: Final = 120.0
+_EXIT_S: Final = 30.0
+_REPORT_MAX: Final = 64 << 10
+_ERRORS: Final[dict[str, type[PenstockError]]] = {"BadRequest": BadRequest, "Conflict": Conflict}
+_NOT_FOR_DAEMON: Final = ("state", "output_format", "foreground")
+
+
+@click.command(context_settings=SETTINGS)
+@state_option
+@json_option
+@click.option(
+    "--nodes", type=click.IntRange(1, 1024), help="Number of node agents.  [default: as before, or 1]"
+)
+@click.option("--cores", type=click.IntRange(1, 4096), help="Cores per node.  [default: the machine's]")
+@click.option("--gpus", type=click.IntRange(0, 1024), help="GPUs per node.  [default: 0]")
+@click.option(
+    "--policy",
+    default="",
+    metavar="POLICY",
+    help="Queue policy: fcfs, easy, hybrid[:DEPTH] or conservative.",
+)
+@click.option(
+    "--match-policy",
+    default="",
+    metavar="POLICY",
+    help="Order in which nodes are tried: lonode, hinode, first, ...",
+)
+@click.option(
+    "--queue-depth",
+    type=click.IntRange(1),
+    help="Jobs per queue that one scheduling cycle considers.  [default: all]",
+)
+@click.option(
+    "--config",
+    "config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Configuration file with queues and limits (TOML).",
+)
+@click.option(
+    "--database",
+    metavar="URL",
+    help="PostgreSQL database to use.  [default: an embedded one in the state directory]",
+)
+@click.option(
+    "--listen", default="", metavar="ADDRESS:PORT", help="Serve the API also on TCP, protected by a token."
+)
+@click.option("--kube", is_flag=True, help="Schedule the pods of a Kubernetes cluster instead of processes.")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
+    help="With --kube: kubeconfig file.  [default: in-cluster, $KUBECONFIG or ~/.kube/config]",
+)
+@click.option("--context", default="", metavar="NAME", help="With --kube: context of the kubeconfig.")
+@click.option(
+    "--foreground", is_flag=True, help="Run in the foreground, for example under a service manager."
+)
+@click.pass_context
+def start(
+    command: click.Context,
+    /,
+    state: str | None,
+    output_format: str,
+    nodes: int | None,
+    cores: int | None,
+    gpus: int | None,
+    kube: bool,
+    kubeconfig: Path | None,
+    context: str,
+    foreground: bool,
+    **_: object,
+) -> int:
+    """Start an instance, or restart one with its jobs and queues as they were.
+
+    Nodes are agent processes on this machine; with --kube they are the nodes of a Kubernetes cluster. The
+    command returns when the instance is ready, or when it is a standby of another leader. The state directory
+    identifies the instance: --state DIR, or PENSTOCK_STATE.
+    """
+    paths = paths_of(state, os.environ)
+    _check_backend(kube, {"--nodes": nodes, "--cores": cores, "--gpus": gpus}, kubeconfig, context)
+    options = _daemon_options(command)
+    if foreground:
+        exec_daemon(paths, options)
+    _start_in_background(paths, options)
+    status = ApiClient(paths).get("/v1/status")
+    if output_format == "json":
+        say_json(status)
+        return exits.OK
+    _say_ready(status, paths)
+    return exits.OK
+
+
+def _check_backend(kube: bool, local: dict[str, int | None], kubeconfig: Path | None, context: str) -> None:
+    """Refuses an option that only the other backend has."""
+    if kube:
+        for name, value in local.items():
+            if value is not None:
+                raise BadRequest("not allowed with --kube: the cluster defines the nodes", where=name)
+    elif kubeconfig is not None or context:
+        raise BadRequest("needs --kube", where="--kubeconfig" if kubeconfig is not None else "--context")
+
+
+def _daemon_options(command: click.Context) -> list[str]:
+    """The options that the user gave, for the daemon. Relative paths stay as typed, for its messages."""
+    options: list[str] = []
+    for parameter in command.command.params:
+        value = command.params.get(parameter.name or "")
+        if parameter.name in _NOT_FOR_DAEMON or value is None or value is False or value == "":
+            continue
+        option = max(parameter.opts, key=len)
+        options.append(option if value is True else f"{option}={value}")
+    return options
+
+
+def _say_ready(status: dict[str, Any], paths: InstancePaths) -> None:
+    settings = status["settings"]
+    if status["instance"]["backend"] == KUBERNETES:
+        if not status["instance"]["ready"]:
+            say(f"penstock: standby: the leader for {settings['server']} is {settings['leader']}")
+            return
+        nodes = status["nodes"]["up"]
+        names = ", ".join(settings["schedulers"])
+        say(f"penstock: ready: {nodes} nodes of {settings['server']}; policy {settings['policy']}")
+        say(f"schedules pods with schedulerName {names}; try `penstock jobs -a`, `penstock resource list`")
+        return
+    total = settings["nodes"] * settings["cores"]
+    note = (
+        f" (more than the {os.cpu_count()} of this machine: oversubscribed)"
+        if settings["oversubscribed"]
+        else ""
+    )
+    say(f"penstock: ready: {settings['nodes']} nodes, {total} cores{note}; policy {settings['policy']}")
+    say(f"state {paths.state}; try `penstock run hostname`, `penstock jobs -a`, `penstock stop`")
+
+
+def _start_in_background(paths: InstancePaths, options: list[str]) -> None:
+    """Starts the daemon and waits for its report. An error that it reports is raised here."""
+    report_fd, daemon_fd = os.pipe()
+    try:
+        daemon = spawn_daemon(paths, options, daemon_fd)
+    finally:
+        os.close(daemon_fd)
+    try:
+        report = _wait_for_report(report_fd, daemon)
+    finally:
+        os.close(report_fd)
+    if "error" in report:
+        if not report.get("keeps_trying"):
+            # The daemon still stops what it had started; wait, so that nothing is left behind.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(_EXIT_S)
+        raise _ERRORS.get(str(report.get("kind")), Unavailable)(str(report["error"]))
+
+
+def _wait_for_report(report_fd: int, daemon: subprocess.Popen[bytes]) -> dict[str, object]:
+    """The final report. What the daemon waits for is printed once, when it first reports that it waits."""
+    began = time.monotonic()
+    text = b""
+    waiting = ""
+    progress = ProgressLine("starting", int(_READY_S))
+    try:
+        while True:
+            while b"\n" in text:
+                line, _, text = text.partition(b"\n")
+                report: dict[str, object] = json.loads(line)
+                if "waiting" not in report:
+                    return report
+                if not waiting:
+                    progress.close()
+                    complain(f"not ready yet: {report['waiting']}")
+                waiting = str(report["waiting"])
+            elapsed_s = time.monotonic() - began
+            if elapsed_s > _READY_S:
+                why = f": {waiting}" if waiting else "; see its log"
+                advice = "It keeps trying; `penstock stop` ends it"
+                return {"error": f"not ready after {_READY_S:g} s{why}. {advice}", "keeps_trying": True}
+            progress.show(int(elapsed_s), "s")
+            if select.select([report_fd], [], [], 0.2)[0]:
+                piece = os.read(report_fd, _REPORT_MAX)
+                if not piece:
+                    code = daemon.wait()
+                    return {"error": f"the daemon exited during start-up (exit code {code}); see its log"}
+                text += piece
+    finally:
+        progress.close()
