@@ -1,4 +1,4 @@
-"""`penstock resource-query` driven in this process, on small inputs that a test writes for itself."""
+"""Runs `penstock resource-query` in the test process on small generated inputs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Result:
     def lines(self) -> list[str]:
         return self.out.splitlines()
 
-    def told(self, word: str) -> list[str]:
+    def values(self, word: str) -> list[str]:
         """The values of lines such as `INFO: JOBID=1`."""
         start = f"INFO: {word}="
         return [line.removeprefix(start) for line in self.lines() if line.startswith(start)]
 
-    def drawn(self) -> list[str]:
-        """What is drawn as a tree, without the lines that lead to it."""
+    def tree(self) -> list[str]:
+        """The vertices of the printed tree, without indentation."""
         return [line.lstrip(" -") for line in self.lines() if line.startswith("      -")]
 
 
 class Inputs:
-    """The files of one test, and the tool run on them."""
+    """Writes the input files of one test and runs `resource-query` on them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class Inputs:
         return self.write(name, json.dumps({"version": 1, "execution": execution}))
 
     def cluster(self, name: str = "graph.json", **shape: int) -> list[str]:
-        """Options that load a cluster of the shape that `cluster_in_jgf` takes."""
+        """Options that load a cluster; `cluster_in_jgf` documents the shape."""
         return ["-f", "jgf", "-L", self.write(name, cluster_in_jgf(**shape))]
 
     def run(self, argv: list[str], *commands: str, streams: Streams | None = None) -> Result:
@@ -74,8 +74,9 @@ def slot(*inner: Resource, count: object = 1) -> Resource:
     return {"type": "slot", "count": count, "label": "default", "with": list(inner)}
 
 
-def of(kind: str, count: object = 1, *inner: Resource, exclusive: bool = False) -> Resource:
-    resource: Resource = {"type": kind, "count": count}
+def of(name: str, count: object = 1, *inner: Resource, exclusive: bool = False) -> Resource:
+    """A jobspec resource of the type `name`."""
+    resource: Resource = {"type": name, "count": count}
     if exclusive:
         resource["exclusive"] = True
     return {**resource, "with": list(inner)} if inner else resource
@@ -84,15 +85,15 @@ def of(kind: str, count: object = 1, *inner: Resource, exclusive: bool = False) 
 def cluster_in_jgf(
     *, racks: int = 0, nodes: int = 1, cores: int = 2, gpus: int = 0, pools: int = 0, pool_size: int = 1
 ) -> str:
-    """/cluster0[/rackR]/nodeN/{core,gpu,memory}; a node has its number as rank, and so has what is on it."""
+    """/cluster0[/rackR]/nodeN/{core,gpu,memory}. The rank of a node and its children is the node's number."""
     vertices: list[tuple[str, dict[str, object]]] = []
     edges: list[tuple[str, ...]] = []
 
     known: dict[str, str] = {}
 
-    def add(above: str, kind: str, number: int, rank: int = -1, size: int = 1) -> str:
-        path, key = f"{above}/{kind}{number}", str(len(known))
-        vertices.append((key, {"type": kind, "id": number, "rank": rank, "size": size, "path": path}))
+    def add(above: str, name: str, number: int, rank: int = -1, size: int = 1) -> str:
+        path, key = f"{above}/{name}{number}", str(len(known))
+        vertices.append((key, {"type": name, "id": number, "rank": rank, "size": size, "path": path}))
         if above:
             edges.append((known[above], key))
         known[path] = key
@@ -102,7 +103,11 @@ def cluster_in_jgf(
     parents = [add(root, "rack", number) for number in range(racks)] or [root]
     for number in range(nodes):
         node = add(parents[number * len(parents) // nodes], "node", number, number)
-        for kind, count, size in (("core", cores, 1), ("gpu", gpus, 1), ("memory", pools, pool_size)):
+        for name, count, size in (
+            ("core", cores, 1),
+            ("gpu", gpus, 1),
+            ("memory", pools, pool_size),
+        ):
             for child in range(count):
-                add(node, kind, child, number, size)
+                add(node, name, child, number, size)
     return jgf(vertices, edges)

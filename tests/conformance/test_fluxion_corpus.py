@@ -1,9 +1,8 @@
-"""Recorded sessions of Fluxion's resource-query, replayed byte for byte.
+"""Replays recorded sessions of Fluxion's resource-query and compares the output byte by byte.
 
-The recordings lie outside the project; without them these tests skip and say so. What our tool does
-not offer yet (other subsystems, hwloc, shorthand formats, the flexible traverser, locality and
-variation) is left out on both sides. A difference that we want is named, with its reason, in
-docs/reference/fluxion-differences.md.
+The recordings are not part of the repository; without them these tests are skipped with a message. Sessions
+that use unsupported options (other subsystems, hwloc, shorthand formats, the flexible traverser, the policies
+locality and variation) are not replayed. docs/reference/fluxion-differences.md lists intended differences.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from penstock.cli.resource_query import main as resource_query
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT.parent / "shared" / "data" / "fluxion-corpus" / "visible"
-LATER = {"hwloc", "jgf_shorthand", "rv1_shorthand", "flexible", "locality", "variation"}
+UNSUPPORTED = {"hwloc", "jgf_shorthand", "rv1_shorthand", "flexible", "locality", "variation"}
 SUITE_TOPICS = (
     [f"t30{number:02}" for number in (0, 1, 2, 3, 4, 5, 8, 9, 11, 12, 13, 15)]
     + [f"t30{number}" for number in (*range(18, 26), *range(27, 32), *range(33, 38), 39, 42)]
@@ -52,10 +51,14 @@ class Case:
     compare: list[str]
     exit: int
 
-    def is_offered(self) -> bool:
+    def is_supported(self) -> bool:
         subsystem = self.argv[self.argv.index("-S") + 1] if "-S" in self.argv else "CA"
         commands = (self.folder / "stdin").read_bytes() if (self.folder / "stdin").exists() else b""
-        return not LATER & set(self.argv) and subsystem in ("CA", "ca") and b"jgf_shorthand" not in commands
+        return (
+            not UNSUPPORTED & set(self.argv)
+            and subsystem in ("CA", "ca")
+            and b"jgf_shorthand" not in commands
+        )
 
     def expected(self, stream: str) -> bytes:
         recorded = self.folder / f"expected.{stream}"
@@ -69,13 +72,13 @@ def cases_of(pattern: str) -> list[Case]:
         case = Case(
             spec_file.parent, spec["topic"], spec["program"], spec["argv"], spec["compare"], spec["exit"]
         )
-        if case.is_offered():
+        if case.is_supported():
             cases.append(case)
     return cases
 
 
 def differences(case: Case, scratch: Path) -> list[str]:
-    """What is not as recorded; the program runs in this process, in the folder of the recordings."""
+    """The differences from the recording. The program runs in this process, in the recordings' directory."""
     out_file = scratch / "t.out"
     out_file.write_bytes(b"")
     argv = [word.replace("@OUT@", str(out_file)).replace("@TMP@", str(scratch)) for word in case.argv]
@@ -101,7 +104,7 @@ def _masked(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("topic", SUITE_TOPICS)
-def test_every_recorded_run_of_the_suite_is_answered_alike(
+def test_every_recorded_run_of_the_test_suite_has_the_same_output(
     topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(CORPUS)
@@ -112,7 +115,7 @@ def test_every_recorded_run_of_the_suite_is_answered_alike(
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_random_sessions_are_answered_alike_but_for_a_twentieth(
+def test_at_least_95_percent_of_random_sessions_have_the_same_output(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(CORPUS)

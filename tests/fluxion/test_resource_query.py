@@ -1,4 +1,4 @@
-"""The rules of the face: what goes where, how jobs are counted, what is said of mistakes."""
+"""`resource-query` sessions: output streams, job numbers, error messages, options and exit codes."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ def inputs(tmp_path: Path) -> Inputs:
 
 @pytest.fixture
 def one(inputs: Inputs) -> str:
-    """A jobspec of one core."""
+    """A jobspec that requests one core."""
     return inputs.job("one.json", slot(of("core")))
 
 
 @pytest.fixture
 def node(inputs: Inputs) -> str:
-    """A jobspec of one whole node."""
+    """A jobspec that requests one whole node."""
     return inputs.job("node.json", slot(of("node")))
 
 
 @pytest.fixture
 def large(inputs: Inputs) -> str:
-    """A jobspec that no small cluster can ever serve."""
+    """A jobspec that small clusters can never satisfy."""
     return inputs.job("large.json", slot(of("core", 99)))
 
 
-# What is read, and where answers go
+# Input and output streams
 
 
 def test_unknown_commands_comments_and_empty_lines_are_ignored(inputs: Inputs) -> None:
-    told = inputs.run(inputs.cluster(), "", "   ", "# match allocate x", "matching a b", "MATCH allocate x")
-    assert (told.code, told.out, told.err) == (0, "", "")
+    result = inputs.run(inputs.cluster(), "", "   ", "# match allocate x", "matching a b", "MATCH allocate x")
+    assert (result.code, result.out, result.err) == (0, "", "")
 
 
 def test_nothing_is_read_after_quit(inputs: Inputs) -> None:
-    told = inputs.run(inputs.cluster(), "get-status /cluster0", "q", "get-status /cluster0")
-    assert told.lines() == ["/cluster0 is up"]
+    result = inputs.run(inputs.cluster(), "get-status /cluster0", "q", "get-status /cluster0")
+    assert result.lines() == ["/cluster0 is up"]
 
 
-def test_results_go_to_the_test_output_and_looking_back_to_standard_output(inputs: Inputs, one: str) -> None:
+def test_results_go_to_the_test_output_and_reports_to_standard_output(inputs: Inputs, one: str) -> None:
     file = inputs.folder / "t.out"
     commands = [f"match allocate {one}", "find status=up", "get-status /cluster0", "cancel 1 stats"]
-    back = ["list", "info 1", "stat", f"cat {one}", "help quit"]
-    told = inputs.run([*inputs.cluster(), "-t", str(file)], *commands, *back)
-    assert told.err == ""
-    assert [line for line in told.lines() if "ALLOCATED" in line or " is up" in line] == []
-    assert len(told.lines()) == 1 + 1 + 4 + 2 + 1
-    assert told.lines()[-1] == "INFO: quit (q) -- End the session: quit"
+    reports = ["list", "info 1", "stat", f"cat {one}", "help quit"]
+    result = inputs.run([*inputs.cluster(), "-t", str(file)], *commands, *reports)
+    assert result.err == ""
+    assert [line for line in result.lines() if "ALLOCATED" in line or " is up" in line] == []
+    assert len(result.lines()) == 1 + 1 + 4 + 2 + 1
+    assert result.lines()[-1] == "INFO: quit (q) -- End the session: quit"
     written = file.read_text("utf-8").splitlines()
     assert written[:4] == [
         "      ---------core1[1:x]",
@@ -105,10 +105,10 @@ def test_every_command_has_an_abbreviation(inputs: Inputs, one: str, long: str, 
     answers = []
     for command in (long, short):
         words = [files.get(word, word) for word in command.split()]
-        told = inputs.run(
+        result = inputs.run(
             inputs.cluster(nodes=2), f"match allocate {one}", " ".join(words), "get-status /cluster0/node2"
         )
-        answers.append((told.out, told.err))
+        answers.append((result.out, result.err))
     assert answers[0] == answers[1]
 
 
@@ -117,12 +117,12 @@ def test_list_and_stat_have_abbreviations(inputs: Inputs) -> None:
     assert inputs.run(inputs.cluster(), "list", "l").out == ""
 
 
-# Counting jobs
+# Job numbers
 
 
-def test_a_failed_match_uses_a_number_and_a_mere_look_does_not(inputs: Inputs, one: str, large: str) -> None:
+def test_a_failed_match_uses_a_job_number_a_dry_run_does_not(inputs: Inputs, one: str, large: str) -> None:
     broken = inputs.write("broken.yaml", "a: 1")
-    told = inputs.run(
+    result = inputs.run(
         inputs.cluster(nodes=2),
         f"match without_allocating {one}",
         f"match allocate {large}",
@@ -132,67 +132,67 @@ def test_a_failed_match_uses_a_number_and_a_mere_look_does_not(inputs: Inputs, o
         f"match allocate_orelse_reserve {large}",
         f"match allocate {one}",
     )
-    assert told.told("JOBID") == ["1", "1", "2", "2", "2", "3"]
-    assert told.told("RESOURCES") == ["MATCHED", "MATCHED", "ALLOCATED"]
+    assert result.values("JOBID") == ["1", "1", "2", "2", "2", "3"]
+    assert result.values("RESOURCES") == ["MATCHED", "MATCHED", "ALLOCATED"]
 
 
-def test_only_operations_that_look_ahead_tell_the_unsatisfiable(inputs: Inputs, large: str) -> None:
-    told = inputs.run(
+def test_only_operations_that_look_ahead_report_unsatisfiable_requests(inputs: Inputs, large: str) -> None:
+    result = inputs.run(
         inputs.cluster(),
         f"match allocate {large}",
         f"match allocate_with_satisfiability {large}",
         f"match satisfiability {large}",
     )
     never = "INFO: Unsatisfiable request"
-    assert told.lines() == [
+    assert result.lines() == [
         *[*FAILED, "INFO: JOBID=1", RULE],
         *[*FAILED, never, "INFO: JOBID=2", RULE],
         *[RULE, never, RULE],
     ]
 
 
-def test_a_jobspec_that_cannot_be_read_is_called_satisfiable(inputs: Inputs) -> None:
+def test_an_invalid_jobspec_is_reported_as_satisfiable(inputs: Inputs) -> None:
     broken = inputs.write("broken.yaml", "a: 1")
-    told = inputs.run(inputs.cluster(), f"match satisfiability {broken}")
-    assert told.lines() == [RULE, "INFO: Satisfiable request", RULE]
+    result = inputs.run(inputs.cluster(), f"match satisfiability {broken}")
+    assert result.lines() == [RULE, "INFO: Satisfiable request", RULE]
     missing = 'Missing key "version" in top level mapping'
-    assert told.err == f"match_allocate: ERROR: Jobspec error for 1: {missing}\n"
+    assert result.err == f"match_allocate: ERROR: Jobspec error for 1: {missing}\n"
 
 
-def test_a_type_that_the_graph_does_not_have_is_an_error_unless_it_is_well_known(inputs: Inputs) -> None:
+def test_a_type_missing_from_the_graph_is_an_error_unless_it_is_built_in(inputs: Inputs) -> None:
     quark = inputs.job("quark.json", slot(of("quark")))
     gpu = inputs.job("gpu.json", slot(of("gpu")))
-    told = inputs.run(inputs.cluster(), f"match allocate {quark}", f"match allocate {gpu}")
-    assert told.told("JOBID") == ["1", "1"]
-    assert told.err.endswith('Value of "type" must be a resource type known to fluxion\n')
+    result = inputs.run(inputs.cluster(), f"match allocate {quark}", f"match allocate {gpu}")
+    assert result.values("JOBID") == ["1", "1"]
+    assert result.err.endswith('Value of "type" must be a resource type known to fluxion\n')
 
 
 def test_multi_match_stops_at_the_first_failure(inputs: Inputs, one: str, large: str) -> None:
-    told = inputs.run(inputs.cluster(nodes=4), f"multi-match allocate {one} {large} {one}", "list")
-    assert told.told("JOBID") == ["1", "2"]
-    assert told.lines()[-1].startswith("INFO: 1, ALLOCATED, 0, ")
+    result = inputs.run(inputs.cluster(nodes=4), f"multi-match allocate {one} {large} {one}", "list")
+    assert result.values("JOBID") == ["1", "2"]
+    assert result.lines()[-1].startswith("INFO: 1, ALLOCATED, 0, ")
 
 
-def test_multi_match_goes_on_after_a_file_that_is_not_there(inputs: Inputs, one: str) -> None:
-    told = inputs.run(inputs.cluster(), f"multi-match allocate {one} nowhere {one}")
-    assert told.told("JOBID") == ["1", "2"]
-    assert told.err == "ERROR: can't open nowhere\n"
+def test_multi_match_continues_after_a_missing_file(inputs: Inputs, one: str) -> None:
+    result = inputs.run(inputs.cluster(), f"multi-match allocate {one} nowhere {one}")
+    assert result.values("JOBID") == ["1", "2"]
+    assert result.err == "ERROR: can't open nowhere\n"
 
 
-def test_an_update_sets_the_counter(inputs: Inputs, one: str) -> None:
+def test_an_update_sets_the_next_job_number(inputs: Inputs, one: str) -> None:
     rset = inputs.rset("r.json", "0", "node0", core="0")
-    told = inputs.run(
+    result = inputs.run(
         inputs.cluster(), f"update allocate rv1exec {rset} 7 0 60", f"match allocate {one}", "stat"
     )
-    assert told.told("JOBID") == ["7", "8"]
-    stats = told.lines()[-4:]
+    assert result.values("JOBID") == ["7", "8"]
+    stats = result.lines()[-4:]
     assert stats[0] == "INFO: Num. of Jobs Matched: 2"
     assert "1.79769e+308" not in stats[1]
 
 
 def test_matches_do_not_count_in_the_match_times(inputs: Inputs, one: str) -> None:
-    told = inputs.run(inputs.cluster(), f"match allocate {one}", "stat")
-    assert told.lines()[-4:] == [
+    result = inputs.run(inputs.cluster(), f"match allocate {one}", "stat")
+    assert result.lines()[-4:] == [
         "INFO: Num. of Jobs Matched: 1",
         "INFO: Min. Match Time: 1.79769e+308",
         "INFO: Max. Match Time: 0",
@@ -200,16 +200,16 @@ def test_matches_do_not_count_in_the_match_times(inputs: Inputs, one: str) -> No
     ]
 
 
-def test_the_queue_of_a_job_is_an_attribute_in_rv1_and_is_never_forgotten(inputs: Inputs, one: str) -> None:
+def test_rv1_writes_the_queue_of_a_job_and_keeps_it_for_later_jobs(inputs: Inputs, one: str) -> None:
     queued = inputs.job("queued.json", slot(of("core")), queue="batch")
     commands = [f"match allocate {one}", f"match allocate {queued}", f"match allocate {one}"]
-    told = inputs.run([*inputs.cluster(nodes=3), "-F", "rv1"], *commands)
-    sets = [line for line in told.lines() if line.startswith("{")]
+    result = inputs.run([*inputs.cluster(nodes=3), "-F", "rv1"], *commands)
+    sets = [line for line in result.lines() if line.startswith("{")]
     ends = [line.endswith('"attributes": {"system": {"scheduler": {"queue": "batch"}}}}') for line in sets]
     assert ends == [False, True, True]
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -232,13 +232,13 @@ def test_the_queue_of_a_job_is_an_attribute_in_rv1_and_is_never_forgotten(inputs
         "cat",
     ],
 )
-def test_a_command_with_too_few_or_too_many_words_is_malformed(inputs: Inputs, command: str) -> None:
-    told = inputs.run(inputs.cluster(), command)
-    assert (told.code, told.out, told.err) == (0, "", "ERROR: malformed command\n")
+def test_a_command_with_the_wrong_number_of_words_is_malformed(inputs: Inputs, command: str) -> None:
+    result = inputs.run(inputs.cluster(), command)
+    assert (result.code, result.out, result.err) == (0, "", "ERROR: malformed command\n")
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "message"),
     [
         ("match grow x", "ERROR: unknown subcmd grow"),
         ("match allocate nowhere", "ERROR: can't open nowhere"),
@@ -253,22 +253,22 @@ def test_a_command_with_too_few_or_too_many_words_is_malformed(inputs: Inputs, c
         ("find status=sideways", "findfind: invalid criteria: status=sideways."),
     ],
 )
-def test_a_mistake_is_named_and_the_session_goes_on(inputs: Inputs, command: str, says: str) -> None:
-    told = inputs.run(inputs.cluster(), command, "get-status /cluster0")
-    assert (told.code, told.out, told.err) == (0, "/cluster0 is up\n", f"{says}\n")
+def test_an_error_is_reported_and_the_session_continues(inputs: Inputs, command: str, message: str) -> None:
+    result = inputs.run(inputs.cluster(), command, "get-status /cluster0")
+    assert (result.code, result.out, result.err) == (0, "/cluster0 is up\n", f"{message}\n")
 
 
-def test_an_update_does_not_take_the_number_of_a_job_that_holds_something(inputs: Inputs, one: str) -> None:
+def test_an_update_cannot_reuse_the_number_of_a_job_with_an_allocation(inputs: Inputs, one: str) -> None:
     rset = inputs.rset("r.json", "0", "node0", core="0")
-    told = inputs.run(inputs.cluster(), f"match allocate {one}", f"update allocate rv1exec {rset} 1 0 60")
-    assert told.told("JOBID") == ["1"]
-    assert told.err == "ERROR: existing Jobid \n"
+    result = inputs.run(inputs.cluster(), f"match allocate {one}", f"update allocate rv1exec {rset} 1 0 60")
+    assert result.values("JOBID") == ["1"]
+    assert result.err == "ERROR: existing Jobid \n"
 
 
 def test_a_partial_cancel_needs_an_allocated_job_and_known_ranks(inputs: Inputs, node: str) -> None:
     here = inputs.rset("here.json", "0", "node0", core="0")
     nowhere = inputs.rset("nowhere.json", "9", "node9", core="0")
-    told = inputs.run(
+    result = inputs.run(
         inputs.cluster(),
         f"match allocate {node}",
         f"match allocate_orelse_reserve {node}",
@@ -278,31 +278,31 @@ def test_a_partial_cancel_needs_an_allocated_job_and_known_ranks(inputs: Inputs,
         f"partial-cancel 1 rv1exec {here} stats",
         "list",
     )
-    assert told.err.splitlines() == [
+    assert result.err.splitlines() == [
         "ERROR: nonexistent job 9",
         "ERROR: reservations not currently supported by partial cancel",
         "ERROR: error encountered while removing job 1",
     ]
-    assert 'INFO: PARTIAL CANCEL PREORDER COUNT="0"' in told.lines()
-    states = [line.split(", ")[1] for line in told.lines()[-2:]]
+    assert 'INFO: PARTIAL CANCEL PREORDER COUNT="0"' in result.lines()
+    states = [line.split(", ")[1] for line in result.lines()[-2:]]
     assert states == ["CANCELED", "RESERVED"]
 
 
 def test_a_second_root_cannot_be_attached(inputs: Inputs) -> None:
     pond = inputs.write("pond.json", cluster_in_jgf().replace("/cluster0", "/pond0"))
-    told = inputs.run(inputs.cluster(), f"attach {pond}", "get-status /pond0")
+    result = inputs.run(inputs.cluster(), f"attach {pond}", "get-status /pond0")
     root = "failed to add root metadata for containment subsystem. Possible duplicate root"
-    assert told.out == "Could not find path /pond0 in resource graph.\n"
-    assert told.err == (
+    assert result.out == "Could not find path /pond0 in resource graph.\n"
+    assert result.err == (
         "ERROR: can't attach JGF subgraph \n"
         "ERROR: add_subgraph: ERROR: add subgraph error: Invalid argument\n"
         f"add_subgraph: ERROR: reader returned error: add_graph_metadata: {root}.\n\n\n"
     )
 
 
-def test_rlite_cannot_write_what_has_no_rank(inputs: Inputs) -> None:
-    told = inputs.run([*inputs.cluster(), "-F", "rlite"], "find names=cluster0")
-    assert (told.out, told.err) == ("", "find: ERROR: find writer emit: Invalid argument\n")
+def test_rlite_cannot_represent_a_vertex_without_rank(inputs: Inputs) -> None:
+    result = inputs.run([*inputs.cluster(), "-F", "rlite"], "find names=cluster0")
+    assert (result.out, result.err) == ("", "find: ERROR: find writer emit: Invalid argument\n")
 
 
 # Properties and status
@@ -311,62 +311,62 @@ def test_rlite_cannot_write_what_has_no_rank(inputs: Inputs) -> None:
 def test_properties_are_set_and_shown(inputs: Inputs) -> None:
     path = "/cluster0/node0"
     shown = [f"get-property {path}", f"set-property {path} b=2", f"set-property {path} a=x=y"]
-    told = inputs.run(inputs.cluster(), *shown, f"get-property {path}")
-    assert told.lines() == [f"No properties were found for {path} (vtx's uniq_id=1).", "a=x=y", "b=2"]
+    result = inputs.run(inputs.cluster(), *shown, f"get-property {path}")
+    assert result.lines() == [f"No properties were found for {path} (vtx's uniq_id=1).", "a=x=y", "b=2"]
 
 
 @pytest.mark.parametrize("setting", ["fast", "fast=", "=1"])
 def test_a_property_needs_a_name_and_a_value(inputs: Inputs, setting: str) -> None:
-    told = inputs.run(inputs.cluster(), f"set-property /cluster0 {setting}")
-    assert told.lines() == [
+    result = inputs.run(inputs.cluster(), f"set-property /cluster0 {setting}")
+    assert result.lines() == [
         "Incorrect input format. ",
         "Please use `set-property <resource> PROPERTY=VALUE`.",
     ]
 
 
-def test_a_path_that_is_not_there_is_named(inputs: Inputs) -> None:
+def test_an_unknown_path_is_reported(inputs: Inputs) -> None:
     commands = ["set-property /x a=b", "get-property /x", "set-status /x up", "get-status /x"]
-    told = inputs.run(inputs.cluster(), *commands)
+    result = inputs.run(inputs.cluster(), *commands)
     could_not = "Could not find path /x in resource graph."
-    assert told.lines() == ["Couldn't find path /x in resource graph.", *[could_not] * 3]
+    assert result.lines() == ["Couldn't find path /x in resource graph.", *[could_not] * 3]
 
 
-def test_what_lies_below_something_that_is_down_says_up_and_is_not_given(inputs: Inputs, one: str) -> None:
-    told = inputs.run(
+def test_a_vertex_below_a_down_node_reports_up_and_is_not_allocated(inputs: Inputs, one: str) -> None:
+    result = inputs.run(
         inputs.cluster(nodes=2),
         "set-status /cluster0/node1 down",
         "get-status /cluster0/node1",
         "get-status /cluster0/node1/core0",
         *[f"match allocate {one}"] * 3,
     )
-    assert told.lines()[:2] == ["/cluster0/node1 is down", "/cluster0/node1/core0 is up"]
-    assert [line for line in told.drawn() if line.startswith("node")] == ["node0[1:s]", "node0[1:s]"]
+    assert result.lines()[:2] == ["/cluster0/node1 is down", "/cluster0/node1/core0 is up"]
+    assert [line for line in result.tree() if line.startswith("node")] == ["node0[1:s]", "node0[1:s]"]
 
 
-def test_find_tells_the_use_of_filter_types_by_all_or_by_one_job(inputs: Inputs, one: str) -> None:
-    told = inputs.run(
+def test_find_shows_the_usage_of_filter_types_by_all_jobs_or_one_job(inputs: Inputs, one: str) -> None:
+    result = inputs.run(
         [*inputs.cluster(nodes=2), "-F", "jgf"],
         f"match allocate {one}",
         f"match allocate {one}",
         "find names=cluster0 and agfilter=true",
         "find agfilter=true and jobid-tag=1",
     )
-    assert '"agfilter": {"core": "used:2, total:4", "node": "used:0, total:2"}' in told.lines()[-8]
-    assert '"agfilter": {"core": "used:1, total:4", "node": "used:0, total:2"}' in told.lines()[-4]
+    assert '"agfilter": {"core": "used:2, total:4", "node": "used:0, total:2"}' in result.lines()[-8]
+    assert '"agfilter": {"core": "used:1, total:4", "node": "used:0, total:2"}' in result.lines()[-4]
 
 
-# The memory of `first`
+# Stored weights under `first`
 
 
-def test_first_spreads_small_jobs_and_remembers_them_after_a_cancel(inputs: Inputs, one: str) -> None:
+def test_first_spreads_small_jobs_and_keeps_their_weights_after_a_cancel(inputs: Inputs, one: str) -> None:
     match = f"match allocate {one}"
-    told = inputs.run(inputs.cluster(nodes=3), match, match, "cancel 1", "cancel 2", match, match, match)
-    nodes = [line for line in told.drawn() if line.startswith("node")]
-    # Without memory the third would go where the first was; by its weight node2 is as good as any after.
+    result = inputs.run(inputs.cluster(nodes=3), match, match, "cancel 1", "cancel 2", match, match, match)
+    nodes = [line for line in result.tree() if line.startswith("node")]
+    # Without stored weights the third job would use node2 again; after it, all weights are equal.
     assert nodes == ["node2[1:s]", "node1[1:s]", "node0[1:s]", "node2[1:s]", "node2[1:s]"]
 
 
-# Starting and ending
+# Start-up and exit codes
 
 
 @pytest.mark.parametrize(
@@ -387,34 +387,34 @@ def test_first_spreads_small_jobs_and_remembers_them_after_a_cancel(inputs: Inpu
     ],
     ids=" ".join,
 )
-def test_options_that_cannot_be_end_with_the_usage_and_code_1(inputs: Inputs, argv: list[str]) -> None:
+def test_invalid_options_print_the_usage_and_exit_with_1(inputs: Inputs, argv: list[str]) -> None:
     graph = inputs.write("graph.json", cluster_in_jgf())
     words = {"GRAPH": graph, "FOLDER": str(inputs.folder)}
-    told = inputs.run([words.get(word, word) for word in argv], "help")
-    assert (told.code, told.out) == (1, "")
-    assert "usage: penstock resource-query" in told.err
+    result = inputs.run([words.get(word, word) for word in argv], "help")
+    assert (result.code, result.out) == (1, "")
+    assert "usage: penstock resource-query" in result.err
 
 
-def test_help_is_no_error(inputs: Inputs) -> None:
-    told = inputs.run(["-h"])
-    assert (told.code, told.out) == (0, "")
-    assert told.err.startswith("usage: penstock resource-query")
+def test_help_exits_with_0(inputs: Inputs) -> None:
+    result = inputs.run(["-h"])
+    assert (result.code, result.out) == (0, "")
+    assert result.err.startswith("usage: penstock resource-query")
 
 
-def test_a_graph_that_cannot_be_read_ends_with_a_runtime_error_and_code_1(inputs: Inputs) -> None:
-    told = inputs.run(["-f", "jgf", "-L", inputs.write("graph.json", "{}")], "help")
-    assert (told.code, told.out) == (1, "")
-    assert told.err.startswith(": Runtime error: ")
+def test_an_unreadable_graph_is_a_runtime_error_with_exit_code_1(inputs: Inputs) -> None:
+    result = inputs.run(["-f", "jgf", "-L", inputs.write("graph.json", "{}")], "help")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith(": Runtime error: ")
 
 
-def test_a_test_output_that_cannot_be_written_ends_with_code_1(inputs: Inputs) -> None:
-    told = inputs.run([*inputs.cluster(), "-t", str(inputs.folder)], "help")
-    assert (told.code, told.out) == (1, "")
+def test_an_unwritable_test_output_exits_with_1(inputs: Inputs) -> None:
+    result = inputs.run([*inputs.cluster(), "-t", str(inputs.folder)], "help")
+    assert (result.code, result.out) == (1, "")
 
 
-def test_elapse_time_tells_what_was_loaded(inputs: Inputs, one: str) -> None:
-    told = inputs.run([*inputs.cluster(nodes=2), "-e"], f"match allocate {one}")
-    lines = told.lines()
+def test_elapse_time_prints_statistics_of_the_loaded_graph(inputs: Inputs, one: str) -> None:
+    result = inputs.run([*inputs.cluster(nodes=2), "-e"], f"match allocate {one}")
+    lines = result.lines()
     assert lines[0].startswith("INFO: Graph Load Time: ")
     assert lines[1:9] == [
         "INFO: Vertex Count: 7",
@@ -434,7 +434,7 @@ def test_elapse_time_tells_what_was_loaded(inputs: Inputs, one: str) -> None:
 
 
 def on_a_terminal(argv: list[str]) -> str:
-    """All that the tool writes when it talks to a terminal on which somebody types `quit`."""
+    """The output of a session on a terminal after the input `quit`."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [PENSTOCK, "resource-query", *argv], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
@@ -445,24 +445,24 @@ def on_a_terminal(argv: list[str]) -> str:
         while select.select([ours], [], [], TIMEOUT_S)[0]:
             try:
                 written += os.read(ours, 4096)
-            except OSError:  # The other end is closed: all has been read.
+            except OSError:  # The process closed its end and all output is read.
                 break
         assert running.wait(TIMEOUT_S) == 0
     os.close(ours)
     return written.decode()
 
 
-def test_there_is_a_prompt_on_a_terminal_and_nowhere_else(inputs: Inputs) -> None:
+def test_the_prompt_appears_only_on_a_terminal(inputs: Inputs) -> None:
     graph = inputs.cluster()
     assert "resource-query> " in on_a_terminal(graph)
     assert "resource-query> " not in on_a_terminal([*graph, "-d"])
     assert "resource-query> " not in inputs.run(graph, "list").out
 
 
-def test_the_cost_of_a_start_is_measured(
+def test_the_start_up_cpu_time_is_recorded(
     inputs: Inputs, record_property: Callable[[str, object], None]
 ) -> None:
-    """For the record (`pytest -rP`, or the report in XML); a machine under load must not fail it."""
+    """Reports the value in `pytest -rP` and the XML report; a loaded machine must not fail the test."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([PENSTOCK, "resource-query", *inputs.cluster()], input=b"quit\n", check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -471,13 +471,13 @@ def test_the_cost_of_a_start_is_measured(
     sys.stdout.write(f"start-up of resource-query on a small graph: {cpu_ms:.0f} ms of CPU\n")
 
 
-def test_an_update_from_r_shows_every_node_it_names_as_exclusive(inputs: Inputs) -> None:
+def test_an_update_from_r_prints_every_named_node_as_exclusive(inputs: Inputs) -> None:
     half = inputs.rset("half.json", "0", "node0", core="0")
     rest = inputs.rset("rest.json", "0", "node0", core="1")
-    told = inputs.run(
+    result = inputs.run(
         inputs.cluster(nodes=2),
         f"update allocate rv1exec {half} 1 0 60",
         f"update allocate rv1exec {rest} 2 0 60",
     )
-    drawn = [line for line in told.drawn() if line.startswith("node")]
+    drawn = [line for line in result.tree() if line.startswith("node")]
     assert drawn == ["node0[1:x]", "node0[1:x]"]

@@ -1,4 +1,4 @@
-"""Each format's exact text for one small allocation."""
+"""The exact text of a small allocation in each output format."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.engine.find import find, parse_expression
 from penstock.engine.graph_updates import set_property
 from penstock.fluxion.readers.jgf import marks_in_jgf, read_jgf
 from penstock.fluxion.writers import FORMATS, writer_of
-from penstock.fluxion.writers.formats import Sheet
+from penstock.fluxion.writers.formats import PickedSet
 
 
 def tiny() -> Engine:
-    """A cluster called tiny with a rack, a node and a socket of two cores and a pool."""
+    """A cluster named tiny: one rack, one node, one socket with two cores and a memory pool."""
     graph = Graph()
     root = graph.add_root(VertexSpec("cluster", 0, basename="tiny"))
     rack = graph.add_child(root, VertexSpec("rack", 0))
@@ -28,11 +28,11 @@ def tiny() -> Engine:
     return Engine(graph, "low")
 
 
-def text(name: str, allocation: Allocation, **facts: object) -> str | None:
+def text(name: str, allocation: Allocation, **fields: object) -> str | None:
     writer = writer_of(name)
     assert writer is not None
-    sheet = Sheet(allocation.picks, allocation.start_s, allocation.end_s or 0, **facts)  # type: ignore[arg-type]
-    return writer.write(sheet)
+    picked = PickedSet(allocation.picks, allocation.start_s, allocation.end_s or 0, **fields)  # type: ignore[arg-type]
+    return writer.write(picked)
 
 
 def one_core() -> Allocation:
@@ -40,7 +40,7 @@ def one_core() -> Allocation:
     return placed(tiny().match(1, request, 0))
 
 
-def test_simple_tells_children_before_parents() -> None:
+def test_simple_writes_children_before_parents() -> None:
     assert text("simple", one_core()) == (
         "      ---------------core35[1:x]\n"
         "      ------------socket1[1:x]\n"
@@ -50,7 +50,7 @@ def test_simple_tells_children_before_parents() -> None:
     )
 
 
-def test_pretty_simple_tells_parents_first_in_whole_words() -> None:
+def test_pretty_simple_writes_parents_first_and_spells_the_mode_out() -> None:
     assert text("pretty_simple", one_core()) == (
         "      ---tiny0[1:shared]\n"
         "      ------rack0[1:shared]\n"
@@ -79,11 +79,11 @@ R_LITE = '[{"rank": "1", "children": {"core": "35"}}]'
 R_HEAD = '{"version": 1, "execution": {"R_lite": ' + R_LITE + ', "nodelist": ["node1"]'
 
 
-def test_jgf_leaves_out_what_equals_its_default() -> None:
+def test_jgf_omits_default_values() -> None:
     assert text("jgf", one_core()) == JGF + "\n"
 
 
-def test_rlite_tells_cores_and_gpus_by_rank() -> None:
+def test_rlite_writes_cores_and_gpus_by_rank() -> None:
     assert text("rlite", one_core()) == R_LITE + "\n"
 
 
@@ -98,13 +98,13 @@ def test_rv1_with_the_graph() -> None:
     )
 
 
-def test_rv1_tells_the_queue() -> None:
+def test_rv1_writes_the_queue() -> None:
     written = text("rv1", one_core(), queue="batch")
     assert written is not None
     assert json.loads(written)["attributes"] == {"system": {"scheduler": {"queue": "batch"}}}
 
 
-def test_pools_tell_their_units_and_labels_their_name() -> None:
+def test_pools_are_written_with_size_and_unit() -> None:
     engine = tiny()
     answer = placed(engine.match(1, slot_request({"memory": 1, "core": 2}), 0))
     simple = text("simple", answer)
@@ -119,7 +119,7 @@ def test_pools_tell_their_units_and_labels_their_name() -> None:
     assert (memory["size"], memory["unit"]) == (4, "GB")
 
 
-def test_part_of_a_divisible_pool_is_told_with_its_units() -> None:
+def test_part_of_a_divisible_pool_is_written_with_its_units() -> None:
     engine = Engine(cluster_of(nodes=1, pools={"memory": 64}), "low")
     simple = text("simple", placed(engine.match(1, slot_request({"memory": 16}), 0)))
     assert simple is not None
@@ -141,7 +141,7 @@ def test_rlite_groups_ranks_with_the_same_children() -> None:
     assert execution["properties"] == {"arch=arm": "3", "fast": "1-2"}
 
 
-def test_what_has_no_cores_or_gpus_is_nothing_to_rlite() -> None:
+def test_rlite_cannot_represent_a_set_without_cores_and_gpus() -> None:
     answer = placed(Engine(cluster_of(nodes=1, cores=1)).match(1, slot_request({"node": 1}), 0))
     assert text("rlite", answer) is None
     assert text("rv1_nosched", answer) == ""
@@ -149,20 +149,20 @@ def test_what_has_no_cores_or_gpus_is_nothing_to_rlite() -> None:
 
 
 @pytest.mark.parametrize("name", ["simple", "pretty_simple", "jgf", "rv1", "rv1_nosched"])
-def test_nothing_found_is_nothing_written(name: str) -> None:
+def test_an_empty_search_result_is_written_as_no_text(name: str) -> None:
     engine = tiny()
     picks = find(engine.graph.root, parse_expression("status=down"))
     writer = writer_of(name)
     assert writer is not None
-    assert writer.write(Sheet(picks)) == ""
+    assert writer.write(PickedSet(picks)) == ""
 
 
-def test_a_format_that_does_not_exist_is_none() -> None:
+def test_an_unknown_format_has_no_writer() -> None:
     assert writer_of("xml") is None
     assert {"simple", "pretty_simple", "jgf", "rlite", "rv1", "rv1_nosched"} <= set(FORMATS)
 
 
-def test_a_written_set_is_found_again_in_the_graph() -> None:
+def test_a_written_set_can_be_booked_again_in_the_graph() -> None:
     engine = tiny()
     answer = placed(
         engine.match(1, asks(want("socket", 1, want("slot", 1, want("core")), exclusive=True)), 0)
@@ -172,15 +172,15 @@ def test_a_written_set_is_found_again_in_the_graph() -> None:
     assert engine.update(1, marks, 0, None, answer.kind, 0).picks == answer.picks
 
 
-def test_a_whole_graph_survives_being_written_and_read() -> None:
+def test_a_graph_written_as_jgf_reads_back_unchanged() -> None:
     engine = tiny()
     set_property(at(engine, "rack0/node1"), "arch", "arm")
     everything = find(engine.graph.root, parse_expression("status=up"))
     graph = read_jgf(text("jgf", Allocation(0, AllocationKind.MATCHED, 0, None, everything, ())) or "")
-    assert facts(graph) == facts(engine.graph)
+    assert vertex_fields(graph) == vertex_fields(engine.graph)
 
 
-def facts(graph: Graph) -> dict[str, tuple[object, ...]]:
+def vertex_fields(graph: Graph) -> dict[str, tuple[object, ...]]:
     return {
         vertex.path(): (
             vertex.type,
@@ -195,9 +195,9 @@ def facts(graph: Graph) -> dict[str, tuple[object, ...]]:
     }
 
 
-def test_names_beyond_ascii_stay_as_they_are() -> None:
+def test_non_ascii_names_are_written_unescaped() -> None:
     graph = read_jgf(jgf([("0", {"type": "cluster", "basename": "größe", "id": 0, "path": "/größe0"})], []))
     picks = find(graph.root, parse_expression("status=up"))
     writer = writer_of("jgf")
     assert writer is not None
-    assert '"basename": "größe"' in (writer.write(Sheet(picks)) or "")
+    assert '"basename": "größe"' in (writer.write(PickedSet(picks)) or "")

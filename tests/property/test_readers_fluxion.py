@@ -1,8 +1,8 @@
-"""Whatever a reader of the engine is given, it answers with a value or with `BadRequest`.
+"""Fuzzes the readers: every input yields a value or `BadRequest`, and no other exception.
 
-Text is anything at all, bytes at all, or a valid document with a few random edits, made in its text
-or in its tree. What is accepted must work: the graph is complete, an engine can be made of it, and
-a match on it ends. What could explode is held to a bound of memory; nothing here looks at a clock.
+Inputs are arbitrary text, arbitrary bytes, or a valid document with a few random edits of its text or its
+tree. An accepted graph must be usable: it is complete, an engine accepts it, and a match on it terminates.
+Inputs that try to exhaust memory run under a memory limit. No test here measures time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Read = Callable[[str], object]
 Tree = dict[str, object]
 
 
-def entry(key: int, kind: str, path: str, **facts: object) -> Tree:
-    return {"id": str(key), "metadata": {"type": kind, "paths": {"containment": path}, **facts}}
+def entry(key: int, vertex_type: str, path: str, **fields: object) -> Tree:
+    return {"id": str(key), "metadata": {"type": vertex_type, "paths": {"containment": path}, **fields}}
 
 
 def document(*nodes: Tree, edges: list[tuple[int, int]]) -> Tree:
@@ -80,7 +80,7 @@ RSET = (
 
 
 def shape(graph: Graph) -> list[tuple[object, ...]]:
-    """All that a reader could have changed."""
+    """Everything in the graph that a reader could have changed."""
     return [
         (
             v.index,
@@ -94,15 +94,15 @@ def shape(graph: Graph) -> list[tuple[object, ...]]:
 
 
 def works(graph: Graph) -> None:
-    """An accepted graph is complete and can be matched, changed and searched."""
+    """Checks that an accepted graph is complete and can be matched."""
     graph.check_complete()
     for policy in ("first", "low"):
         engine = Engine(graph, policy)
-        for kind in sorted(graph.types() - {"slot"})[:3]:
-            engine.match(1, slot_request({kind: 1}), 0)
+        for resource in sorted(graph.types() - {"slot"})[:3]:
+            engine.match(1, slot_request({resource: 1}), 0)
             if 1 in engine.jobs:
                 engine.release(1)
-            engine.match(2, slot_request({kind: 1}), 0, MatchOp.SATISFIABILITY)
+            engine.match(2, slot_request({resource: 1}), 0, MatchOp.SATISFIABILITY)
     assert all(vertex.state is None for vertex in graph.vertices.values())
 
 
@@ -113,13 +113,13 @@ def into_graph(read: Callable[[str], Graph]) -> Read:
     return reading
 
 
-def into_attachment(text: str) -> None:
+def into_attach(text: str) -> None:
     graph = cluster_of(nodes=2, cores=2, gpus=1)
     before = shape(graph)
     try:
         attach_jgf(graph, text)
     except BadRequest:
-        assert shape(graph) == before, "a failed attachment leaves the graph as it was"
+        assert shape(graph) == before, "a failed attach must leave the graph unchanged"
         raise
     works(graph)
 
@@ -147,7 +147,7 @@ def into_filters(text: str) -> None:
 
 READERS: dict[str, Read] = {
     "jgf": into_graph(read_jgf),
-    "attach": into_attachment,
+    "attach": into_attach,
     "jgf marks": into_marks(marks_in_jgf),
     "grug": into_graph(read_grug),
     "rv1exec": into_graph(read_rv1exec),
@@ -187,41 +187,41 @@ FUZZ = settings(max_examples=max(settings().max_examples // 2, 1))
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_the_documents_to_edit_are_valid(name: str) -> None:
+def test_the_unedited_documents_are_valid(name: str) -> None:
     READERS[name](VALID[name])
 
 
 @pytest.mark.parametrize("name", READERS)
 @FUZZ
 @given(text=MESS)
-def test_any_text_is_read_or_refused(name: str, text: str) -> None:
+def test_any_text_is_read_or_rejected(name: str, text: str) -> None:
     answers(READERS[name], text)
 
 
 @pytest.mark.parametrize("name", READERS)
 @FUZZ
 @given(edits=st.lists(EDIT, min_size=1, max_size=4))
-def test_an_edited_document_is_read_or_refused(name: str, edits: list[tuple[int, int, str]]) -> None:
+def test_an_edited_document_is_read_or_rejected(name: str, edits: list[tuple[int, int, str]]) -> None:
     answers(READERS[name], edited(VALID[name], edits))
 
 
 @pytest.mark.parametrize("name", BYTE_READERS)
 @FUZZ
-@given(data=st.binary(max_size=60), place=st.integers(0, 2000), value=st.integers(0, 255))
-def test_any_bytes_are_read_or_refused(name: str, data: bytes, place: int, value: int) -> None:
+@given(data=st.binary(max_size=60), position=st.integers(0, 2000), value=st.integers(0, 255))
+def test_any_bytes_are_read_or_rejected(name: str, data: bytes, position: int, value: int) -> None:
     broken = bytearray(VALID[name].encode())
-    broken[place % len(broken)] = value
+    broken[position % len(broken)] = value
     for text in (
         data,
         bytes(broken),
         VALID[name].encode("utf-16"),
         b"\xff\xfe" + data,
-        VALID[name].encode()[:place],
+        VALID[name].encode()[:position],
     ):
         answers(BYTE_READERS[name], text)
 
 
-# The tree of a JGF document, bent but still JSON
+# JGF documents with a randomly changed tree that are still valid JSON
 
 
 VALUES_IN_JSON = st.sampled_from(
@@ -258,11 +258,11 @@ KEYS = st.sampled_from(
 PATHS = st.sampled_from(
     ["/cluster0", "/cluster0/node0", "/cluster0/node9", "/cluster0/node9/core0", "/other", "x"]
 )
-KINDS = st.sampled_from(["cluster", "rack", "node", "core", "slot", "", "memory"])
+TYPES = st.sampled_from(["cluster", "rack", "node", "core", "slot", "", "memory"])
 
 
 @st.composite
-def bent(draw: st.DrawFn, tree: Tree) -> str:
+def mutated(draw: st.DrawFn, tree: Tree) -> str:
     copy = json.loads(json.dumps(tree))
     nodes, edges = copy["graph"]["nodes"], copy["graph"]["edges"]
     ids = [node["id"] for node in nodes] + ["77"]
@@ -282,7 +282,7 @@ def bent(draw: st.DrawFn, tree: Tree) -> str:
                 ends = draw(st.sampled_from(ids)), draw(st.sampled_from(ids))
                 edges.append({"source": ends[0], "target": ends[1], "metadata": power})
             case 5:
-                nodes.append(entry(77, draw(KINDS), draw(PATHS), rank=draw(st.integers(-1, 9))))
+                nodes.append(entry(77, draw(TYPES), draw(PATHS), rank=draw(st.integers(-1, 9))))
             case 6:
                 node["metadata"]["paths"] = {
                     "containment": draw(PATHS),
@@ -294,19 +294,19 @@ def bent(draw: st.DrawFn, tree: Tree) -> str:
 
 
 @settings(max_examples=settings().max_examples * 3)
-@given(text=bent(JGF_TREE))
-def test_a_bent_graph_is_read_whole_or_refused(text: str) -> None:
+@given(text=mutated(JGF_TREE))
+def test_a_mutated_graph_is_read_completely_or_rejected(text: str) -> None:
     answers(READERS["jgf"], text)
 
 
 @settings(max_examples=settings().max_examples * 3)
-@given(text=bent(ATTACH_TREE))
-def test_a_bent_attachment_is_taken_whole_or_not_at_all(text: str) -> None:
-    answers(into_attachment, text)
+@given(text=mutated(ATTACH_TREE))
+def test_a_mutated_subgraph_is_attached_completely_or_not_at_all(text: str) -> None:
+    answers(into_attach, text)
 
 
-@given(text=bent(MARKS_TREE))
-def test_a_bent_set_is_found_or_refused(text: str) -> None:
+@given(text=mutated(MARKS_TREE))
+def test_a_mutated_resource_set_is_located_or_rejected(text: str) -> None:
     answers(READERS["jgf marks"], text)
 
 
@@ -326,13 +326,13 @@ def test_a_bent_set_is_found_or_refused(text: str) -> None:
     ),
     roots=st.sets(st.sampled_from("cnkp")),
 )
-def test_any_recipe_makes_a_graph_that_works_or_is_refused(
+def test_any_recipe_generates_a_usable_graph_or_is_rejected(
     edges: list[tuple[str, str, str, str, str, str, str]], roots: set[str]
 ) -> None:
-    kinds = {"c": "cluster", "n": "node", "k": "core", "p": "node"}
+    types = {"c": "cluster", "n": "node", "k": "core", "p": "node"}
     nodes = "".join(
-        f'<node id="{key}"><data key="type">{kind}</data><data key="root">{int(key in roots)}</data></node>'
-        for key, kind in kinds.items()
+        f'<node id="{key}"><data key="type">{name}</data><data key="root">{int(key in roots)}</data></node>'
+        for key, name in types.items()
     )
     links = "".join(
         f'<edge source="{source}" target="{target}"><data key="gen_method">{method}</data>'
@@ -343,7 +343,7 @@ def test_any_recipe_makes_a_graph_that_works_or_is_refused(
     answers(READERS["grug"], f"<graphml><graph>{nodes}{links}</graph></graphml>")
 
 
-# What would explode
+# Inputs that try to exhaust memory
 
 
 def laughs(levels: int) -> str:
@@ -355,16 +355,16 @@ def laughs(levels: int) -> str:
     )
 
 
-def associated(count: int) -> str:
-    """A recipe of few bytes that joins so many vertices with so many others."""
-    made = f'<data key="gen_method">MULTIPLY</data><data key="multi_scale">{count}</data></edge>'
-    joined = '<data key="gen_method">ASSOCIATE_IN</data><data key="e_subsystem">power</data></edge>'
+def association(count: int) -> str:
+    """A short recipe that associates `count` vertices with `count` others."""
+    multiplied = f'<data key="gen_method">MULTIPLY</data><data key="multi_scale">{count}</data></edge>'
+    associated = '<data key="gen_method">ASSOCIATE_IN</data><data key="e_subsystem">power</data></edge>'
     return (
         '<graphml><graph><node id="c"><data key="type">cluster</data><data key="root">1</data></node>'
         '<node id="a"><data key="type">rack</data></node><node id="b"><data key="type">node</data></node>'
         '<node id="x"><data key="type">node</data></node>'
-        f'<edge source="c" target="b">{made}<edge source="c" target="a">{made}'
-        f'<edge source="a" target="x">{joined}'
+        f'<edge source="c" target="b">{multiplied}<edge source="c" target="a">{multiplied}'
+        f'<edge source="a" target="x">{associated}'
         "</graph></graphml>"
     )
 
@@ -388,7 +388,7 @@ def chain(length: int) -> str:
         (read_grug, GRUG.replace(">2<", ">1000000000<")),
         (read_grug, GRUG.replace(">2<", ">3000<").replace(">3<", ">3000<")),
         (read_grug, GRUG.replace(">2<", ">99999999999999999999<")),
-        (read_grug, associated(1100)),
+        (read_grug, association(1100)),
         (read_grug, "<graphml>" * 50_000),
         (
             read_grug,
@@ -415,7 +415,7 @@ def chain(length: int) -> str:
         "huge scale",
         "huge product",
         "number",
-        "joined",
+        "association",
         "deep xml",
         "recipe size",
         "text size",
@@ -432,14 +432,14 @@ def chain(length: int) -> str:
         "long expression",
     ],
 )
-def test_what_would_explode_is_refused_in_bounded_memory(read: Read, text: str) -> None:
+def test_exploding_input_is_rejected_in_bounded_memory(read: Read, text: str) -> None:
     with bounded(64 * MIB), pytest.raises(BadRequest):
         read(text)
 
 
-def test_the_deepest_graph_that_is_read_can_be_used() -> None:
+def test_the_deepest_accepted_graph_is_usable() -> None:
     works(read_jgf(chain(60)))
 
 
-def test_the_longest_expression_that_is_read_can_be_evaluated() -> None:
+def test_the_longest_accepted_expression_can_be_evaluated() -> None:
     into_search("status=up " * 400)

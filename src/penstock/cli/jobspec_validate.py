@@ -1,4 +1,4 @@
-"""`penstock jobspec-validate`: is this a jobspec? 0 yes, 2 it is none, 3 it is not even YAML."""
+"""`penstock jobspec-validate` checks a jobspec. Exit code 0: valid, 2: invalid jobspec, 3: invalid YAML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from penstock.model.jobspec import parse_jobspec
 
 __all__ = ["main"]
 
-USAGE: Final = "usage: penstock jobspec-validate [FILE]\n\nReads standard input without FILE."
+USAGE: Final = (
+    "usage: penstock jobspec-validate [FILE]\n\nChecks a jobspec. Without FILE it reads standard input."
+)
 
 
 def main(argv: list[str]) -> int:
@@ -21,6 +23,7 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
         print(USAGE, file=sys.stderr)
         return 1
+    source = argv[0] if argv else "standard input"
     try:
         if argv:
             with open(argv[0], "rb") as stream:
@@ -28,14 +31,14 @@ def main(argv: list[str]) -> int:
         else:
             text = sys.stdin.buffer.read()
     except OSError as error:
-        print(f"penstock jobspec-validate: {error}", file=sys.stderr)
+        print(f"penstock jobspec-validate: cannot read {source}: {error.strerror}", file=sys.stderr)
         return 1
     try:
         parse_jobspec(text)
     except BadDocument as error:
-        print(f"{argv[0] if argv else 'standard input'}: {error}", file=sys.stderr)
+        print(f"{source}: {error}", file=sys.stderr)
         return 3
     except BadRequest as error:
-        print(f"{argv[0] if argv else 'standard input'}: {error}", file=sys.stderr)
+        print(f"{source}: {error}", file=sys.stderr)
         return 2
     return 0

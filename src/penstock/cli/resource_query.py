@@ -1,4 +1,4 @@
-"""Starting and ending a session: options, files, prompt, exit code."""
+"""`penstock resource-query`: options, files, prompt and exit code of a session (see `penstock.fluxion`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, TextIO
 
 from penstock.engine.graph import Graph
 from penstock.errors import BadRequest
-from penstock.fluxion.options import USAGE, NotYet, ResourceQueryOptions, UsageError, parse_options
+from penstock.fluxion.options import USAGE, ResourceQueryOptions, UnsupportedOption, UsageError, parse_options
 from penstock.fluxion.readers.grug import read_grug
 from penstock.fluxion.readers.jgf import read_jgf
 from penstock.fluxion.readers.rv1exec import read_rv1exec
@@ -26,7 +26,7 @@ _READERS: Final = {"grug": read_grug, "jgf": read_jgf, "rv1exec": read_rv1exec, 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Where commands come from and where answers go."""
+    """Input and output of a session; tests replace them."""
 
     stdin: Iterable[bytes]
     stdout: TextIO
@@ -37,7 +37,7 @@ def main(argv: list[str], streams: Streams | None = None) -> int:
     streams = streams or Streams(sys.stdin.buffer, sys.stdout, sys.stderr)
     try:
         options = parse_options(argv)
-    except NotYet as error:
+    except UnsupportedOption as error:
         print(f"penstock resource-query: {error}", file=streams.stderr)
         return 1
     except UsageError as error:
@@ -51,14 +51,14 @@ def main(argv: list[str], streams: Streams | None = None) -> int:
 
 def _run(options: ResourceQueryOptions, streams: Streams) -> int:
     began = time.perf_counter()
-    gc.disable()  # A graph is one large structure without garbage; looking for it costs more than making it.
+    gc.disable()  # Collections while the graph grows cost more than building it, and find no garbage.
     try:
         with open(options.load_file, "rb") as stream:
             graph = _READERS[options.load_format](stream.read())
     except (BadRequest, OSError) as error:
         print(": Runtime error: resource_query_t: ERROR: ", file=streams.stderr)
         print("ERROR: error generating resources\n", file=streams.stderr)
-        if streams.stderr.isatty():  # Scripts compare what they know; people want the cause.
+        if streams.stderr.isatty():  # Scripts expect Fluxion's two lines; a person also gets the cause.
             print(f"penstock resource-query: {options.load_file}: {error}", file=streams.stderr)
         return 1
     gc.freeze()
@@ -72,11 +72,14 @@ def _run(options: ResourceQueryOptions, streams: Streams) -> int:
             try:
                 out = stack.enter_context(open(options.test_output, "w", encoding="utf-8", newline="\n"))
             except OSError as error:
-                print(f"penstock resource-query: -t: {error}", file=streams.stderr)
+                print(
+                    f"penstock resource-query: -t: cannot write {options.test_output!r}: {error.strerror}",
+                    file=streams.stderr,
+                )
                 return 1
         session = Session(graph, options, out, streams.stdout, streams.stderr)
         if options.elapse_time:
-            _tell_load(graph, time.perf_counter() - began, streams.stdout)
+            _print_load(graph, time.perf_counter() - began, streams.stdout)
         try:
             for line in _lines(options, streams):
                 if not session.execute(line):
@@ -104,7 +107,7 @@ def _lines(options: ResourceQueryOptions, streams: Streams) -> Iterator[str]:
             print()
 
 
-def _tell_load(graph: Graph, elapsed: float, out: TextIO) -> None:
+def _print_load(graph: Graph, elapsed: float, out: TextIO) -> None:
     names = {vertex.name for vertex in graph.vertices.values()}
     paths = {path for vertex in graph.vertices.values() for path in vertex.paths.values()}
     print(f"INFO: Graph Load Time: {elapsed:g}", file=out)

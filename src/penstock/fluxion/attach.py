@@ -1,4 +1,4 @@
-"""Adds a subgraph in JGF to the graph of a running engine, as the `attach` command does."""
+"""Adds a JGF subgraph to the graph of an engine, for the `attach` command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["attach"]
 
 
 def attach(engine: Engine, text: str | bytes) -> list[Vertex]:
-    """Adds a subgraph in JGF; what is there already is left as it is. Returns the new vertices."""
-    fresh = attach_jgf(engine.graph, text)
+    """Adds a JGF subgraph and returns the added vertices. Vertices that exist already are unchanged."""
+    added = attach_jgf(engine.graph, text)
     engine.recompute_totals()
-    return fresh
+    return added

@@ -1,7 +1,7 @@
-"""What Fluxion decides before and after a walk: known types, nodes enough, could it ever be.
+"""Fluxion's checks around a match: known resource types, enough nodes, satisfiability.
 
-The walk itself is the engine's. These checks only decide which of its words Fluxion would use for a
-refusal, and when it would not even look.
+The engine does the matching. These checks determine which message Fluxion prints for a refusal, and which
+requests it refuses without searching.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from penstock.errors import BadRequest
 from penstock.model.constraint import matches
 from penstock.model.jobspec import Resource
 
-__all__ = ["HORIZON_S", "NOW", "check_types", "could_ever", "has_enough_nodes"]
+__all__ = ["HORIZON_S", "NOW", "check_types", "has_enough_nodes", "is_satisfiable"]
 
-HORIZON_S: Final = 3_153_600_000  # a hundred years: nothing is planned beyond
-NOW: Final = 0  # the clock of a session stands still
+HORIZON_S: Final = 3_153_600_000  # The planning horizon of a session: a hundred years.
+NOW: Final = 0  # The time of every command: the clock of a session does not advance.
 
 _BUILT_IN_TYPES: Final = frozenset(
     {"cluster", "core", "socket", "gpu", "node", "rack", "slot", "storage_node", "ssd"}
@@ -28,7 +28,7 @@ _BUILT_IN_TYPES: Final = frozenset(
 
 
 def check_types(graph: Graph, resources: tuple[Resource, ...]) -> None:
-    """A type that neither the graph nor Fluxion itself knows makes a jobspec invalid."""
+    """Raises `BadRequest` for a resource type that is neither in the graph nor built into Fluxion."""
     known = graph.types() | _BUILT_IN_TYPES
     for resource in resources:
         if resource.type not in known:
@@ -41,13 +41,13 @@ def check_types(graph: Graph, resources: tuple[Resource, ...]) -> None:
 
 
 def has_enough_nodes(engine: Engine, request: Request, op: MatchOp) -> bool:
-    """The check before the walk: are there nodes enough that are up and fit at all?"""
+    """Whether as many nodes as requested are up and satisfy the constraint. Fluxion checks this first."""
     if "node" not in engine.filters.tracked:
         return True
     group = request.groups[0]
-    asked: dict[str, int] = {}
-    _count_asked(group.resources, 1, asked)
-    needed = asked.get("node", 0)
+    requested: dict[str, int] = {}
+    _count_requested(group.resources, 1, requested)
+    needed = requested.get("node", 0)
     if needed == 0 and group.constraint is None:
         return True
     graph = engine.graph
@@ -63,30 +63,30 @@ def has_enough_nodes(engine: Engine, request: Request, op: MatchOp) -> bool:
     return sum(1 for _ in islice(fit, needed)) == needed
 
 
-def could_ever(engine: Engine, request: Request) -> bool:
-    """Whether Fluxion would call the request satisfiable."""
+def is_satisfiable(engine: Engine, request: Request) -> bool:
+    """Whether Fluxion reports the request as satisfiable."""
     graph = engine.graph
     if _has_slot_below_unnamed(graph, request):
-        asked: dict[str, int] = {}
-        _count_asked(request.groups[0].resources, 1, asked)
-        return all(units <= sum(v.size for v in graph.of_type(kind)) for kind, units in asked.items())
+        requested: dict[str, int] = {}
+        _count_requested(request.groups[0].resources, 1, requested)
+        return all(units <= sum(v.size for v in graph.of_type(name)) for name, units in requested.items())
     return engine.could_ever(request)
 
 
-def _count_asked(resources: tuple[Resource, ...], times: int, asked: dict[str, int]) -> None:
-    """Adds up what a request asks for at least, by type."""
+def _count_requested(resources: tuple[Resource, ...], times: int, requested: dict[str, int]) -> None:
+    """Adds the minimum counts of a request to `requested`, by resource type."""
     for resource in resources:
         least = times * resource.count.min
         if resource.type != SLOT:
-            asked[resource.type] = asked.get(resource.type, 0) + least
-        _count_asked(resource.with_, least, asked)
+            requested[resource.type] = requested.get(resource.type, 0) + least
+        _count_requested(resource.with_, least, requested)
 
 
 def _has_slot_below_unnamed(graph: Graph, request: Request) -> bool:
-    """A slot whose parts lie one level below the vertex that it is asked for in.
+    """Whether the resources of a slot are grandchildren of the vertex that contains the slot.
 
-    Fluxion finds such a shape (node->slot->core on node->socket->core) and then books nothing: every
-    match fails, and none is called unsatisfiable.
+    Fluxion finds such a request (node->slot->core on node->socket->core) and then books nothing: every
+    match fails, and none is reported as unsatisfiable.
     """
     pending = [resource for group in request.groups for resource in group.resources]
     while pending:
@@ -95,10 +95,10 @@ def _has_slot_below_unnamed(graph: Graph, request: Request) -> bool:
         slot = next((inner for inner in resource.with_ if inner.type == SLOT), None)
         if slot is None or resource.type == SLOT:
             continue
-        kinds = {inner.type for inner in slot.with_}
+        types = {inner.type for inner in slot.with_}
         tops = graph.of_type(resource.type)
-        direct = any(kinds <= {child.type for child in top.below()} for top in tops)
-        below = any(kinds <= {c.type for c in child.below()} for top in tops for child in top.below())
+        direct = any(types <= {child.type for child in top.below()} for top in tops)
+        below = any(types <= {c.type for c in child.below()} for top in tops for child in top.below())
         if below and not direct:
             return True
     return False

@@ -1,4 +1,4 @@
-"""The options of `resource-query`, read as getopt reads them."""
+"""The options of `resource-query`, parsed with getopt as in Fluxion."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from penstock.engine.filters import DEFAULT_FILTERS, BadFilter, Filters
 from penstock.engine.policies import NAMED_POLICIES, BadPolicy, Policy, parse_policy
 from penstock.fluxion.writers import FORMATS
 
-__all__ = ["USAGE", "NotYet", "ResourceQueryOptions", "UsageError", "parse_options"]
+__all__ = ["USAGE", "ResourceQueryOptions", "UnsupportedOption", "UsageError", "parse_options"]
 
 USAGE: Final = """usage: penstock resource-query [OPTIONS...]
 
-Matches jobspecs against a graph of resources, by commands read from standard input. Type `help`
-at the prompt for the commands; the session ends with `quit` or at the end of input.
+Matches jobspecs against a resource graph. Reads commands from standard input; `help` lists them,
+`quit` or the end of input ends the session.
 
 OPTIONS:
-    -L, --load-file=FILE         the resources (default: conf/default)
+    -L, --load-file=FILE         file with the resource graph (default: conf/default)
     -f, --load-format=FORMAT     grug (default), jgf, rv1exec, rv1exec_force
-    -W, --load-allowlist=TYPES   types to load, for readers that filter (none of the above does)
+    -W, --load-allowlist=TYPES   accepted, without effect: no supported load format filters types
     -S, --match-subsystems=NAME  CA, containment (default)
     -P, --match-policy=POLICY    first (default), firstnodex, high, low, hinode, lonode, hinodex,
                                  lonodex, pack, spread, or a custom one such as
@@ -29,13 +29,13 @@ OPTIONS:
     -F, --match-format=FORMAT    simple (default), pretty_simple, jgf, rlite, rv1, rv1_nosched
     -T, --traverser-policy=NAME  simple (default)
     -p, --prune-filters=LIST     HIGH:LOW[,HIGH:LOW...], HIGH may be ALL (default: ALL:core,ALL:node)
-    -g, --graph-format=FORMAT    dot (default), graphml; accepted, nothing is written
-    -o, --graph-output=NAME      accepted, nothing is written
+    -g, --graph-format=FORMAT    dot (default), graphml; accepted, without effect
+    -o, --graph-output=NAME      accepted, without effect
     -r, --reserve-vtx-vec=N      0 to 2000000; accepted, without effect
-    -e, --elapse-time            print times and visit counts
-    -d, --disable-prompt         never print a prompt
-    -t, --test-output=FILE       write results there instead of standard output
-    -h, --help                   this text
+    -e, --elapse-time            print elapsed times and visit counts
+    -d, --disable-prompt         do not print a prompt
+    -t, --test-output=FILE       write results to FILE instead of standard output
+    -h, --help                   print this help and exit
 """
 
 _SHORT: Final = "L:f:W:S:P:F:g:o:p:t:r:T:edh"
@@ -72,7 +72,7 @@ _SUBSYSTEMS: Final = [
     "V+PFS1BA",
     "ALL",
 ]
-_LATER: Final[dict[str, tuple[str, ...]]] = {
+_UNSUPPORTED: Final[dict[str, tuple[str, ...]]] = {
     "f": ("hwloc", "jgf_shorthand"),
     "F": ("jgf_shorthand", "rv1_shorthand"),
     "P": ("locality", "variation"),
@@ -82,11 +82,11 @@ _LATER: Final[dict[str, tuple[str, ...]]] = {
 
 
 class UsageError(Exception):
-    """Options that cannot be; the text says which."""
+    """An invalid option or option value; the text names it and says what is valid."""
 
 
-class NotYet(Exception):
-    """An option value that Fluxion has and we do not have yet."""
+class UnsupportedOption(Exception):
+    """An option value that Fluxion supports and Penstock does not support yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,29 +104,29 @@ class ResourceQueryOptions:
 
 def parse_options(argv: list[str]) -> ResourceQueryOptions:
     try:
-        given, rest = getopt.gnu_getopt(
+        pairs, rest = getopt.gnu_getopt(
             argv, _SHORT, [name + ("=" if letter not in "edh" else "") for name, letter in _LONG.items()]
         )
     except getopt.GetoptError as error:
         raise UsageError(str(error)) from error
     values: dict[str, str] = {}
-    for option, value in given:
+    for option, value in pairs:
         letter = option[1:] if not option.startswith("--") else _LONG[option[2:]]
         values[letter] = value
     if "h" in values:
         return ResourceQueryOptions(help=True)
     if rest:
-        raise UsageError(f"unexpected argument {rest[0]!r}")
-    for letter, names in _LATER.items():
+        raise UsageError(f"unexpected argument {rest[0]!r}; only options are allowed")
+    for letter, names in _UNSUPPORTED.items():
         if values.get(letter) in names:
-            raise NotYet(f"-{letter} {values[letter]} is not supported yet")
+            raise UnsupportedOption(f"-{letter} {values[letter]} is not supported yet")
     return _checked(values)
 
 
 def _checked(values: dict[str, str]) -> ResourceQueryOptions:
     load_file = values.get("L", "conf/default")
     if not os.path.exists(load_file) or os.path.isdir(load_file):
-        raise UsageError(f"-L: {load_file} does not exist or is a directory")
+        raise UsageError(f"-L: {load_file!r} is not an existing file")
     _one_of("f", values.get("f", "grug"), _LOAD_FORMATS)
     _one_of("S", values.get("S", "CA"), ("CA", "ca"))
     _one_of("F", values.get("F", "simple"), tuple(FORMATS))

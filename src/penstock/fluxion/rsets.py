@@ -1,4 +1,4 @@
-"""Sets that were written out before: booking them again, and giving back parts of them."""
+"""Resource sets in JGF or R: booking them again (`update`) and releasing parts of them (`partial-cancel`)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["reapply", "release_part", "vertices_named"]
 
 
 def reapply(engine: Engine, job: int, reader: str, text: bytes, start: int, end: int) -> Allocation:
-    """Books a set in JGF or R under a job's number."""
+    """Books a resource set in JGF or R for a job number."""
     graph = engine.graph
     if reader == "jgf":
         return engine.update(job, marks_in_jgf(graph, text), start, end, AllocationKind.ALLOCATED, NOW)
     answer = engine.update(job, marks_in_rset(graph, text), start, end, AllocationKind.ALLOCATED, NOW)
-    # Fluxion writes every node that R names as exclusive, though it books only those named in full.
+    # Fluxion prints every node named in R as exclusive, but books only those with all children named.
     picks = tuple(
         replace(pick, exclusive=pick.exclusive or pick.vertex.type == "node") for pick in answer.picks
     )
@@ -30,7 +30,7 @@ def reapply(engine: Engine, job: int, reader: str, text: bytes, start: int, end:
 
 
 def vertices_named(graph: Graph, reader: str, text: bytes) -> list[Vertex]:
-    """The vertices that a partial cancel names: whole ranks by R, single ones by JGF."""
+    """The vertices that a partial cancel names: R names whole ranks, JGF single vertices."""
     if reader == "jgf":
         return vertices_in_jgf(graph, text)
     vertices: list[Vertex] = []
@@ -43,10 +43,10 @@ def vertices_named(graph: Graph, reader: str, text: bytes) -> list[Vertex]:
 
 
 def release_part(engine: Engine, job: int, vertices: list[Vertex]) -> bool:
-    """True if the job is over. Fluxion sees that only by the totals at the root.
+    """Releases some vertices of a job. True if Fluxion then considers the job finished.
 
-    A job none of whose types is counted there is never over by parts: it stays, as a guest on the
-    vertices above, until it is cancelled.
+    Fluxion detects that from the totals at the root. A job none of whose types is counted there never
+    finishes by partial cancels: it keeps shared marks on the vertices above until it is cancelled.
     """
     root = engine.graph.root
     before = engine.allocation(job)
@@ -56,8 +56,8 @@ def release_part(engine: Engine, job: int, vertices: list[Vertex]) -> bool:
         return False
     if is_counted:
         return True
-    gone = {vertex.index for vertex in vertices}
-    passed = [pick.vertex for pick in before.picks if pick.vertex.index not in gone]
-    guests = [Mark(vertex, 0, True, False) for vertex in passed]
-    engine.update(job, guests, before.start_s, before.end_s, AllocationKind.ALLOCATED, NOW, force=True)
+    released = {vertex.index for vertex in vertices}
+    remaining = [pick.vertex for pick in before.picks if pick.vertex.index not in released]
+    shared = [Mark(vertex, 0, True, False) for vertex in remaining]
+    engine.update(job, shared, before.start_s, before.end_s, AllocationKind.ALLOCATED, NOW, force=True)
     return False

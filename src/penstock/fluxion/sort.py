@@ -1,10 +1,10 @@
-"""The order in which Fluxion leaves candidates of equal score.
+"""Reproduces the order in which Fluxion leaves candidates of equal score.
 
-Fluxion sorts its candidates with the C++ library's `std::sort`, which does not keep the order of
-equals once there are more than 16. What becomes of them follows from how that sort works: it splits
-around the median of three until parts are small (or, should that go badly, makes a heap), and ends
-with an insertion sort. `ranking` goes the same way over positions, so that equals end up where
-Fluxion has them. Beyond `CANDIDATES_MAX` equals keep the order in which they were found.
+Fluxion sorts its candidates with libstdc++'s `std::sort`, which is not stable for more than 16 elements. It
+is an introsort: it partitions around the median of three until ranges are small, falls back to heapsort when
+the recursion gets too deep, and finishes with an insertion sort. `ranking` runs the same algorithm over
+positions, so that equal keys end in the same order as in Fluxion. For more than `CANDIDATES_MAX` candidates
+the sort is stable instead.
 """
 
 from __future__ import annotations
@@ -14,51 +14,51 @@ from typing import Final
 __all__ = ["CANDIDATES_MAX", "ranking"]
 
 CANDIDATES_MAX: Final = 4096
-_SMALL: Final = 16  # a part of this size is left to the insertion sort
+_SMALL: Final = 16  # ranges of at most this size are left to the insertion sort
 
 
 def ranking(keys: list[int]) -> list[int]:
     """Positions in ascending order of their keys."""
-    places = list(range(len(keys)))
+    positions = list(range(len(keys)))
     if _SMALL < len(keys) <= CANDIDATES_MAX:
-        _split(places, keys, 0, len(keys), 2 * (len(keys).bit_length() - 1))
-    # An insertion sort keeps the order of equals, as does this one.
-    return sorted(places, key=lambda place: keys[place])
+        _split(positions, keys, 0, len(keys), 2 * (len(keys).bit_length() - 1))
+    # The final insertion sort is stable, as is `sorted`.
+    return sorted(positions, key=lambda position: keys[position])
 
 
-def _split(places: list[int], keys: list[int], first: int, last: int, depth: int) -> None:
+def _split(positions: list[int], keys: list[int], first: int, last: int, depth: int) -> None:
     while last - first > _SMALL:
         if depth == 0:
-            places[first:last] = _heap_sorted(places[first:last], keys)
+            positions[first:last] = _heap_sorted(positions[first:last], keys)
             return
         depth -= 1
-        cut = _partition(places, keys, first, last)
-        _split(places, keys, cut, last, depth)
+        cut = _partition(positions, keys, first, last)
+        _split(positions, keys, cut, last, depth)
         last = cut
 
 
-def _partition(places: list[int], keys: list[int], first: int, last: int) -> int:
-    """Moves the median of three to the front, then parts the rest around it."""
+def _partition(positions: list[int], keys: list[int], first: int, last: int) -> int:
+    """Moves the median of three to the front, then partitions the rest around it."""
     low, middle, high = first + 1, first + (last - first) // 2, last - 1
-    median = _median(places, keys, low, middle, high)
-    places[first], places[median] = places[median], places[first]
-    pivot = keys[places[first]]
+    median = _median(positions, keys, low, middle, high)
+    positions[first], positions[median] = positions[median], positions[first]
+    pivot = keys[positions[first]]
     left, right = first + 1, last
     while True:
-        while keys[places[left]] < pivot:
+        while keys[positions[left]] < pivot:
             left += 1
         right -= 1
-        while pivot < keys[places[right]]:
+        while pivot < keys[positions[right]]:
             right -= 1
         if left >= right:
             return left
-        places[left], places[right] = places[right], places[left]
+        positions[left], positions[right] = positions[right], positions[left]
         left += 1
 
 
-def _median(places: list[int], keys: list[int], a: int, b: int, c: int) -> int:
-    """Which of three is the median; of equals, the one that the C++ library takes."""
-    key_a, key_b, key_c = keys[places[a]], keys[places[b]], keys[places[c]]
+def _median(positions: list[int], keys: list[int], a: int, b: int, c: int) -> int:
+    """The position of the median of three keys; among equal keys, the one that libstdc++ takes."""
+    key_a, key_b, key_c = keys[positions[a]], keys[positions[b]], keys[positions[c]]
     if key_a < key_b:
         if key_b < key_c:
             return b
@@ -68,9 +68,9 @@ def _median(places: list[int], keys: list[int], a: int, b: int, c: int) -> int:
     return c if key_b < key_c else b
 
 
-def _heap_sorted(places: list[int], keys: list[int]) -> list[int]:
-    """A heap sort as the C++ library does it: holes sink to the bottom, then values rise."""
-    heap = list(places)
+def _heap_sorted(positions: list[int], keys: list[int]) -> list[int]:
+    """Heapsort as in libstdc++: the hole sinks to a leaf first, then the value rises from there."""
+    heap = list(positions)
     for top in range((len(heap) - 2) // 2, -1, -1):
         _sink(heap, keys, top, len(heap), heap[top])
     for end in range(len(heap) - 1, 0, -1):

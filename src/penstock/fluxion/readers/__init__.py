@@ -1,1 +1,1 @@
-"""Readers: from text to a graph, or to marks on one. Each takes text and does no I/O."""
+"""Readers of Fluxion's formats: text to a resource graph, or to marks on an existing one. They do no I/O."""

@@ -1,12 +1,12 @@
-"""GRUG: a recipe in GraphML from which a graph is generated.
+"""GRUG (Generating Resources Using GraphML): a recipe from which a resource graph is generated.
 
-The nodes of the recipe are kinds of vertices, its edges say how many of one kind lie below each of
-another (`MULTIPLY`), or which vertices that exist already belong below it in another subsystem
-(`ASSOCIATE_IN`, `ASSOCIATE_BY_PATH_IN`). The recipe is walked depth first, edges in file order, and
-each edge makes all its vertices at once, so the creation order is breadth first within an edge.
+A node of the recipe is a vertex template. An edge states how many vertices of the target template each vertex
+of the source template contains (`MULTIPLY`), or which existing vertices become its children in another
+subsystem (`ASSOCIATE_IN`, `ASSOCIATE_BY_PATH_IN`). The recipe is traversed depth first, edges in file order,
+and each edge creates all its vertices at once, so the creation order is breadth first within an edge.
 
-`id_scope` k makes ids unique within the (k+1)-th ancestor: 0 restarts at each parent, 1 continues
-across the grandparent. Document types and entities are refused: a recipe needs none.
+`id_scope` k makes ids unique within the (k+1)-th ancestor: 0 restarts at each parent, 1 continues across the
+grandparent. Document types and entities are rejected: a recipe needs none.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ __all__ = ["VERTICES_MAX", "read_grug"]
 SIZE_MAX: Final = 4 << 20
 VERTICES_MAX: Final = 8_000_000
 _RECIPE_MAX: Final = 10_000
-_PAIRS_MAX: Final = 1_000_000  # vertices that all rules of association may compare
+_PAIRS_MAX: Final = 1_000_000  # pairs of vertices that all association edges together may compare
 _INT_MAX: Final = 2**31 - 1
 
 
 @dataclass(slots=True)
-class _Kind:
+class _Template:
     key: str
     data: dict[str, str] = field(default_factory=dict)
-    out: list[_Rule] = field(default_factory=list)
+    out: list[_EdgeRule] = field(default_factory=list)
 
     def get(self, name: str, default: str = "") -> str:
         return self.data.get(name, default)
 
 
 @dataclass(slots=True)
-class _Rule:
+class _EdgeRule:
     source: str
     target: str
     data: dict[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class _Rule:
 
 
 def read_grug(text: str | bytes) -> Graph:
-    """The graph that a recipe generates."""
+    """The resource graph that a recipe generates."""
     return _Generator(_parse(text)).run()
 
 
@@ -55,13 +55,13 @@ class _Parser:
     """Collects the nodes and edges of a GraphML document."""
 
     def __init__(self) -> None:
-        self.kinds: dict[str, _Kind] = {}
-        self.rules: list[_Rule] = []
-        self.kind_defaults: dict[str, str] = {}
+        self.templates: dict[str, _Template] = {}
+        self.rules: list[_EdgeRule] = []
+        self.template_defaults: dict[str, str] = {}
         self.rule_defaults: dict[str, str] = {}
-        self._names: dict[str, str] = {}  # key id -> attribute name
-        self._key = ("", "")  # the key whose default is being read: for what, and its name
-        self._open: _Kind | _Rule | None = None
+        self._names: dict[str, str] = {}  # attribute names by key id
+        self._key = ("", "")  # the <key> element being read: its `for` attribute and its attribute name
+        self._open: _Template | _EdgeRule | None = None
         self._data: str | None = None
         self._text: list[str] = []
         self.parser = expat.ParserCreate()
@@ -73,10 +73,10 @@ class _Parser:
 
     def _refuse(self, *_: object) -> None:
         raise BadGraph(
-            "a document type or an entity in a recipe",
+            "document type or entity declaration in a recipe",
             where=self._line(),
             found="<!DOCTYPE or <!ENTITY",
-            expected="plain GraphML",
+            expected="GraphML without declarations",
         )
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
@@ -86,12 +86,12 @@ class _Parser:
             self._key = (attributes.get("for", ""), attributes["attr.name"])
         elif tag == "node":
             key = self._required(attributes, "id")
-            if key in self.kinds:
-                raise BadGraph("a node id twice", where=self._line(), found=key, expected="unique ids")
-            self._open = self.kinds[key] = _Kind(key, dict(self.kind_defaults))
+            if key in self.templates:
+                raise BadGraph("duplicate node id", where=self._line(), found=key, expected="unique ids")
+            self._open = self.templates[key] = _Template(key, dict(self.template_defaults))
         elif tag == "edge":
             source, target = self._required(attributes, "source"), self._required(attributes, "target")
-            self._open = _Rule(source, target, dict(self.rule_defaults))
+            self._open = _EdgeRule(source, target, dict(self.rule_defaults))
             self.rules.append(self._open)
         elif tag == "data":
             self._data = self._required(attributes, "key")
@@ -99,7 +99,7 @@ class _Parser:
         elif tag == "default":
             self._data = ""
             self._text = []
-        if len(self.kinds) + len(self.rules) > _RECIPE_MAX:
+        if len(self.templates) + len(self.rules) > _RECIPE_MAX:
             raise BadGraph(
                 "recipe too large",
                 where=self._line(),
@@ -114,7 +114,7 @@ class _Parser:
                 self._open.data[self._names.get(self._data, self._data)] = "".join(self._text).strip()
             self._data = None
         elif tag == "default":
-            defaults = self.kind_defaults if self._key[0] == "node" else self.rule_defaults
+            defaults = self.template_defaults if self._key[0] == "node" else self.rule_defaults
             defaults[self._key[1]] = "".join(self._text).strip()
             self._data = None
         elif tag in ("node", "edge"):
@@ -130,7 +130,7 @@ class _Parser:
     def _required(self, attributes: dict[str, str], name: str) -> str:
         if name not in attributes:
             raise BadGraph(
-                f"an element without {name}",
+                f"element without {name}",
                 where=self._line(),
                 found=", ".join(attributes) or "no attributes",
                 expected=f'{name}="..."',
@@ -138,7 +138,7 @@ class _Parser:
         return attributes[name]
 
 
-def _parse(text: str | bytes) -> list[_Kind]:
+def _parse(text: str | bytes) -> list[_Template]:
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(data) > SIZE_MAX:
         raise BadGraph(
@@ -156,36 +156,36 @@ def _parse(text: str | bytes) -> list[_Kind]:
         ) from error
     for rule in parser.rules:
         for end in (rule.source, rule.target):
-            if end not in parser.kinds:
+            if end not in parser.templates:
                 raise BadGraph(
-                    "an edge to nowhere",
+                    "edge with an unknown node",
                     where=f"edge {rule.source}->{rule.target}",
                     found=repr(end),
                     expected="the id of a node of the recipe",
                 )
-        parser.kinds[rule.source].out.append(rule)
-    return list(parser.kinds.values())
+        parser.templates[rule.source].out.append(rule)
+    return list(parser.templates.values())
 
 
 class _Generator:
-    """Walks the recipe and makes the vertices."""
+    """Traverses the recipe and creates the vertices."""
 
-    def __init__(self, kinds: list[_Kind]) -> None:
-        self._kinds = {kind.key: kind for kind in kinds}
+    def __init__(self, templates: list[_Template]) -> None:
+        self._templates = {template.key: template for template in templates}
         self._graph = Graph()
-        self._made: dict[str, list[Vertex]] = {}
-        self._scales: list[int] = []  # how many each level above multiplies by, the nearest last
-        self._seen: set[str] = set()
+        self._created: dict[str, list[Vertex]] = {}
+        self._scales: list[int] = []  # multi_scale of the edges above, the nearest last
+        self._visited: set[str] = set()
         self._ranks = 0
         self._pairs = 0
 
     def run(self) -> Graph:
-        for kind in self._kinds.values():
-            if kind.key not in self._seen:
-                self._walk(kind)
+        for template in self._templates.values():
+            if template.key not in self._visited:
+                self._traverse(template)
         if CONTAINMENT not in self._graph.roots:
             raise BadGraph(
-                "the recipe makes no containment",
+                "the recipe creates no containment hierarchy",
                 where="recipe",
                 found=f"roots in {', '.join(self._graph.roots)}" if self._graph.roots else "no root",
                 expected="a node with root=1 and an edge below it",
@@ -193,31 +193,31 @@ class _Generator:
         self._graph.check_complete()
         return self._graph
 
-    def _walk(self, start: _Kind) -> None:
-        self._seen.add(start.key)
-        pending: list[tuple[_Kind, int]] = [(start, 0)]
+    def _traverse(self, start: _Template) -> None:
+        self._visited.add(start.key)
+        pending: list[tuple[_Template, int]] = [(start, 0)]
         while pending:
-            kind, place = pending.pop()
-            if place == len(kind.out):
+            template, position = pending.pop()
+            if position == len(template.out):
                 if self._scales:
                     self._scales.pop()
                 continue
-            pending.append((kind, place + 1))
-            rule = kind.out[place]
-            target = self._kinds[rule.target]
-            if target.key not in self._seen:
-                self._seen.add(target.key)
-                self._apply(kind, target, rule)
+            pending.append((template, position + 1))
+            rule = template.out[position]
+            target = self._templates[rule.target]
+            if target.key not in self._visited:
+                self._visited.add(target.key)
+                self._apply(template, target, rule)
                 pending.append((target, 0))
 
-    def _apply(self, source: _Kind, target: _Kind, rule: _Rule) -> None:
+    def _apply(self, source: _Template, target: _Template, rule: _EdgeRule) -> None:
         where = f"edge {source.key}->{target.key}"
-        if _integer(source.get("root", "0"), where, "root") and not self._made.get(source.key):
+        if _integer(source.get("root", "0"), where, "root") and not self._created.get(source.key):
             subsystem = source.get("subsystem", CONTAINMENT)
             root = self._graph.roots.get(subsystem)
             if root is None:
                 root = self._graph.add_root(self._spec(source, 0, f"node {source.key}"), subsystem)
-            self._made[source.key] = [root]
+            self._created[source.key] = [root]
         method = rule.get("gen_method")
         if method == "MULTIPLY":
             self._multiply(source, target, rule, where)
@@ -231,35 +231,37 @@ class _Generator:
                 expected="MULTIPLY, ASSOCIATE_IN or ASSOCIATE_BY_PATH_IN",
             )
 
-    def _multiply(self, source: _Kind, target: _Kind, rule: _Rule, where: str) -> None:
+    def _multiply(self, source: _Template, target: _Template, rule: _EdgeRule, where: str) -> None:
         scale = _integer(rule.get("multi_scale", "1"), where, "multi_scale")
         subsystem = rule.get("e_subsystem", CONTAINMENT)
-        parents = self._made.get(source.key, [])
+        parents = self._created.get(source.key, [])
         total = len(self._graph) + scale * len(parents)
         if total > VERTICES_MAX:
             raise BadGraph(
-                "the graph gets too large",
+                "graph too large",
                 where=where,
                 found=f"{total} vertices",
                 expected=f"at most {VERTICES_MAX}",
             )
-        made: list[Vertex] = []
-        for place, parent in enumerate(parents):
+        created: list[Vertex] = []
+        for position, parent in enumerate(parents):
             for i in range(scale):
-                number = self._id(rule, where, i, scale, place)
+                number = self._id(rule, where, i, scale, position)
                 spec = self._spec(target, number, f"node {target.key}")
                 path = f"{parent.path(target.get('subsystem', CONTAINMENT))}/{spec.name or spec.basename}"
-                made.append(self._graph.add_child(parent, spec, subsystem, path))
-        self._made[target.key] = made
+                created.append(self._graph.add_child(parent, spec, subsystem, path))
+        self._created[target.key] = created
         self._scales.append(scale)
 
-    def _associate(self, source: _Kind, target: _Kind, rule: _Rule, where: str, by_path: bool) -> None:
+    def _associate(
+        self, source: _Template, target: _Template, rule: _EdgeRule, where: str, by_path: bool
+    ) -> None:
         subsystem = rule.get("e_subsystem", CONTAINMENT)
         within = rule.get("as_tgt_subsystem", CONTAINMENT)
         up_target = _integer(rule.get("as_tgt_uplvl", "0"), where, "as_tgt_uplvl")
         up_source = _integer(rule.get("as_src_uplvl", "0"), where, "as_src_uplvl")
-        made: list[Vertex] = []
-        parents = self._made.get(source.key, [])
+        created: list[Vertex] = []
+        parents = self._created.get(source.key, [])
         targets = self._graph.of_type(target.get("type"))
         self._pairs += len(parents) * len(targets)
         if self._pairs > _PAIRS_MAX:
@@ -277,10 +279,10 @@ class _Generator:
                     continue
                 self._graph.link(parent, vertex, subsystem)
                 self._graph.set_path(vertex, subsystem, f"{parent.path(subsystem)}/{vertex.name}")
-                made.append(vertex)
-        self._made[target.key] = made
+                created.append(vertex)
+        self._created[target.key] = created
 
-    def _id(self, rule: _Rule, where: str, i: int, scale: int, place: int) -> int:
+    def _id(self, rule: _EdgeRule, where: str, i: int, scale: int, position: int) -> int:
         scope = _integer(rule.get("id_scope", "0"), where, "id_scope", low=-1)
         start = _integer(rule.get("id_start", "0"), where, "id_start")
         stride = _integer(rule.get("id_stride", "1"), where, "id_stride")
@@ -291,25 +293,25 @@ class _Generator:
         wrap = 1
         for level in self._scales[-scope:]:
             wrap *= level
-        return start + (place % (wrap or 1)) * scale * stride + i * stride
+        return start + (position % (wrap or 1)) * scale * stride + i * stride
 
-    def _spec(self, kind: _Kind, number: int, where: str) -> VertexSpec:
-        name = kind.get("type")
+    def _spec(self, template: _Template, number: int, where: str) -> VertexSpec:
+        name = template.get("type")
         if not name:
             raise BadGraph(
-                "a node without a type",
+                "node without a type",
                 where=where,
-                found=", ".join(kind.data) or "no data elements",
+                found=", ".join(template.data) or "no data elements",
                 expected="a data element for type",
             )
         rank = -1
         if name == "node":
             rank = self._ranks
             self._ranks += 1
-        basename = kind.get("basename") or name
-        size = _integer(kind.get("size", "1"), where, "size")
+        basename = template.get("basename") or name
+        size = _integer(template.get("size", "1"), where, "size")
         label = f"{basename}{number}" if number != -1 else basename
-        return VertexSpec(name, number, basename, label, rank=rank, size=size, unit=kind.get("unit"))
+        return VertexSpec(name, number, basename, label, rank=rank, size=size, unit=template.get("unit"))
 
 
 def _integer(text: str, where: str, name: str, low: int = 0) -> int:
@@ -322,6 +324,6 @@ def _integer(text: str, where: str, name: str, low: int = 0) -> int:
 
 
 def _prefix(path: str, up: int) -> str:
-    """A path less its last `up` components."""
+    """A path without its last `up` components."""
     parts = path.split("/")
     return "/".join(parts[: len(parts) - up]) if up else path

@@ -1,9 +1,9 @@
-"""JGF: a graph, or a part of one, as JSON.
+"""JGF (JSON Graph Format): a resource graph, or a part of one, as JSON.
 
-Three uses: a whole graph is loaded (`read_jgf`), a subgraph is attached to one that is there
-(`attach_jgf`, which adds what is new and leaves the rest alone), and a set that was written out is
-found again in the graph (`marks_in_jgf`), to book it or to release it. A vertex is the same as one
-in the graph if a path and the rank are the same.
+It has three uses: `read_jgf` loads a graph; `attach_jgf` adds a subgraph to an existing graph and leaves
+existing vertices unchanged; `marks_in_jgf` and `vertices_in_jgf` locate the vertices of a resource set in an
+existing graph, to book or to release them. A document's vertex is identified with a vertex of the graph if
+they share a path and the rank. Where Fluxion has an error message for a mistake, its text is used.
 """
 
 from __future__ import annotations
@@ -43,42 +43,42 @@ class _Edge:
 
 
 def read_jgf(text: str | bytes) -> Graph:
-    """A new graph."""
+    """A graph with the vertices and edges of the document."""
     graph = Graph()
     attach_jgf(graph, text)
     if CONTAINMENT not in graph.roots:
         raise BadGraph(
-            "no root in containment",
+            "no root of the containment hierarchy",
             where="graph.nodes",
             found=f"{len(graph)} vertices, none of them a root",
-            expected='a vertex whose path is like "/cluster0"',
+            expected='a vertex with a path of one component, such as "/cluster0"',
         )
     return graph
 
 
 def attach_jgf(graph: Graph, text: str | bytes) -> list[Vertex]:
-    """Adds the vertices and edges that are not there yet. Returns the new vertices.
+    """Adds the vertices and edges that the graph does not have. Returns the added vertices.
 
-    Nothing is added if anything is wrong: everything is checked before the first change.
+    The document is checked completely before the first change, so an invalid one changes nothing.
     """
     entries, edges = _parse(text)
     _check_tree(graph, entries, edges)
     by_key: dict[str, Vertex] = {}
-    fresh: dict[str, _Entry] = {}
+    added: dict[str, _Entry] = {}
     for entry in entries:
         vertex = _find(graph, entry)
         if vertex is None:
             vertex = _add(graph, entry)
-            fresh[entry.key] = entry
+            added[entry.key] = entry
         by_key[entry.key] = vertex
     for edge in edges:
-        if edge.target in fresh or (edge.source in fresh and edge.subsystem != CONTAINMENT):
+        if edge.target in added or (edge.source in added and edge.subsystem != CONTAINMENT):
             graph.link(by_key[edge.source], by_key[edge.target], edge.subsystem)
-    return [by_key[key] for key in fresh]
+    return [by_key[key] for key in added]
 
 
 def marks_in_jgf(graph: Graph, text: str | bytes) -> list[Mark]:
-    """The vertices of a set, found again in a graph: what is marked exclusive there is held."""
+    """Marks for the vertices of a resource set: those marked exclusive in the document are booked."""
     entries, edges = _parse(text)
     marks = _marks(graph, entries)
     by_key = {entry.key: mark.vertex for entry, mark in zip(entries, marks, strict=True)}
@@ -98,7 +98,7 @@ def marks_in_jgf(graph: Graph, text: str | bytes) -> list[Mark]:
 
 
 def vertices_in_jgf(graph: Graph, text: str | bytes) -> list[Vertex]:
-    """The vertices of a set, whatever edges are drawn between them: enough to release them."""
+    """The vertices of a resource set, to release them. The edges of the document are not compared."""
     entries, _ = _parse(text)
     return [mark.vertex for mark in _marks(graph, entries)]
 
@@ -112,7 +112,7 @@ def _marks(graph: Graph, entries: list[_Entry]) -> list[Mark]:
                 "inconsistent input vertex: nonexistent path",
                 where=f"node {entry.key}",
                 found=", ".join(path for _, path in entry.paths),
-                expected="a vertex of the graph with the same rank",
+                expected="the path and rank of a vertex of the graph",
             )
         spec = entry.spec
         held = vertex.state.held[1] if vertex.state is not None else 0
@@ -147,9 +147,9 @@ def _find(graph: Graph, entry: _Entry) -> Vertex | None:
 
 
 def _check_tree(graph: Graph, entries: list[_Entry], edges: list[_Edge]) -> None:
-    """Refuses second roots, loose ends, cycles and too many levels."""
+    """Rejects second roots, vertices that are unreachable from the root, cycles and too deep a hierarchy."""
     known = {entry.key: _find(graph, entry) for entry in entries}
-    _check_places(entries)
+    _check_unique(entries)
     _check_roots(graph, known, {entry.key: entry for entry in entries}, edges)
     roots = {subsystem: root.path(subsystem) for subsystem, root in graph.roots.items()}
     for entry in entries:
@@ -190,10 +190,10 @@ def _check_tree(graph: Graph, entries: list[_Entry], edges: list[_Edge]) -> None
         inside = any(subsystem == CONTAINMENT for subsystem, _ in entry.paths)
         if inside and known[entry.key] is None and (missing[entry.key] or entry.key not in depth):
             raise BadGraph(
-                "a vertex that the root does not lead to, or a cycle",
+                "vertex unreachable from the root, or in a cycle",
                 where=f"node {entry.key}",
                 found=", ".join(path for _, path in entry.paths),
-                expected="edges from the root to every vertex",
+                expected="a path of edges from the root to every vertex, without cycles",
             )
         if depth.get(entry.key, 0) > LEVELS_MAX:
             raise BadGraph(
@@ -204,16 +204,16 @@ def _check_tree(graph: Graph, entries: list[_Entry], edges: list[_Edge]) -> None
             )
 
 
-def _check_places(entries: list[_Entry]) -> None:
-    places: dict[tuple[str, int], str] = {}
+def _check_unique(entries: list[_Entry]) -> None:
+    keys: dict[tuple[str, int], str] = {}
     for entry in entries:
         for _, path in entry.paths:
-            other = places.setdefault((path, entry.spec.rank), entry.key)
+            other = keys.setdefault((path, entry.spec.rank), entry.key)
             if other != entry.key:
                 raise BadGraph(
-                    "two vertices in one place",
+                    "two vertices with the same path and rank",
                     where=f"node {entry.key}",
-                    found=f"{path} with rank {entry.spec.rank}, as node {other}",
+                    found=f"{path} with rank {entry.spec.rank}, also in node {other}",
                     expected="different paths or ranks",
                 )
 
@@ -221,7 +221,7 @@ def _check_places(entries: list[_Entry]) -> None:
 def _check_roots(
     graph: Graph, known: dict[str, Vertex | None], by_key: dict[str, _Entry], edges: list[_Edge]
 ) -> None:
-    """No edge may lead to a root, in whatever subsystem."""
+    """Rejects edges that lead to the root of any subsystem."""
     for edge in edges:
         vertex = known[edge.target]
         if vertex is not None:
@@ -231,10 +231,10 @@ def _check_roots(
             is_root = any(path.count("/") == 1 for subsystem, path in paths if subsystem == edge.subsystem)
         if is_root:
             raise BadGraph(
-                f"an edge to the root of {edge.subsystem}",
+                f"edge to the root of {edge.subsystem}",
                 where=f"edge {edge.source}->{edge.target}",
                 found=f"{edge.target}, which is the root",
-                expected="no edge that leads to a root",
+                expected="a target that is not a root",
             )
 
 
@@ -245,25 +245,25 @@ def _parse(text: str | bytes) -> tuple[list[_Entry], list[_Edge]]:
     links = _sequence(_member(graph, "edges", "graph"), "graph.edges")
     entries: list[_Entry] = []
     keys: set[str] = set()
-    for place, node in enumerate(nodes):
-        entry = _entry(node, f"graph.nodes[{place}]")
+    for position, node in enumerate(nodes):
+        entry = _entry(node, f"graph.nodes[{position}]")
         if entry.key in keys:
             raise BadGraph(
                 "found duplicate JGF node id",
-                where=f"graph.nodes[{place}].id",
+                where=f"graph.nodes[{position}].id",
                 found=repr(entry.key),
-                expected="an id of its own for every node",
+                expected="a unique id for every node",
             )
         keys.add(entry.key)
         entries.append(entry)
     edges: list[_Edge] = []
-    for place, link in enumerate(links):
-        edge = _edge(link, f"graph.edges[{place}]")
+    for position, link in enumerate(links):
+        edge = _edge(link, f"graph.edges[{position}]")
         for end in (edge.source, edge.target):
             if end not in keys:
                 raise BadGraph(
                     "source and/or target vertex not found",
-                    where=f"graph.edges[{place}]",
+                    where=f"graph.edges[{position}]",
                     found=f"{edge.source} -> {edge.target}",
                     expected="ids of nodes in the same document",
                 )
@@ -275,7 +275,7 @@ def _entry(node: Node, where: str) -> _Entry:
     key = _text(_member(node, "id", where), f"{where}.id")
     data = _member(node, "metadata", where)
     where = f"{where}.metadata"
-    kind = _text(_member(data, "type", where), f"{where}.type")
+    vertex_type = _text(_member(data, "type", where), f"{where}.type")
     paths = _paths(_member(data, "paths", where), f"{where}.paths")
     uniq_id = _optional_integer(data, "uniq_id", where)
     if uniq_id is None:
@@ -288,7 +288,7 @@ def _entry(node: Node, where: str) -> _Entry:
     name = _text(name_node, f"{where}.name") if name_node is not None else ""
     number = _optional_integer(data, "id", where)
     if number is None:
-        digits = _TRAILING_DIGITS.search(name) if kind == "node" else None
+        digits = _TRAILING_DIGITS.search(name) if vertex_type == "node" else None
         number = int(digits.group(1)) if digits else uniq_id
     size = _optional_integer(data, "size", where)
     if size is not None and not 0 <= size <= _SIZE_UNITS_MAX:
@@ -297,9 +297,9 @@ def _entry(node: Node, where: str) -> _Entry:
     status = _optional_integer(data, "status", where)
     basename = _optional(data, "basename")
     unit = _optional(data, "unit")
-    label = _text(basename, f"{where}.basename") if basename is not None else kind
+    label = _text(basename, f"{where}.basename") if basename is not None else vertex_type
     spec = VertexSpec(
-        kind,
+        vertex_type,
         number,
         label,
         name or f"{label}{number}",
@@ -319,8 +319,8 @@ def _edge(link: Node, where: str) -> _Edge:
     subsystem = CONTAINMENT
     data = _optional(link, "metadata")
     if data is not None:
-        told = _optional(data, "subsystem")
-        subsystem = _text(told, f"{where}.metadata.subsystem") if told is not None else CONTAINMENT
+        named = _optional(data, "subsystem")
+        subsystem = _text(named, f"{where}.metadata.subsystem") if named is not None else CONTAINMENT
     return _Edge(source, target, subsystem)
 
 
@@ -388,7 +388,7 @@ def _paths(node: Node, where: str) -> tuple[tuple[str, str], ...]:
                 "not a path",
                 where=f"{where}.{subsystem}",
                 found=repr(path),
-                expected="a text that begins with /",
+                expected="a path that begins with /",
             )
     return paths
 

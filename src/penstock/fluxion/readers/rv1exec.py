@@ -1,9 +1,9 @@
-"""R version 1: what a Flux instance calls its resources.
+"""R version 1 (Flux RFC 20), the format in which a Flux instance describes its resources.
 
-Only the `execution` part is read: every rank becomes a node below one cluster, with the children
-that its group names (core, gpu, or anything else). Properties belong to ranks, hence to nodes, also
-those that speak of a child (`amd-mi60@gpu`). `marks_in_rset` finds a set again in a graph by ranks
-and ids, to book it; `ranks_in_rset` finds whole ranks, to release them.
+Only the `execution` section is read: every rank becomes a node below one cluster, with the children that its
+R_lite group names (core, gpu, or any other type). Properties belong to ranks, hence to nodes, including those
+that name a child type (`amd-mi60@gpu`). `marks_in_rset` locates a resource set in a graph by ranks and ids,
+to book it; `ranks_in_rset` returns whole ranks, to release them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _VERTICES_MAX: Final = 8_000_000
 
 
 def read_rv1exec(text: str | bytes) -> Graph:
-    """A cluster of the nodes that R names."""
+    """A graph with one cluster that contains the nodes named in R."""
     rset = parse_rset(text)
     hosts = rank_hosts(rset)
-    tags = _tags(rset)
+    properties = _properties(rset)
     graph = Graph()
     root = graph.add_root(VertexSpec("cluster", 0))
     for group in rset.groups:
@@ -33,7 +33,7 @@ def read_rv1exec(text: str | bytes) -> Graph:
         total = len(graph) + len(group.ranks) * (children + 1)
         if total > _VERTICES_MAX:
             raise BadGraph(
-                "the graph gets too large",
+                "graph too large",
                 where="R_lite",
                 found=f"{total} vertices",
                 expected=f"at most {_VERTICES_MAX}",
@@ -42,22 +42,22 @@ def read_rv1exec(text: str | bytes) -> Graph:
             host = hosts.get(rank)
             if host is None:
                 raise BadGraph(
-                    "a rank without a host",
+                    "rank without a host name",
                     where="nodelist",
                     found=f"rank {rank}",
-                    expected="as many hosts as ranks",
+                    expected="as many host names as ranks",
                 )
             basename, number = _split(host)
-            spec = VertexSpec("node", number, basename, host, rank=rank, properties=tags.get(rank, {}))
+            spec = VertexSpec("node", number, basename, host, rank=rank, properties=properties.get(rank, {}))
             node = graph.add_child(root, spec)
-            for kind, ids in group.children:
+            for child_type, ids in group.children:
                 for child in ids:
-                    graph.add_child(node, VertexSpec(kind, child, rank=rank))
+                    graph.add_child(node, VertexSpec(child_type, child, rank=rank))
     return graph
 
 
 def marks_in_rset(graph: Graph, text: str | bytes) -> list[Mark]:
-    """The children that R names, held alone; a node all of whose children are named is held too."""
+    """Exclusive marks for the children named in R, and for a node all of whose children are named."""
     rset = parse_rset(text)
     marks: list[Mark] = []
     for group in rset.groups:
@@ -67,22 +67,22 @@ def marks_in_rset(graph: Graph, text: str | bytes) -> list[Mark]:
                 raise BadGraph(
                     "no such rank", where="R_lite", found=f"rank {rank}", expected="a rank of the graph"
                 )
-            held: dict[int, Vertex] = {}
-            for kind, ids in group.children:
-                by_id = {vertex.id: vertex for vertex in vertices if vertex.type == kind}
+            named: dict[int, Vertex] = {}
+            for child_type, ids in group.children:
+                by_id = {vertex.id: vertex for vertex in vertices if vertex.type == child_type}
                 for child in ids:
                     vertex = by_id.get(child)
                     if vertex is None:
                         raise BadGraph(
                             "no such resource",
                             where=f"rank {rank}",
-                            found=f"{kind} {child}",
-                            expected=f"one of the {len(by_id)} of type {kind} with this rank",
+                            found=f"{child_type} {child}",
+                            expected=f"one of the {len(by_id)} vertices of type {child_type} with this rank",
                         )
-                    held[vertex.index] = vertex
+                    named[vertex.index] = vertex
             nodes = [vertex for vertex in vertices if vertex.type == "node"]
-            whole = [node for node in nodes if all(child.index in held for child in node.below())]
-            marks.extend(Mark(vertex, vertex.size, True, True) for vertex in (*held.values(), *whole))
+            complete = [node for node in nodes if all(child.index in named for child in node.below())]
+            marks.extend(Mark(vertex, vertex.size, True, True) for vertex in (*named.values(), *complete))
     return marks
 
 
@@ -90,17 +90,17 @@ def ranks_in_rset(text: str | bytes) -> list[int]:
     return sorted(rank for group in parse_rset(text).groups for rank in group.ranks)
 
 
-def _tags(rset: ResourceSet) -> dict[int, dict[str, str]]:
-    tags: dict[int, dict[str, str]] = {}
+def _properties(rset: ResourceSet) -> dict[int, dict[str, str]]:
+    properties: dict[int, dict[str, str]] = {}
     for name, ranks in rset.properties:
         for rank in ranks:
-            tags.setdefault(rank, {})[name] = ""
-    return tags
+            properties.setdefault(rank, {})[name] = ""
+    return properties
 
 
 def _split(host: str) -> tuple[str, int]:
-    """A host name into what stands before its number, and the number (-1: none)."""
-    found = _SUFFIX.search(host)
-    if found is None:
+    """The host name without its trailing number, and that number (-1 without one)."""
+    suffix = _SUFFIX.search(host)
+    if suffix is None:
         return host, -1
-    return host[: found.start()], int(found.group(1))
+    return host[: suffix.start()], int(suffix.group(1))

@@ -1,4 +1,4 @@
-"""Writers: what is shown of an allocation, in the formats that Flux users and scripts know."""
+"""Writers: allocations and search results in Fluxion's output formats."""
 
 from __future__ import annotations
 

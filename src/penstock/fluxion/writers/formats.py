@@ -1,8 +1,8 @@
-"""The formats by name, behind one small interface.
+"""The output formats by name, behind the `Writer` protocol.
 
-A `Sheet` is what is written: picks in writing order, and the time. A writer returns the text, or
-nothing where the format has nothing to say of these picks (`rlite` knows only cores and gpus on
-nodes). JSON is written as jansson does: one line, blanks after commas and colons, insertion order.
+A writer takes a `PickedSet` and returns its text, or None where the format cannot represent the picks
+(`rlite` has only cores and gpus on nodes). JSON is written as jansson writes it: one line, a space after
+commas and colons, keys in insertion order.
 """
 
 from __future__ import annotations
@@ -15,72 +15,74 @@ from penstock.fluxion.writers.json_graph import FilterUsage, jgf_of
 from penstock.fluxion.writers.json_text import Json, dumps
 from penstock.fluxion.writers.rlite import rlite_of
 
-__all__ = ["FORMATS", "Sheet", "Writer", "writer_of"]
+__all__ = ["FORMATS", "PickedSet", "Writer", "writer_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class PickedSet:
+    """The vertices of a match or of a search, in output order, with the time and queue to print."""
+
     picks: tuple[Pick, ...]
     start_s: int = 0
     end_s: int = 0
     queue: str = ""
-    earlier: tuple[Sheet, ...] = ()  # sets whose graphs are written before this one's
+    earlier: tuple[PickedSet, ...] = ()  # deferred sets whose graphs are written before this one's
     usage: FilterUsage = field(default_factory=dict)  # shown by `find agfilter=true`
 
 
 class Writer(Protocol):
-    def write(self, sheet: Sheet) -> str | None:
-        """The text, with its line ends. "": nothing to write; None: the format cannot say it."""
+    def write(self, picked: PickedSet) -> str | None:
+        """The text with its line ends. "": nothing to print; None: the format cannot represent it."""
 
 
 class Simple:
-    """Children before parents, `[units:x]` for what is held alone and `[units:s]` for what is shared."""
+    """Children before parents; `[units:x]` is an exclusive vertex, `[units:s]` a shared one."""
 
-    def write(self, sheet: Sheet) -> str | None:
-        lines = (_line(pick, "x" if pick.exclusive else "s") for pick in sheet.picks)
+    def write(self, picked: PickedSet) -> str | None:
+        lines = (_line(pick, "x" if pick.exclusive else "s") for pick in picked.picks)
         return "".join(lines)
 
 
 class PrettySimple:
-    """Parents before children, in whole words."""
+    """Parents before children; `exclusive` and `shared` are spelled out."""
 
-    def write(self, sheet: Sheet) -> str | None:
-        lines = (_line(pick, "exclusive" if pick.exclusive else "shared") for pick in reversed(sheet.picks))
+    def write(self, picked: PickedSet) -> str | None:
+        lines = (_line(pick, "exclusive" if pick.exclusive else "shared") for pick in reversed(picked.picks))
         return "".join(lines)
 
 
 class Jgf:
-    def write(self, sheet: Sheet) -> str | None:
-        return dumps(jgf_of((sheet.picks, sheet.usage))) + "\n" if sheet.picks else ""
+    def write(self, picked: PickedSet) -> str | None:
+        return dumps(jgf_of((picked.picks, picked.usage))) + "\n" if picked.picks else ""
 
 
 class Rlite:
-    def write(self, sheet: Sheet) -> str | None:
-        groups = rlite_of(sheet.picks).groups
+    def write(self, picked: PickedSet) -> str | None:
+        groups = rlite_of(picked.picks).groups
         return dumps(groups) + "\n" if groups else None
 
 
 class Rv1:
-    """R version 1, with the graph under `scheduling` or without."""
+    """R version 1, with or without the graph under `scheduling`."""
 
     def __init__(self, scheduling: bool) -> None:
         self._scheduling = scheduling
 
-    def write(self, sheet: Sheet) -> str | None:
-        lite = rlite_of(sheet.picks)
+    def write(self, picked: PickedSet) -> str | None:
+        lite = rlite_of(picked.picks)
         if not lite.groups:
             return ""
         execution: dict[str, Json] = {"R_lite": lite.groups, "nodelist": [lite.nodelist]}
         if lite.properties:
             execution["properties"] = lite.properties
-        execution["starttime"] = sheet.start_s
-        execution["expiration"] = sheet.end_s
-        whole: dict[str, Json] = {"version": 1, "execution": execution}
+        execution["starttime"] = picked.start_s
+        execution["expiration"] = picked.end_s
+        document: dict[str, Json] = {"version": 1, "execution": execution}
         if self._scheduling:
-            whole["scheduling"] = jgf_of(*((part.picks, part.usage) for part in (*sheet.earlier, sheet)))
-            if sheet.queue:
-                whole["attributes"] = {"system": {"scheduler": {"queue": sheet.queue}}}
-        return dumps(whole) + "\n"
+            document["scheduling"] = jgf_of(*((each.picks, each.usage) for each in (*picked.earlier, picked)))
+            if picked.queue:
+                document["attributes"] = {"system": {"scheduler": {"queue": picked.queue}}}
+        return dumps(document) + "\n"
 
 
 def _line(pick: Pick, mode: str) -> str:

@@ -1,4 +1,4 @@
-"""JGF: the picks as a graph in JSON. What equals its default is left out."""
+"""Writes picks as a graph in JGF. Fields with their default value are omitted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock.fluxion.writers.json_text import Json
 __all__ = ["FilterUsage", "jgf_of"]
 
 
-FilterUsage = Mapping[int, Mapping[str, str]]  # use of filter types below a vertex, by its index
+FilterUsage = Mapping[int, Mapping[str, str]]  # by vertex index: usage of each filter type below the vertex
 
 
-def jgf_of(*parts: tuple[tuple[Pick, ...], FilterUsage]) -> Json:
-    """One graph of several sets, one after the other."""
+def jgf_of(*sets: tuple[tuple[Pick, ...], FilterUsage]) -> Json:
+    """One graph that lists several sets one after the other."""
     nodes: list[Json] = []
     edges: list[Json] = []
-    for picks, usage in parts:
+    for picks, usage in sets:
         shown = {pick.vertex.index for pick in picks}
         for pick in picks:
             vertex = pick.vertex

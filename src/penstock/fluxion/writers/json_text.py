@@ -1,4 +1,4 @@
-"""JSON as jansson writes it, so that scripts that compare bytes see no difference."""
+"""JSON text in the layout of jansson, Fluxion's JSON library, for scripts that compare output bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R_lite: nodes with the same cores and gpus as one group of ranks."""
+"""R_lite: groups the ranks of nodes with the same core and gpu ids."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from penstock.engine.walker import CONSTRAINED_TYPES
 from penstock.fluxion.writers.json_text import Json, dumps
 from penstock.model.hostlist import encode_hostlist
 
-__all__ = ["Lite", "rlite_of"]
+__all__ = ["RLite", "rlite_of"]
 
 _CHILD_TYPES = ("core", "gpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Lite:
+class RLite:
     groups: list[Json]
     nodelist: str
     properties: dict[str, str]
 
 
-def rlite_of(picks: tuple[Pick, ...]) -> Lite:
-    """Picks come children first, so what has gathered when a node comes is that node's."""
+def rlite_of(picks: tuple[Pick, ...]) -> RLite:
+    """Picks are ordered children first: the cores and gpus before a node belong to that node."""
     gathered: dict[str, list[int]] = {}
     groups: dict[str, list[Vertex]] = {}
     children_of: dict[str, dict[str, str]] = {}
@@ -33,7 +33,7 @@ def rlite_of(picks: tuple[Pick, ...]) -> Lite:
         if vertex.type in _CHILD_TYPES:
             gathered.setdefault(vertex.type, []).append(vertex.id)
         elif vertex.type in CONSTRAINED_TYPES and gathered:
-            children = {kind: _ids(gathered[kind]) for kind in _CHILD_TYPES if kind in gathered}
+            children = {name: _ids(gathered[name]) for name in _CHILD_TYPES if name in gathered}
             key = dumps(children)
             children_of[key] = children
             groups.setdefault(key, []).append(vertex)
@@ -43,7 +43,7 @@ def rlite_of(picks: tuple[Pick, ...]) -> Lite:
         {"rank": _ids(node.rank for node in groups[key]), "children": children_of[key]}
         for key in sorted(groups)
     ]
-    return Lite(lite, encode_hostlist(node.name for node in nodes), _properties(nodes))
+    return RLite(lite, encode_hostlist(node.name for node in nodes), _properties(nodes))
 
 
 def _properties(nodes: list[Vertex]) -> dict[str, str]:
@@ -55,7 +55,7 @@ def _properties(nodes: list[Vertex]) -> dict[str, str]:
 
 
 def _ids(ids: Iterable[int]) -> str:
-    """Runs of ids, each told once (two sockets can each have a core 0). Ranks can be -1."""
+    """An idset without duplicates (two sockets can each have a core 0). Ranks can be -1."""
     runs: list[tuple[int, int]] = []
     for number in sorted(set(ids)):
         if runs and number == runs[-1][1] + 1:
