@@ -8,8 +8,8 @@ import pytest
 
 from builders import asks, at, jgf, placed, want
 from penstock.engine import Allocation, AllocationKind, Engine, Graph, VertexSpec, cluster_of, slot_request
-from penstock.engine.find import find, parse_expression
 from penstock.engine.graph_updates import set_property
+from penstock.fluxion.find import find, parse_expression
 from penstock.fluxion.readers.jgf import marks_in_jgf, read_jgf
 from penstock.fluxion.writers import FORMATS, writer_of
 from penstock.fluxion.writers.formats import PickedSet

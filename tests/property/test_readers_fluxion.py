@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine import Engine, Graph, MatchOp, cluster_of, parse_policy, slot_request
-from penstock.engine.find import find, parse_expression
 from penstock.errors import BadRequest
+from penstock.fluxion.find import find, parse_expression
 from penstock.fluxion.readers.grug import read_grug
 from penstock.fluxion.readers.jgf import attach_jgf, marks_in_jgf, read_jgf
 from penstock.fluxion.readers.rv1exec import marks_in_rset, ranks_in_rset, read_rv1exec

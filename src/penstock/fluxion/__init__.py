@@ -7,6 +7,7 @@ what Fluxion does around it:
 * `readers` and `writers`: Fluxion's graph and resource-set formats (GRUG, JGF, R version 1, R_lite).
 * `order` and `sort`: the order in which Fluxion visits children and leaves equal candidates, plugged into the
   engine through its `SearchOrder` protocol.
+* `find`: the expression language of the `find` command.
 * `checks`: the preliminary checks that decide how Fluxion words a refusal.
 * `options`, `session` and the `*_commands` modules: the command line, the prompt and its commands.
 

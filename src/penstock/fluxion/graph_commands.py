@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.engine import graph_updates
-from penstock.engine.find import find, parse_expression, usage_below
 from penstock.engine.graph import Vertex
 from penstock.errors import BadRequest
 from penstock.fluxion.attach import attach
 from penstock.fluxion.checks import NOW
+from penstock.fluxion.find import find, parse_expression, usage_below
 from penstock.fluxion.session_state import RULE, SessionState
 from penstock.fluxion.writers.formats import PickedSet
 from penstock.model.idset import parse_idset

@@ -6,8 +6,8 @@ import pytest
 
 from builders import asks, at, on, short, sockets_of, want
 from penstock.engine import Engine, MatchOp, slot_request
-from penstock.engine.find import BadExpression, find, parse_expression
 from penstock.engine.graph_updates import set_property, set_status
+from penstock.fluxion.find import BadExpression, find, parse_expression
 
 
 def backend() -> Engine:
