@@ -1,10 +1,10 @@
-"""Named places at which a process can be made to die, so that tests can ask: what if we die here?
+"""Failpoints: named points at which a test can kill the process, to check recovery from a crash there.
 
-Every transaction, every kind of intent and every file that must survive registers a point before and one
-after. Nothing happens there unless a test armed a point: in-process with `armed`, or in a child process by
-`PENSTOCK_FAILPOINTS=name[:nth][,name...]`, which kills the process with SIGKILL at the nth time. With
-`PENSTOCK_FAILPOINTS=@DIR` a point is armed by a file of its name in that directory, at any time and for
-whichever process passes there first: that one takes the file away and dies.
+Every transaction, every type of intent and every durable file registers a point before and a point after. A
+point has no effect unless a test arms it: in-process with `armed`, or in a child process with
+`PENSTOCK_FAILPOINTS=name[:nth][,name...]`, which sends SIGKILL at the nth pass. With
+`PENSTOCK_FAILPOINTS=@DIR` a file in DIR with the name of a point arms that point at any time; the first
+process that reaches the point removes the file and dies.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from typing import Final
 
 __all__ = ["REGISTRY", "Crash", "armed", "reach", "register"]
 
-REGISTRY: Final[dict[str, str]] = {}  # name -> what it stands for
+REGISTRY: Final[dict[str, str]] = {}  # name -> description
 
 
 class Crash(BaseException):
-    """A simulated death. Not an `Exception`: nothing may catch it and go on."""
+    """A simulated crash. Derives from `BaseException`, so that no handler continues after it."""
 
 
 _hook: Callable[[str], None] | None = None
 
 
 def register(name: str, about: str) -> str:
-    """Makes a point known; returns its name."""
+    """Registers a point; returns its name."""
     REGISTRY[name] = about
     return name
 
 
 def reach(name: str) -> None:
-    """Passes a point. Almost always this does nothing."""
+    """Passes a point; does nothing unless the point is armed."""
     if _hook is not None:
         _hook(name)
 
 
 @contextmanager
 def armed(hook: Callable[[str], None]) -> Iterator[None]:
-    """Calls `hook` at every point inside the block; it may raise `Crash`."""
+    """Calls `hook` at every point that is reached inside the block; it may raise `Crash`."""
     global _hook
     before, _hook = _hook, hook
     try:
@@ -50,32 +50,32 @@ def armed(hook: Callable[[str], None]) -> Iterator[None]:
         _hook = before
 
 
-def _arm_from(text: str) -> Callable[[str], None]:
-    left: dict[str, int] = {}
+def _kill_at(text: str) -> Callable[[str], None]:
+    remaining: dict[str, int] = {}
     for part in text.split(","):
         name, _, nth = part.strip().partition(":")
-        left[name] = int(nth or 1)
+        remaining[name] = int(nth or 1)
 
-    def die(name: str) -> None:
-        if name in left:
-            left[name] -= 1
-            if left[name] == 0:
+    def kill(name: str) -> None:
+        if name in remaining:
+            remaining[name] -= 1
+            if remaining[name] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    return die
+    return kill
 
 
-def _arm_by_files(directory: str) -> Callable[[str], None]:
-    def die(name: str) -> None:
+def _kill_by_files(directory: str) -> Callable[[str], None]:
+    def kill(name: str) -> None:
         try:
             os.unlink(f"{directory}/{name}")
         except OSError:
             return
         os.kill(os.getpid(), signal.SIGKILL)
 
-    return die
+    return kill
 
 
-_armed_by = os.environ.get("PENSTOCK_FAILPOINTS", "")
-if _armed_by:
-    _hook = _arm_by_files(_armed_by[1:]) if _armed_by.startswith("@") else _arm_from(_armed_by)
+_setting = os.environ.get("PENSTOCK_FAILPOINTS", "")
+if _setting:
+    _hook = _kill_by_files(_setting[1:]) if _setting.startswith("@") else _kill_at(_setting)

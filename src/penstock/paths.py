@@ -1,9 +1,9 @@
-"""Where an instance keeps its things: a state directory that lasts, a runtime directory for sockets.
+"""Paths of an instance: a durable state directory, and a runtime directory for sockets.
 
-The state directory names the instance: `--state DIR`, else `PENSTOCK_STATE`, else the user's default. The
-runtime directory follows from it, so that every command finds the socket without asking anybody. It is
-short, because a socket's path may have 107 bytes, and nobody but the owner gets in. Directories are only
-ever made or changed below these two; nothing else is touched.
+The state directory identifies the instance: `--state DIR`, else `PENSTOCK_STATE`, else the user's default.
+The runtime directory is derived from it, so every command finds the socket without a lookup. Its path is
+short, because a socket path is limited to 107 bytes, and only the owner can access it. Penstock creates and
+changes directories below these two only.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class InstancePaths:
 
     @property
     def identity(self) -> Path:
-        """Which instance this is, and which version made it."""
+        """Identity of the instance, and the version that created it."""
         return self.state / "instance.json"
 
     @property
     def lock(self) -> Path:
-        """Held while an instance runs."""
+        """Locked while an instance runs."""
         return self.state / "instance.lock"
 
     @property
@@ -54,7 +54,7 @@ class InstancePaths:
 
     @property
     def output(self) -> Path:
-        """What jobs print, one directory a job."""
+        """Output of jobs, one directory per job."""
         return self.state / "output"
 
     @property
@@ -74,19 +74,20 @@ class InstancePaths:
 
 
 def paths_of(state: str | None, environ: Mapping[str, str]) -> InstancePaths:
-    """The places of the instance that is meant. Makes nothing."""
+    """Resolves the paths of an instance; creates nothing."""
     text = state or environ.get("PENSTOCK_STATE") or _default_state(environ)
     path = Path(os.path.abspath(Path(text).expanduser()))
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:10]
     base = environ.get("PENSTOCK_RUNTIME")
     if not base and os.getuid() != 0:
-        base = environ.get("XDG_RUNTIME_DIR")  # Root's is closed to the account that runs the database.
-    above = Path(base) / "penstock" if base else Path(f"/tmp/penstock-{os.getuid()}")
-    paths = InstancePaths(path, above / name)
+        # Root's runtime directory is closed to the account that PostgreSQL runs as.
+        base = environ.get("XDG_RUNTIME_DIR")
+    runtime_root = Path(base) / "penstock" if base else Path(f"/tmp/penstock-{os.getuid()}")
+    paths = InstancePaths(path, runtime_root / name)
     longest = os.fsencode(paths.database_socket / ".s.PGSQL.5432.lock")
     if len(longest) > SOCKET_PATH_MAX:
         raise BadRequest(
-            "the runtime directory has too long a path for a socket",
+            "the path of the runtime directory is too long for a socket",
             where="XDG_RUNTIME_DIR" if not environ.get("PENSTOCK_RUNTIME") else "PENSTOCK_RUNTIME",
             found=f"{len(longest)} bytes: {os.fsdecode(longest)}",
             expected=f"at most {SOCKET_PATH_MAX} bytes; set PENSTOCK_RUNTIME to a short directory",
@@ -102,18 +103,18 @@ def _default_state(environ: Mapping[str, str]) -> str:
 
 
 def private_mode() -> int:
-    """Of our own directories: closed; for root passable, because the database runs as somebody else."""
+    """Mode of the instance's directories. Root adds `x` for others: PostgreSQL runs as another user then."""
     return 0o711 if os.getuid() == 0 else 0o700
 
 
 def make_paths(paths: InstancePaths) -> None:
-    """Makes the directories of an instance, each ours alone."""
+    """Creates the directories of an instance, accessible to their owner only."""
     for path in (paths.state, paths.runtime.parent, paths.runtime):
         make_private(path, private_mode())
 
 
 def make_private(path: Path, mode: int = 0o700) -> None:
-    """Makes a directory of ours, and refuses one that belongs to somebody else or is a link."""
+    """Creates a private directory; refuses a symbolic link and a directory of another user."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -121,19 +122,21 @@ def make_private(path: Path, mode: int = 0o700) -> None:
         found = path.lstat()
     except (FileExistsError, NotADirectoryError) as error:
         raise Conflict(
-            f"{_first_file(path, error)} is not a directory; name another state directory"
+            f"{_first_file(path, error)} is not a directory; choose another state directory"
         ) from None
     except OSError as error:
-        raise Unavailable(f"cannot make {path}: {error.strerror}") from error
+        raise Unavailable(f"cannot create the directory {path}: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode):
-        raise Conflict(f"{path} is not a directory; remove it, or name another state directory")
+        raise Conflict(f"{path} is not a directory; remove it, or choose another state directory")
     if found.st_uid != os.getuid():
-        raise Conflict(f"{path} belongs to user {found.st_uid}, not to us; nothing is kept there")
+        raise Conflict(
+            f"{path} belongs to user {found.st_uid}, not to user {os.getuid()}; choose another directory"
+        )
     if stat.S_IMODE(found.st_mode) != mode:
         path.chmod(mode)
 
 
 def _first_file(path: Path, error: OSError) -> Path:
-    """What stands in the way of a directory."""
-    above = (one for one in reversed(path.parents) if one.exists() and not one.is_dir())
-    return next(above, Path(str(error.filename)))
+    """Returns the file that prevents the creation of a directory."""
+    files = (parent for parent in reversed(path.parents) if parent.exists() and not parent.is_dir())
+    return next(files, Path(str(error.filename)))

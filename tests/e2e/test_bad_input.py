@@ -218,7 +218,7 @@ def test_a_directory_of_somebody_else_is_left_alone(place: Place) -> None:
     place.state.mkdir(mode=0o755)
     os.chown(place.state, 65534, 65534)
     told = place.refused("start", code=1)
-    assert f"{place.state} belongs to user 65534, not to us" in told
+    assert f"{place.state} belongs to user 65534, not to user 0" in told
     assert list(place.state.iterdir()) == []
     assert place.state.stat().st_mode & 0o777 == 0o755
 
@@ -238,7 +238,7 @@ def test_a_directory_that_the_database_cannot_reach_is_named(place: Place) -> No
 def test_a_runtime_directory_with_too_long_a_path_is_refused(place: Place) -> None:
     deep = f"/tmp/{'d' * 100}"
     told = place.refused("start", code=2, PENSTOCK_RUNTIME=deep)
-    assert "PENSTOCK_RUNTIME: the runtime directory has too long a path for a socket" in told
+    assert "PENSTOCK_RUNTIME: the path of the runtime directory is too long for a socket" in told
     assert "at most 107 bytes; set PENSTOCK_RUNTIME to a short directory" in told
     assert not place.state.exists()
     assert not Path(deep).exists()
