@@ -227,7 +227,7 @@ def test_a_directory_of_somebody_else_is_left_alone(place: Place) -> None:
 def test_a_directory_that_the_database_cannot_reach_is_named(place: Place) -> None:
     place.above.chmod(0o700)
     told = place.refused("start", code=1)
-    assert f"{place.above} is closed for the account 'nobody'" in told
+    assert f"{place.above} is not accessible to the account 'nobody'" in told
     assert f"chmod o+x {place.above}" in told
     place.above.chmod(0o755)
 
@@ -343,7 +343,7 @@ def test_a_database_that_is_away_is_waited_for_with_one_clear_message(place: Pla
         assert process.stderr is not None
         told = process.stderr.readline()
         assert told.startswith("penstock: not ready yet: the database ")
-        assert told.endswith("; trying again until it does\n")
+        assert told.endswith("127.0.0.1 (database penstock) answers: check that PostgreSQL runs there\n")
         assert str(known["password"]) not in told
         status = place.call("status")
         assert status.returncode == 1

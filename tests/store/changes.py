@@ -1,4 +1,4 @@
-"""Builders of changes, short enough to read a test by."""
+"""Builders of changes with defaults for everything that a test does not care about."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from penstock.sched.records import (
 )
 from penstock.store.port import Store
 
-__all__ = ["EVERYTHING", "ended", "line", "live", "new", "opened", "whole_life"]
+__all__ = ["EVERYTHING", "ended", "event", "job_lifecycle", "live", "new", "opened"]
 
 
 def new(job: int, *, key: str = "", seen_at: float = 100.0, name: str = "sleep", **spec: object) -> JobNew:
-    return JobNew(job, "ada", name, seen_at, spec, f"world/{job}", key)
+    return JobNew(job, "ada", name, seen_at, spec, f"workload/{job}", key)
 
 
-def line(job: int, number: int, name: str = "memo", **context: object) -> JobLogged:
+def event(job: int, number: int, name: str = "memo", **context: object) -> JobLogged:
     return JobLogged(job, number, JobEvent(100.5 + number, name, context))
 
 
@@ -42,19 +42,19 @@ def ended(job: int, at: float = 200.0, result: str = "COMPLETED", queue: str = "
     return JobLive(job, JobState.INACTIVE, queue, 16, 20, result, 0, at - 10, at, {})
 
 
-# One of every kind, with values that need escaping on their way.
+# One change of every type, with values that need escaping in COPY and JSON.
 EVERYTHING: tuple[Change, ...] = (
     new(1, key="k1", command=["echo", 'a\tb\n"\\N"'], env={"ä": None, "x": 1.5}),
     new(2, key="k1", depends_on=[1, 3]),
     JobNew(3, "b\\ob\t", "na\nme \\.", 99.25, {}),
-    line(1, 0, "submit", note="tab\tline\nback\\slash 漢"),
-    line(1, 1, "vali\\date"),
+    event(1, 0, "submit", note="tab\tline\nback\\slash 漢"),
+    event(1, 1, "vali\\date"),
     live(1, JobState.DEPEND, why={"a": [1, 2, {"b": None}]}),
     live(1, JobState.RUN, queue="q\t\\"),
     ended(3),
     AllocationNew(1, 0, 100, 200, {"R": [1, 2]}),
     AllocationNew(1, 1, 150, None, {}),
-    IntentNew(7, 1, "place", {"seats": [["m", 0]]}),
+    IntentNew(7, 1, "place", {"members": ["m"]}),
     IntentNew(8, 2, "end", {}),
     NodeNew("n1", 1),
     NodeNew("n0", 0),
@@ -65,8 +65,8 @@ EVERYTHING: tuple[Change, ...] = (
 )
 
 
-def whole_life(job: int) -> list[Change]:
-    """Eleven lines, three states, an allocation and an intent: a job that ran without trouble."""
+def job_lifecycle(job: int) -> list[Change]:
+    """The changes of a job that ran to completion: eleven events, three states, an allocation, an intent."""
     names = (
         "submit",
         "validate",
@@ -79,16 +79,18 @@ def whole_life(job: int) -> list[Change]:
         "release",
         "free",
     )
-    lines: list[Change] = [line(job, number, name, status=0) for number, name in enumerate((*names, "clean"))]
+    events: list[Change] = [
+        event(job, number, name, status=0) for number, name in enumerate((*names, "clean"))
+    ]
     return [
         new(job, key=f"key{job}", command=["sleep", "1"], cores=4),
-        *lines[:4],
+        *events[:4],
         live(job, JobState.SCHED),
-        *lines[4:6],
+        *events[4:6],
         AllocationNew(job, 0, 100, 200, {"R_lite": [{"rank": "0", "children": {"core": "0-3"}}]}),
-        IntentNew(job, job, "place", {"seats": [["m", 0, "n0"]]}),
+        IntentNew(job, job, "place", {"members": ["m"]}),
         live(job, JobState.RUN, nodes="n0"),
-        *lines[6:],
+        *events[6:],
         IntentDone(job),
         AllocationGone(job, 200.0),
         ended(job),
@@ -97,9 +99,9 @@ def whole_life(job: int) -> list[Change]:
 
 
 @asynccontextmanager
-async def opened(*controllers: Callable[[], Store]) -> AsyncIterator[list[Store]]:
-    """Open stores, closed afterwards."""
-    stores = [make() for make in controllers]
+async def opened(*factories: Callable[[], Store]) -> AsyncIterator[list[Store]]:
+    """Opens a store per factory, and closes them afterwards."""
+    stores = [make() for make in factories]
     try:
         for store in stores:
             await store.open()

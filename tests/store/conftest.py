@@ -1,4 +1,4 @@
-"""One embedded server for all tests of a worker; each test has a database of its own."""
+"""One embedded server per test worker; each test has its own database."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def mortal_server() -> Iterator[Server]:
 
 @pytest.fixture
 def mortal(mortal_server: Server) -> Server:
-    """A server that tests may stop and kill; it runs when a test begins."""
+    """A server that a test may stop and kill; it runs when the test starts."""
     mortal_server.embedded.start()
     return mortal_server
 
 
 @pytest.fixture(params=["memory", "postgres"])
 def instance(request: pytest.FixtureRequest) -> Instances:
-    """Makes stores that all remember the same things, as several instances on one database would."""
+    """A factory of stores that share their state, like several instances on one database."""
     if request.param == "memory":
         tables = MemoryTables()
         return lambda: MemoryStore(tables)

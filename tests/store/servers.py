@@ -1,4 +1,4 @@
-"""PostgreSQL servers for tests, each below a directory that the lent account can reach."""
+"""PostgreSQL servers for tests, each below a directory that the account `nobody` can reach."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 from penstock.paths import InstancePaths
 from penstock.store.embedded import EmbeddedPostgres
 
-__all__ = ["Server", "fresh_database", "kill_server", "own_places", "started_server", "wait_until"]
+__all__ = ["Server", "fresh_database", "kill_server", "started_server", "temporary_paths", "wait_until"]
 
 _numbers = itertools.count(1)
 
@@ -32,29 +32,29 @@ class Server:
 
 
 @contextmanager
-def own_places() -> Iterator[InstancePaths]:
-    """Places of an instance of its own, removed afterwards. pytest's directories are closed for `nobody`."""
-    above = Path(tempfile.mkdtemp(prefix="penstock-"))
-    above.chmod(0o711)
+def temporary_paths() -> Iterator[InstancePaths]:
+    """Paths of a temporary instance, removed afterwards. `nobody` has no access to pytest's directories."""
+    root = Path(tempfile.mkdtemp(prefix="penstock-"))
+    root.chmod(0o711)
     try:
-        yield InstancePaths(above / "state", above / "run")
+        yield InstancePaths(root / "state", root / "run")
     finally:
-        shutil.rmtree(above, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
 
 
 @contextmanager
 def started_server() -> Iterator[Server]:
-    """A server of its own, ended and removed afterwards."""
-    with own_places() as paths:
+    """A temporary server, stopped and removed afterwards."""
+    with temporary_paths() as paths:
         embedded = EmbeddedPostgres(paths)
         try:
             yield Server(paths, embedded, embedded.start())
         finally:
-            _drop(embedded)
+            _discard(embedded)
 
 
-def _drop(embedded: EmbeddedPostgres) -> None:
-    """Ends a server whose data nobody needs: writing them down in order takes seconds."""
+def _discard(embedded: EmbeddedPostgres) -> None:
+    """Ends a server without a checkpoint, which would take seconds; its data are not needed."""
     pid = embedded.pid()
     if pid is not None:
         os.kill(pid, signal.SIGQUIT)
@@ -62,7 +62,7 @@ def _drop(embedded: EmbeddedPostgres) -> None:
 
 
 def fresh_database(server: Server) -> str:
-    """An empty database on the server; returns how to connect to it."""
+    """Creates an empty database on the server; returns the connection string."""
     name = f"test_{os.getpid()}_{next(_numbers)}"
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}".encode())
@@ -77,8 +77,8 @@ def kill_server(server: Server) -> None:
     wait_until(lambda: server.embedded.pid() is None)
 
 
-def wait_until(holds: Callable[[], bool], limit_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
     deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition does not hold after {limit_s} s"
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The embedded server: made, found, ended, made again after a death, and refused when it is not ours."""
+"""The embedded server: creation, reuse, shutdown, recovery after a crash, and refusal of foreign data."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from servers import Server, kill_server, own_places, wait_until
+from servers import Server, kill_server, temporary_paths, wait_until
 
 from penstock.errors import Conflict, Unavailable
 from penstock.paths import InstancePaths
 from penstock.store import embedded as module
-from penstock.store.binaries import programs_in_place
+from penstock.store.binaries import bundled_binaries
 from penstock.store.embedded import EmbeddedPostgres
-from penstock.store.os_account import Account, require_passage
+from penstock.store.os_account import OsAccount, require_search_permission
 
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root lends an account")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root runs PostgreSQL as another account")
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_it_is_made_once_found_again_and_ended_in_order() -> None:
-    with own_places() as paths:
+def test_start_creates_the_server_once_and_reuses_it_until_stop() -> None:
+    with temporary_paths() as paths:
         server = EmbeddedPostgres(paths)
         assert (server.pid(), server.is_running()) == (None, False)
         url = server.start()
@@ -52,7 +52,7 @@ def test_it_is_made_once_found_again_and_ended_in_order() -> None:
         server.stop()
 
 
-def test_it_outlives_its_owner_and_a_signal_from_the_terminal(mortal: Server) -> None:
+def test_the_server_survives_its_starter_and_a_signal_from_the_terminal(mortal: Server) -> None:
     code = (
         "import sys; from pathlib import Path; from penstock.paths import InstancePaths;"
         "from penstock.store.embedded import EmbeddedPostgres;"
@@ -78,7 +78,7 @@ def test_it_outlives_its_owner_and_a_signal_from_the_terminal(mortal: Server) ->
     assert mortal.embedded.pid() == pid
 
 
-def test_it_comes_back_with_its_data_after_it_was_killed(mortal: Server) -> None:
+def test_the_data_survive_a_kill_of_the_server(mortal: Server) -> None:
     with psycopg.connect(mortal.url, autocommit=True) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 1 AS a")
     kill_server(mortal)
@@ -87,7 +87,7 @@ def test_it_comes_back_with_its_data_after_it_was_killed(mortal: Server) -> None
         assert connection.execute("SELECT a FROM kept").fetchone() == (1,)
 
 
-def test_several_that_start_at_once_get_the_same_server(mortal: Server) -> None:
+def test_concurrent_starts_get_the_same_server(mortal: Server) -> None:
     mortal.embedded.stop()
     urls: list[str] = []
     threads = [
@@ -100,14 +100,14 @@ def test_several_that_start_at_once_get_the_same_server(mortal: Server) -> None:
     assert urls == [mortal.url] * 3
 
 
-def test_a_server_that_answers_elsewhere_is_found_where_it_is(mortal: Server) -> None:
+def test_a_server_with_another_socket_directory_is_found(mortal: Server) -> None:
     moved = InstancePaths(mortal.paths.state, mortal.paths.runtime.with_name("other"))
     url = EmbeddedPostgres(moved).start()
     assert conninfo_to_dict(url)["host"] == str(mortal.paths.database_socket)
 
 
-def test_data_that_were_made_only_half_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with own_places() as paths:
+def test_an_interrupted_initdb_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    with temporary_paths() as paths:
         server = EmbeddedPostgres(paths)
 
         def die(*_: object) -> None:
@@ -130,10 +130,12 @@ def test_data_that_were_made_only_half_are_made_again(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("version", "words"), [("16", "made by PostgreSQL 16"), (None, "holds no data of PostgreSQL")]
+    ("version", "words"), [("16", "created by PostgreSQL 16"), (None, "is not a PostgreSQL data directory")]
 )
-def test_data_of_another_version_or_of_somebody_else_are_left_alone(version: str | None, words: str) -> None:
-    with own_places() as paths:
+def test_a_data_directory_of_another_version_or_program_is_refused_unchanged(
+    version: str | None, words: str
+) -> None:
+    with temporary_paths() as paths:
         paths.database.mkdir(parents=True)
         (paths.database / "mine").touch()
         if version:
@@ -143,23 +145,23 @@ def test_data_of_another_version_or_of_somebody_else_are_left_alone(version: str
         assert (paths.database / "mine").exists()
 
 
-def test_a_lost_password_is_named(mortal: Server) -> None:
+def test_a_missing_or_wrong_password_file_is_named(mortal: Server) -> None:
     file = mortal.paths.state / "db-password"
     kept = file.read_text()
     file.unlink()
     try:
-        with pytest.raises(Conflict, match="db-password is gone"):
+        with pytest.raises(Conflict, match="db-password is missing"):
             mortal.embedded.start()
         file.write_text("wrong")
-        with pytest.raises(Conflict, match="is not that of"):
+        with pytest.raises(Conflict, match="does not match"):
             mortal.embedded.start()
     finally:
         file.write_text(kept)
         file.chmod(0o600)
 
 
-def test_a_full_disk_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    with own_places() as paths:
+def test_a_full_disk_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    with temporary_paths() as paths:
         server = EmbeddedPostgres(paths)
         full = subprocess.CompletedProcess([], 1, "initdb: error: could not write: No space left on device\n")
         monkeypatch.setattr(server, "_run", lambda *_: full)
@@ -168,7 +170,9 @@ def test_a_full_disk_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not (paths.state / "db.new").exists()
 
 
-def test_a_long_log_is_cut_and_the_server_writes_on(mortal: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_truncated_while_the_server_writes(
+    mortal: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = mortal.paths.state / "db.log"
     monkeypatch.setattr(module, "_LOG_MAX_BYTES", 100)
     monkeypatch.setattr(module, "_LOG_KEPT_BYTES", 50)
@@ -183,17 +187,17 @@ def test_a_long_log_is_cut_and_the_server_writes_on(mortal: Server, monkeypatch:
 
 
 @needs_root
-def test_a_directory_that_the_lent_account_cannot_pass_is_named() -> None:
-    with own_places() as paths:
+def test_a_directory_that_the_postgres_account_cannot_search_is_named() -> None:
+    with temporary_paths() as paths:
         closed = paths.state.parent
         closed.chmod(0o700)
-        with pytest.raises(Conflict, match=f"{closed} is closed for the account 'nobody'"):
+        with pytest.raises(Conflict, match=f"{closed} is not accessible to the account 'nobody'"):
             EmbeddedPostgres(paths).start()
         assert mode(closed) == 0o700
 
 
 @pytest.mark.parametrize(
-    ("bits", "is_owner", "is_group", "passes"),
+    ("bits", "is_owner", "is_group", "may_search"),
     [
         (0o100, True, False, True),
         (0o011, True, True, False),
@@ -203,38 +207,38 @@ def test_a_directory_that_the_lent_account_cannot_pass_is_named() -> None:
         (0o110, False, False, False),
     ],
 )
-def test_passage_is_judged_by_owner_then_group_then_others(
-    bits: int, is_owner: bool, is_group: bool, passes: bool
+def test_search_permission_follows_owner_then_group_then_others(
+    bits: int, is_owner: bool, is_group: bool, may_search: bool
 ) -> None:
-    with own_places() as paths:
-        above = paths.state.parent
-        found = above.stat()
-        account = Account(found.st_uid if is_owner else 4711, found.st_gid if is_group else 4711, "x", True)
-        above.chmod(bits)
-        if passes:
-            require_passage(above, account)
+    with temporary_paths() as paths:
+        root = paths.state.parent
+        found = root.stat()
+        account = OsAccount(found.st_uid if is_owner else 4711, found.st_gid if is_group else 4711, "x", True)
+        root.chmod(bits)
+        if may_search:
+            require_search_permission(root, account)
         else:
-            with pytest.raises(Conflict, match=str(above)):
-                require_passage(above, account)
-        above.chmod(0o700)
+            with pytest.raises(Conflict, match=str(root)):
+                require_search_permission(root, account)
+        root.chmod(0o700)
 
 
 @needs_root
-def test_an_ordinary_user_runs_the_programs_where_they_are() -> None:
-    # Python itself may lie below a closed directory, so the process changes its user once it has loaded all.
+def test_an_ordinary_user_runs_the_programs_of_the_wheel() -> None:
+    # Python itself may be below a closed directory, so the process changes its user after the imports.
     code = (
         "import os, sys; from pathlib import Path; from penstock.paths import InstancePaths;"
         "from penstock.store.embedded import EmbeddedPostgres;"
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534); above = Path(sys.argv[1]);"
-        "server = EmbeddedPostgres(InstancePaths(above / 'state', above / 'run'));"
-        "server.start(); print(server.is_running(), sorted(os.listdir(above / 'state'))); server.stop()"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534); root = Path(sys.argv[1]);"
+        "server = EmbeddedPostgres(InstancePaths(root / 'state', root / 'run'));"
+        "server.start(); print(server.is_running(), sorted(os.listdir(root / 'state'))); server.stop()"
     )
-    for directory in (programs := programs_in_place(), *programs.parents):
+    for directory in (binaries := bundled_binaries(), *binaries.parents):
         if not directory.stat().st_mode & 0o001:
-            pytest.skip(f"{directory} is closed for others")
-    with own_places() as paths:
-        above = paths.state.parent
-        os.chown(above, 65534, 65534)
-        command = [sys.executable, "-c", code, above]
+            pytest.skip(f"{directory} is closed to others")
+    with temporary_paths() as paths:
+        root = paths.state.parent
+        os.chown(root, 65534, 65534)
+        command = [sys.executable, "-c", code, root]
         done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
         assert done.stdout == "True ['db', 'db-password', 'db.lock', 'db.log']\n", done.stderr

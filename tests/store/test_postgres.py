@@ -1,4 +1,4 @@
-"""What only PostgreSQL can get wrong: outages, migrations, statements that somebody else types."""
+"""Behaviour that is specific to PostgreSQL: outages, migrations, and statements that a person types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import psycopg
 import pytest
-from changes import line, live, new, opened, whole_life
+from changes import event, job_lifecycle, live, new, opened
 from psycopg.conninfo import make_conninfo
 from servers import Server, fresh_database, kill_server
 
@@ -14,10 +14,10 @@ from penstock.errors import BadRequest, Conflict, Corrupt, Unavailable
 from penstock.failpoints import Crash, armed
 from penstock.model.job import JobState
 from penstock.sched.records import AllocationGone, AllocationNew, SlotsFreed
-from penstock.store.batch import arrange
+from penstock.store.batch import build_batch
 from penstock.store.factory import open_store
 from penstock.store.migrate import migrate, schema_version
-from penstock.store.pg_errors import Away, explained
+from penstock.store.pg_errors import DatabaseUnavailable, classify_error
 from penstock.store.port import JobFilter, Retention
 from penstock.store.postgres import PostgresStore
 from penstock.store.queries import MIGRATIONS, QUERIES, Migration, parse_queries
@@ -32,11 +32,11 @@ async def connected(url: str) -> psycopg.AsyncConnection[tuple[object, ...]]:
     return await psycopg.AsyncConnection.connect(url, autocommit=True)
 
 
-def test_lines_of_a_log_cannot_be_changed_or_removed_by_hand(url: str) -> None:
-    async def work() -> None:
+def test_events_cannot_be_changed_or_deleted_by_hand(url: str) -> None:
+    async def scenario() -> None:
         async with opened(lambda: PostgresStore(url)) as (store,):
             epoch, _ = await store.take_over(1.0)
-            await store.record(epoch, [new(1), line(1, 0), live(1)])
+            await store.record(epoch, [new(1), event(1, 0), live(1)])
             async with await connected(url) as connection:
                 for statement in (
                     b"UPDATE job_events SET name = 'other'",
@@ -49,30 +49,30 @@ def test_lines_of_a_log_cannot_be_changed_or_removed_by_hand(url: str) -> None:
                         await connection.execute(statement)
             assert len(await store.log(1)) == 1
 
-    asyncio.run(work())
+    asyncio.run(scenario())
 
 
-def test_instances_that_start_at_once_migrate_once(url: str) -> None:
-    async def work() -> None:
+def test_instances_that_start_concurrently_migrate_once(url: str) -> None:
+    async def scenario() -> None:
         connections = [await connected(url) for _ in range(4)]
-        brought = await asyncio.gather(*(migrate(connection) for connection in connections))
-        versions = [one.version for one in MIGRATIONS]
-        assert sorted(version for one in brought for version in one) == versions
+        completed = await asyncio.gather(*(migrate(connection) for connection in connections))
+        versions = [migration.version for migration in MIGRATIONS]
+        assert sorted(version for by_instance in completed for version in by_instance) == versions
         assert await schema_version(connections[0]) == versions[-1]
         for connection in connections:
             await connection.close()
 
-    asyncio.run(work())
+    asyncio.run(scenario())
 
 
-def test_a_migration_that_fails_or_dies_leaves_no_trace(url: str) -> None:
-    def die(point: str) -> None:
+def test_a_migration_that_fails_or_crashes_changes_nothing(url: str) -> None:
+    def crash(point: str) -> None:
         if point == "store.migrate.before":
             raise Crash(point)
 
-    async def work() -> None:
+    async def scenario() -> None:
         async with await connected(url) as connection:
-            with armed(die), pytest.raises(Crash):
+            with armed(crash), pytest.raises(Crash):
                 await migrate(connection)
             assert await schema_version(connection) == 0
             last = len(MIGRATIONS)
@@ -84,23 +84,26 @@ def test_a_migration_that_fails_or_dies_leaves_no_trace(url: str) -> None:
             right = Migration(last + 1, "right", "-- Runs before the code", b"CREATE TABLE more (a int)")
             assert await migrate(connection, (*MIGRATIONS, right)) == (last + 1,)
 
-    asyncio.run(work())
+    asyncio.run(scenario())
 
 
 def test_a_newer_schema_is_refused(url: str) -> None:
-    async def work() -> None:
+    async def scenario() -> None:
         async with await connected(url) as connection:
             await migrate(connection)
             await connection.execute(b"UPDATE instance SET schema_version = 99")
         with pytest.raises(Conflict, match="schema 99"):
             await PostgresStore(url).open()
 
-    asyncio.run(work())
+    asyncio.run(scenario())
 
 
-def test_every_query_is_described_and_every_migration_says_when_it_may_run() -> None:
+def test_every_query_has_a_description_and_every_migration_states_when_it_may_run() -> None:
     assert all(query.about for query in QUERIES.values())
-    assert all("before the code" in one.about or "after the code" in one.about for one in MIGRATIONS)
+    assert all(
+        "before the code" in migration.about or "after the code" in migration.about
+        for migration in MIGRATIONS
+    )
     for wrong in ("-- name\nSELECT 1", "SELECT 1", "-- name\n-- about", "-- a\n-- b\nX\n\n-- a\n-- b\nX"):
         with pytest.raises(Corrupt):
             parse_queries(wrong)
@@ -109,33 +112,33 @@ def test_every_query_is_described_and_every_migration_says_when_it_may_run() -> 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"password": "wrong"}, "does not let us in"),
+        ({"password": "wrong"}, "rejects the login"),
         ({"dbname": "nowhere"}, "does not exist"),
-        ({"user": "nobody"}, "does not let us in"),
+        ({"user": "nobody"}, "rejects the login"),
     ],
 )
-def test_what_waiting_cannot_mend_is_said_at_once(url: str, change: dict[str, str], words: str) -> None:
+def test_a_permanent_connection_error_is_raised_at_once(url: str, change: dict[str, str], words: str) -> None:
     with pytest.raises(BadRequest, match=words):
         asyncio.run(PostgresStore(make_conninfo(url, **change)).open())
 
 
-def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(BadRequest, match="no address"):
+def test_a_malformed_address_is_refused() -> None:
+    with pytest.raises(BadRequest, match="not a PostgreSQL address"):
         asyncio.run(PostgresStore("mysql://here").open())
 
 
-def test_a_full_disk_is_told_as_such() -> None:
-    fault = explained(psycopg.errors.DiskFull("could not extend file: No space left on device"))
-    assert isinstance(fault, Unavailable)
-    assert not isinstance(fault, Away)
-    assert "disk of the database is full" in str(fault)
+def test_a_full_disk_is_reported_as_such() -> None:
+    failure = classify_error(psycopg.errors.DiskFull("could not extend file: No space left on device"))
+    assert isinstance(failure, Unavailable)
+    assert not isinstance(failure, DatabaseUnavailable)
+    assert "disk of the database is full" in str(failure)
 
 
-def test_an_outage_is_told_once_and_ends_with_a_new_epoch(mortal: Server) -> None:
-    async def work() -> None:
-        heard: list[str] = []
+def test_an_outage_is_reported_once_and_ends_with_the_next_epoch(mortal: Server) -> None:
+    async def scenario() -> None:
+        messages: list[str] = []
         url = fresh_database(mortal)
-        store = PostgresStore(url, on_away=heard.append)
+        store = PostgresStore(url, on_outage=messages.append)
         await store.open()
         epoch, _ = await store.take_over(1.0)
         await store.record(epoch, [new(1)])
@@ -150,23 +153,25 @@ def test_an_outage_is_told_once_and_ends_with_a_new_epoch(mortal: Server) -> Non
                 await store.log(1)
             with pytest.raises(Unavailable):
                 await store.prune(epoch, 1.0, Retention())
-        assert len(heard) == 1
-        assert "away" in heard[0] or "does not answer" in heard[0]
+        assert len(messages) == 1
+        assert "was lost" in messages[0] or "does not answer" in messages[0]
+        assert str(mortal.paths.database_socket) in messages[0]
+        assert "password" not in messages[0]
         waiting = asyncio.create_task(store.take_over(2.0))
         await asyncio.to_thread(mortal.embedded.start)
         later, found = await waiting
         assert [row.new.id for row in found.jobs] == [1]
-        assert len(heard) == 2
-        assert "is back" in heard[1]
+        assert len(messages) == 2
+        assert "is back" in messages[1]
         await store.record(later, [new(2)])
         assert len(await store.jobs(JobFilter())) == 2
         await store.close()
 
-    asyncio.run(work())
+    asyncio.run(scenario())
 
 
-def test_after_an_outage_only_taking_over_makes_a_store_write_again(mortal: Server) -> None:
-    async def work() -> None:
+def test_after_an_outage_only_take_over_makes_a_store_writable(mortal: Server) -> None:
+    async def scenario() -> None:
         async with opened(lambda: PostgresStore(fresh_database(mortal))) as (store,):
             epoch, _ = await store.take_over(1.0)
             await asyncio.to_thread(mortal.embedded.stop)
@@ -179,49 +184,49 @@ def test_after_an_outage_only_taking_over_makes_a_store_write_again(mortal: Serv
             later, _ = await store.take_over(2.0)
             await store.record(later, [new(1)])
 
-    asyncio.run(work())
+    asyncio.run(scenario())
 
 
-def test_opening_waits_for_a_database_that_comes_later(mortal: Server) -> None:
-    async def work() -> None:
+def test_open_waits_for_a_database_that_starts_later(mortal: Server) -> None:
+    async def scenario() -> None:
         url = fresh_database(mortal)
         await asyncio.to_thread(mortal.embedded.stop)
-        heard: list[str] = []
-        told = asyncio.Event()
+        messages: list[str] = []
+        reported = asyncio.Event()
 
-        def hear(text: str) -> None:
-            heard.append(text)
-            told.set()
+        def report(text: str) -> None:
+            messages.append(text)
+            reported.set()
 
-        store = PostgresStore(url, on_away=hear)
+        store = PostgresStore(url, on_outage=report)
         opening = asyncio.create_task(store.open())
-        await told.wait()
+        await reported.wait()
         assert not opening.done()
         await asyncio.to_thread(mortal.embedded.start)
         await opening
-        assert len(heard) == 2
+        assert len(messages) == 2
         await store.close()
 
-    asyncio.run(work())
+    asyncio.run(scenario())
 
 
-def test_our_own_server_is_started_again_when_it_was_killed(mortal: Server) -> None:
-    async def work() -> None:
-        opened = await open_store(None, mortal.paths)
-        assert opened.embedded is not None
-        epoch, _ = await opened.store.take_over(1.0)
+def test_the_embedded_server_is_restarted_after_it_was_killed(mortal: Server) -> None:
+    async def scenario() -> None:
+        handle = await open_store(None, mortal.paths)
+        assert handle.embedded is not None
+        epoch, _ = await handle.store.take_over(1.0)
         await asyncio.to_thread(kill_server, mortal)
         with pytest.raises(Unavailable):
-            await opened.store.record(epoch, [])
-        assert (await opened.store.take_over(2.0))[0] == epoch + 1
-        assert opened.embedded.is_running()
-        await opened.store.close()
+            await handle.store.record(epoch, [])
+        assert (await handle.store.take_over(2.0))[0] == epoch + 1
+        assert handle.embedded.is_running()
+        await handle.store.close()
 
-    asyncio.run(work())
+    asyncio.run(scenario())
 
 
-def test_a_cancelled_record_is_not_half_done(url: str) -> None:
-    async def work() -> None:
+def test_a_cancelled_record_is_rolled_back(url: str) -> None:
+    async def scenario() -> None:
         async with opened(lambda: PostgresStore(url)) as (store,), await connected(url) as other:
             epoch, _ = await store.take_over(1.0)
             await other.execute(b"BEGIN")
@@ -237,12 +242,12 @@ def test_a_cancelled_record_is_not_half_done(url: str) -> None:
             assert found.jobs == ()
             await store.record(later, [new(1)])
 
-    asyncio.run(work())
+    asyncio.run(scenario())
 
 
-def test_a_batch_costs_few_statements_however_many_jobs_there_are() -> None:
-    changes = [change for job in range(1, 101) for change in whole_life(job)]
-    queries = [step.query for step in arrange(changes).steps]
+def test_a_batch_needs_few_statements_independent_of_the_number_of_jobs() -> None:
+    changes = [change for job in range(1, 101) for change in job_lifecycle(job)]
+    queries = [statement.query for statement in build_batch(changes).statements]
     assert queries == [
         *(
             "insert_submissions",
@@ -253,11 +258,11 @@ def test_a_batch_costs_few_statements_however_many_jobs_there_are() -> None:
         ),
     ]
     again = [AllocationNew(1, 0, 0, 1, {}), SlotsFreed(1, (0,), 0.0), AllocationGone(1, 0.0)] * 2
-    assert len(arrange(again).steps) == 6
+    assert len(build_batch(again).statements) == 6
 
 
-def test_only_the_last_state_of_a_job_is_written() -> None:
+def test_only_the_latest_state_of_a_job_is_written() -> None:
     states = [live(1, JobState.SCHED), live(2), live(1, JobState.RUN)]
-    (step,) = arrange(states).steps
-    assert (step.query, step.expected) == ("update_jobs", 2)
-    assert '"RUN"' in step.rows
+    (statement,) = build_batch(states).statements
+    assert (statement.query, statement.expected) == ("update_jobs", 2)
+    assert '"RUN"' in statement.rows

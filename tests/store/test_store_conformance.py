@@ -1,4 +1,4 @@
-"""What every store must do, asked of both."""
+"""The contract of `Store`, checked for both implementations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from changes import EVERYTHING, ended, line, live, new, opened, whole_life
+from changes import EVERYTHING, ended, event, job_lifecycle, live, new, opened
 
 from penstock.errors import BadRequest, Corrupt
 from penstock.failpoints import REGISTRY, Crash, armed
@@ -31,20 +31,20 @@ from penstock.sched.records import (
 )
 from penstock.store.audit_rows import AuditJob, AuditMember
 from penstock.store.port import Fenced, JobFilter, Retention, Store
-from penstock.store.transactions import KEYS_KEPT_S, TRANSACTIONS
+from penstock.store.transactions import SUBMISSION_KEY_TTL_S, TRANSACTIONS
 
 Instances = Callable[[], Store]
 
-READS = {"jobs", "log", "placed"}
-LIFE = {"open", "close"}
+READS = {"jobs", "log", "placed_jobs"}
+LIFECYCLE = {"open", "close"}
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
 
 
 async def recorded_after(instance: Instances, *batches: tuple[Change, ...], now: float = 1000.0) -> Recorded:
-    """What a second instance finds after the first recorded the batches."""
+    """Returns the state that a second instance reads after the first recorded the batches."""
     async with opened(instance, instance) as (first, second):
         epoch, _ = await first.take_over(now)
         for batch in batches:
@@ -52,31 +52,31 @@ async def recorded_after(instance: Instances, *batches: tuple[Change, ...], now:
         return (await second.take_over(now))[1]
 
 
-def dies_at(name: str) -> Callable[[str], None]:
-    def die(point: str) -> None:
+def crash_at(name: str) -> Callable[[str], None]:
+    def crash(point: str) -> None:
         if point == name:
             raise Crash(name)
 
-    return die
+    return crash
 
 
-def test_an_empty_store_begins_when_it_is_first_taken_over(instance: Instances) -> None:
-    async def work() -> None:
+def test_the_first_take_over_sets_the_beginning(instance: Instances) -> None:
+    async def scenario() -> None:
         async with opened(instance) as (store,):
             assert await store.take_over(500.0) == (1, Recorded(began_at=500.0))
             assert await store.take_over(600.0) == (2, Recorded(began_at=500.0))
 
-    run(work())
+    run(scenario())
 
 
-def test_every_kind_of_change_comes_back_as_it_was_recorded(instance: Instances) -> None:
-    async def work() -> None:
+def test_every_type_of_change_is_read_back_as_recorded(instance: Instances) -> None:
+    async def scenario() -> None:
         found = await recorded_after(instance, EVERYTHING)
         assert [row.new for row in found.jobs] == list(EVERYTHING[:3])
         assert [row.live.state.value for row in found.jobs] == ["RUN", "NEW", "INACTIVE"]
         assert found.jobs[0].live == EVERYTHING[6]
-        assert [event.context for event in found.jobs[0].log] == [{"note": "tab\tline\nback\\slash 漢"}, {}]
-        assert [event.name for event in found.jobs[0].log] == ["submit", "vali\\date"]
+        assert [logged.context for logged in found.jobs[0].log] == [{"note": "tab\tline\nback\\slash 漢"}, {}]
+        assert [logged.name for logged in found.jobs[0].log] == ["submit", "vali\\date"]
         assert [row.part for row in found.allocations] == list(EVERYTHING[8:10])
         assert found.intents == EVERYTHING[10:12]
         assert found.nodes == (NodeNew("n0", 0), NodeNew("n1", 1))
@@ -86,11 +86,11 @@ def test_every_kind_of_change_comes_back_as_it_was_recorded(instance: Instances)
         assert found.highest == IdHighest(3, 8, 1)
         assert found.keys == {"k1": (1, 2)}
 
-    run(work())
+    run(scenario())
 
 
-def test_it_makes_no_difference_whether_changes_come_at_once_or_one_by_one(instance: Instances) -> None:
-    async def work() -> None:
+def test_one_batch_and_single_changes_have_the_same_effect(instance: Instances) -> None:
+    async def scenario() -> None:
         together = await recorded_after(instance, EVERYTHING)
         async with opened(instance) as (store,):
             epoch, found = await store.take_over(1000.0)
@@ -105,7 +105,7 @@ def test_it_makes_no_difference_whether_changes_come_at_once_or_one_by_one(insta
             assert [row.live.state for row in rows[:3]] == [row.live.state for row in rows[3:]]
             assert await store.log(11) == await store.log(1)
 
-    run(work())
+    run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -121,18 +121,18 @@ def test_it_makes_no_difference_whether_changes_come_at_once_or_one_by_one(insta
     ],
     ids=["requeued", "partly free", "extended", "free"],
 )
-def test_holdings_follow_the_order_of_the_changes(
+def test_allocations_follow_the_order_of_the_changes(
     instance: Instances, changes: tuple[Change, ...], left: list[tuple[int, tuple[int, ...]]]
 ) -> None:
-    async def work() -> None:
+    async def scenario() -> None:
         found = await recorded_after(instance, (new(1), *changes))
         assert [(row.part.start_s, row.freed) for row in found.allocations] == left
 
-    run(work())
+    run(scenario())
 
 
-def test_settings_keep_what_was_said_last(instance: Instances) -> None:
-    async def work() -> None:
+def test_the_last_setting_wins(instance: Instances) -> None:
+    async def scenario() -> None:
         found = await recorded_after(
             instance,
             (NodeNew("a", 0), DrainSet("a", "1", "x", 1.0), DrainGone("a"), DrainSet("a", "2", "x", 2.0)),
@@ -145,39 +145,39 @@ def test_settings_keep_what_was_said_last(instance: Instances) -> None:
         assert found.nodes == (NodeNew("a", 7),)
         assert found.highest == IdHighest(9, 5, 7)
 
-    run(work())
+    run(scenario())
 
 
 CONTRADICTIONS: dict[str, tuple[Change, ...]] = {
-    "a job twice": (new(1),),
-    "a line of no job": (line(9, 0),),
-    "a line again": (line(1, 0),),
-    "a line that skips one": (line(1, 2),),
-    "lines in a wrong order": (line(1, 1), line(1, 3)),
+    "a job created twice": (new(1),),
+    "an event of no job": (event(9, 0),),
+    "a repeated event": (event(1, 0),),
+    "an event that skips a number": (event(1, 2),),
+    "events with a gap": (event(1, 1), event(1, 3)),
     "a state of no job": (live(9),),
-    "a state before its job": (live(9), new(9)),
+    "a state before its job is created": (live(9), new(9)),
     "an allocation of no job": (AllocationNew(9, 0, 0, 1, {}),),
-    "an allocation before its job": (AllocationNew(9, 0, 0, 1, {}), new(9)),
-    "a part twice": (AllocationNew(1, 0, 0, 1, {}),),
+    "an allocation before its job is created": (AllocationNew(9, 0, 0, 1, {}), new(9)),
+    "a part allocated twice": (AllocationNew(1, 0, 0, 1, {}),),
     "a slot freed twice": (SlotsFreed(1, (3,), 1.0),),
-    "a slot freed twice at once": (SlotsFreed(1, (5, 5), 1.0),),
-    "slots of what is not held": (SlotsFreed(2, (0,), 1.0),),
-    "freeing twice": (AllocationGone(1, 1.0), AllocationGone(1, 1.0)),
-    "freeing what is not held": (AllocationGone(2, 1.0),),
-    "an intent twice": (IntentNew(1, 1, "place", {}),),
+    "a slot freed twice in one change": (SlotsFreed(1, (5, 5), 1.0),),
+    "slots freed without an allocation": (SlotsFreed(2, (0,), 1.0),),
+    "an allocation freed twice": (AllocationGone(1, 1.0), AllocationGone(1, 1.0)),
+    "freeing without an allocation": (AllocationGone(2, 1.0),),
+    "an intent created twice": (IntentNew(1, 1, "place", {}),),
     "an intent of no job": (IntentNew(5, 9, "place", {}),),
-    "an intent done twice": (IntentDone(1), IntentDone(1)),
-    "an intent done before it is": (IntentDone(6), IntentNew(6, 1, "end", {})),
-    "a node twice": (NodeNew("n0", 4),),
-    "a rank twice": (NodeNew("n9", 0),),
-    "a node forgotten that is not there": (NodeForgotten("n9"),),
+    "an intent completed twice": (IntentDone(1), IntentDone(1)),
+    "an intent completed before it is created": (IntentDone(6), IntentNew(6, 1, "end", {})),
+    "a node registered twice": (NodeNew("n0", 4),),
+    "a rank used twice": (NodeNew("n9", 0),),
+    "an unknown node removed": (NodeForgotten("n9"),),
 }
 
 
-def test_contradictions_are_refused_and_leave_no_trace(instance: Instances) -> None:
-    async def work() -> None:
+def test_contradictions_are_refused_and_change_nothing(instance: Instances) -> None:
+    async def scenario() -> None:
         base = (
-            *(new(1), new(2), line(1, 0), AllocationNew(1, 0, 0, 9, {}), SlotsFreed(1, (3,), 1.0)),
+            *(new(1), new(2), event(1, 0), AllocationNew(1, 0, 0, 9, {}), SlotsFreed(1, (3,), 1.0)),
             *(IntentNew(1, 1, "place", {}), NodeNew("n0", 0), IdHighest(2, 1, 0)),
         )
         before = await recorded_after(instance, base)
@@ -191,41 +191,41 @@ def test_contradictions_are_refused_and_leave_no_trace(instance: Instances) -> N
                 assert await store.jobs(JobFilter(ids=(50,))) == [], name
             assert (await store.take_over(1000.0))[1] == before
 
-    run(work())
+    run(scenario())
 
 
-def test_values_that_cannot_be_kept_are_refused(instance: Instances) -> None:
-    async def work() -> None:
+def test_values_that_cannot_be_stored_are_refused(instance: Instances) -> None:
+    async def scenario() -> None:
         async with opened(instance) as (store,):
             epoch, _ = await store.take_over(1.0)
-            unkept = (new(1, x=object()), new(1, x=1j), new(1, x="a\0b"), new(1, name="\0"), live(7, x="\0"))
-            for wrong in (*unkept, line(7, 0, "memo", x="\ud800"), line(7, 0, "\0")):
+            refused = (new(1, x=object()), new(1, x=1j), new(1, x="a\0b"), new(1, name="\0"), live(7, x="\0"))
+            for wrong in (*refused, event(7, 0, "memo", x="\ud800"), event(7, 0, "\0")):
                 with pytest.raises(BadRequest):
                     await store.record(epoch, [new(7), wrong])
             assert await store.jobs(JobFilter()) == []
-            kept = [new(1, x="\\u0000"), line(1, 0, "memo", x="\0")]
+            kept = [new(1, x="\\u0000"), event(1, 0, "memo", x="\0")]
             await store.record(epoch, kept)
             assert (await store.log(1))[0].context == {"x": "\0"}
 
-    run(work())
+    run(scenario())
 
 
-def test_what_was_handed_in_can_be_changed_without_changing_the_record(instance: Instances) -> None:
-    async def work() -> None:
+def test_a_later_change_of_an_argument_does_not_change_the_record(instance: Instances) -> None:
+    async def scenario() -> None:
         async with opened(instance) as (store,):
             epoch, _ = await store.take_over(1.0)
             context: dict[str, object] = {"a": [1]}
-            await store.record(epoch, [new(1, list=context), line(1, 0, "memo", inner=context)])
+            await store.record(epoch, [new(1, list=context), event(1, 0, "memo", inner=context)])
             context["a"] = 2
             (await store.log(1))[0].context.clear()
             assert (await store.log(1))[0].context == {"inner": {"a": [1]}}
             assert (await store.jobs(JobFilter()))[0].new.spec == {"list": {"a": [1]}}
 
-    run(work())
+    run(scenario())
 
 
 def test_an_older_epoch_is_fenced_and_writes_nothing(instance: Instances) -> None:
-    async def work() -> None:
+    async def scenario() -> None:
         async with opened(instance, instance) as (old, young):
             first, _ = await old.take_over(1.0)
             second, _ = await young.take_over(2.0)
@@ -239,51 +239,51 @@ def test_an_older_epoch_is_fenced_and_writes_nothing(instance: Instances) -> Non
             await young.record(second, [])
             await young.record(second, [new(1)])
 
-    run(work())
+    run(scenario())
 
 
-def test_what_is_recorded_belongs_to_the_first_cluster_that_claims_it(instance: Instances) -> None:
-    async def work() -> None:
+def test_the_state_belongs_to_the_first_cluster_that_claims_it(instance: Instances) -> None:
+    async def scenario() -> None:
         async with opened(instance, instance) as (first, second):
             assert await first.claim_cluster("one") == "one"
             assert await second.claim_cluster("two") == "one"
             epoch, _ = await first.take_over(1.0)
             assert await second.claim_cluster("one") == "one"
-            await first.record(epoch, [new(1)])  # To claim is not to take over.
+            await first.record(epoch, [new(1)])  # A claim does not begin an epoch.
 
-    run(work())
+    run(scenario())
 
 
 @pytest.mark.parametrize(("when", "kept"), [("before", "another"), ("after", "one")])
-def test_a_death_before_the_commit_of_a_claim_loses_it_and_one_after_does_not(
+def test_a_crash_before_the_commit_of_a_claim_loses_it_and_one_after_keeps_it(
     instance: Instances, when: str, kept: str
 ) -> None:
-    async def work() -> None:
+    async def scenario() -> None:
         async with opened(instance) as (store,):
-            with armed(dies_at(f"store.claim_cluster.{when}")), pytest.raises(Crash):
+            with armed(crash_at(f"store.claim_cluster.{when}")), pytest.raises(Crash):
                 await store.claim_cluster("one")
         async with opened(instance) as (store,):
             assert await store.claim_cluster("another") == kept
 
-    run(work())
+    run(scenario())
 
 
 @pytest.mark.parametrize("name", ["take_over", "record", "prune"])
-def test_a_death_before_the_commit_loses_all_and_one_after_loses_nothing(
+def test_a_crash_before_the_commit_loses_all_and_one_after_loses_nothing(
     instance: Instances, name: str
 ) -> None:
-    async def work() -> None:
+    async def scenario() -> None:
         for when, kept in (("before", False), ("after", True)):
             async with opened(instance) as (store,):
                 epoch, found = await store.take_over(1000.0)
                 job = found.highest.job + 1
-                await store.record(epoch, [new(job), ended(job, 10.0), line(job, 0), IdHighest(job, 0, 0)])
+                await store.record(epoch, [new(job), ended(job, 10.0), event(job, 0), IdHighest(job, 0, 0)])
                 attempts: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
                     "take_over": partial(store.take_over, 1000.0),
-                    "record": partial(store.record, epoch, [line(job, 1), NodeNew(when, job)]),
+                    "record": partial(store.record, epoch, [event(job, 1), NodeNew(when, job)]),
                     "prune": partial(store.prune, epoch, 1e9, Retention(age_s=1.0)),
                 }
-                with armed(dies_at(f"store.{name}.{when}")), pytest.raises(Crash):
+                with armed(crash_at(f"store.{name}.{when}")), pytest.raises(Crash):
                     await attempts[name]()
             async with opened(instance) as (store,):
                 later, found = await store.take_over(1000.0)
@@ -294,39 +294,39 @@ def test_a_death_before_the_commit_loses_all_and_one_after_loses_nothing(
                 }
                 assert happened[name] is kept
 
-    run(work())
+    run(scenario())
 
 
-def test_every_transaction_has_its_two_points_and_every_method_that_writes_is_one() -> None:
+def test_every_writing_method_is_a_transaction_with_two_failpoints() -> None:
     for name in TRANSACTIONS:
         assert {f"store.{name}.before", f"store.{name}.after"} <= REGISTRY.keys()
     methods = {name for name in vars(Store) if not name.startswith("_")}
-    assert methods - READS - LIFE == set(TRANSACTIONS) - {"migrate"}
+    assert methods - READS - LIFECYCLE == set(TRANSACTIONS) - {"migrate"}
 
 
-def test_a_key_is_known_for_some_days_even_if_its_jobs_are_forgotten(instance: Instances) -> None:
-    async def work() -> None:
+def test_a_submission_key_outlives_its_pruned_jobs_until_it_expires(instance: Instances) -> None:
+    async def scenario() -> None:
         async with opened(instance) as (store,):
             epoch, _ = await store.take_over(0.0)
             await store.record(epoch, [new(1, key="a", seen_at=10.0), new(2, key="a", seen_at=10.0), new(3)])
-            await store.record(epoch, [new(4, key="b", seen_at=KEYS_KEPT_S)])
+            await store.record(epoch, [new(4, key="b", seen_at=SUBMISSION_KEY_TTL_S)])
             await store.record(epoch, [ended(job) for job in (1, 2, 3, 4)])
             assert await store.prune(epoch, 1000.0, Retention(count=0)) == 4
             epoch, found = await store.take_over(1000.0)
             assert found.keys == {"a": (1, 2), "b": (4,)}
-            epoch, found = await store.take_over(KEYS_KEPT_S + 11.0)
+            epoch, found = await store.take_over(SUBMISSION_KEY_TTL_S + 11.0)
             assert found.keys == {"b": (4,)}
-            await store.prune(epoch, KEYS_KEPT_S + 11.0, Retention())
+            await store.prune(epoch, SUBMISSION_KEY_TTL_S + 11.0, Retention())
             assert (await store.take_over(0.0))[1].keys == {"b": (4,)}
 
-    run(work())
+    run(scenario())
 
 
-def test_forgetting_keeps_the_newest_the_awaited_and_the_highest_ids(instance: Instances) -> None:
-    async def work() -> None:
+def test_prune_keeps_the_newest_jobs_the_dependencies_and_the_highest_ids(instance: Instances) -> None:
+    async def scenario() -> None:
         async with opened(instance) as (store,):
             epoch, _ = await store.take_over(0.0)
-            await store.record(epoch, [change for job in range(1, 7) for change in (new(job), line(job, 0))])
+            await store.record(epoch, [change for job in range(1, 7) for change in (new(job), event(job, 0))])
             await store.record(epoch, [ended(job, 100.0 * job) for job in range(1, 7)])
             await store.record(
                 epoch, [new(7, depends_on=[2]), IntentNew(1, 3, "end", {}), IdHighest(7, 1, -1)]
@@ -342,10 +342,10 @@ def test_forgetting_keeps_the_newest_the_awaited_and_the_highest_ids(instance: I
             assert [row.new.id for row in found.jobs] == [2, 7]
             assert len(found.jobs[0].log) == 1
 
-    run(work())
+    run(scenario())
 
 
-FOUND: list[tuple[JobFilter, list[int]]] = [
+FILTERED: list[tuple[JobFilter, list[int]]] = [
     (JobFilter(), [4, 3, 2, 1]),
     (JobFilter(limit=2), [4, 3]),
     (JobFilter(limit=0), []),
@@ -362,42 +362,40 @@ FOUND: list[tuple[JobFilter, list[int]]] = [
 ]
 
 
-def test_a_filter_finds_what_it_names_newest_first(instance: Instances) -> None:
-    async def work() -> None:
+def test_a_filter_returns_matching_jobs_newest_first(instance: Instances) -> None:
+    async def scenario() -> None:
         async with opened(instance) as (store,):
             epoch, _ = await store.take_over(0.0)
-            await store.record(epoch, [new(1), new(2), new(3), new(4, name="other"), line(1, 0)])
+            await store.record(epoch, [new(1), new(2), new(3), new(4, name="other"), event(1, 0)])
             await store.record(
                 epoch, [live(1, JobState.RUN), ended(2, 200.0), ended(3, 300.0, "FAILED", "long")]
             )
-            for wanted, found in FOUND:
-                rows = await store.jobs(wanted)
-                assert [row.new.id for row in rows] == found, wanted
+            for job_filter, ids in FILTERED:
+                rows = await store.jobs(job_filter)
+                assert [row.new.id for row in rows] == ids, job_filter
                 assert all(row.log == () for row in rows)
 
-    run(work())
+    run(scenario())
 
 
-def test_who_has_a_place_is_told_of_active_jobs_alone(instance: Instances) -> None:
-    def assignment(key: str, phase: str, node: str = "") -> dict[str, object]:
+def test_placed_jobs_are_the_active_jobs_with_an_assigned_member(instance: Instances) -> None:
+    def member(key: str, phase: str, node: str = "") -> dict[str, object]:
         return {"key": key, "index": 0, "phase": phase, "node": node, "slot": 0, "grants": []}
 
-    async def work() -> None:
+    async def scenario() -> None:
         async with opened(instance) as (store,):
             epoch, _ = await store.take_over(0.0)
             await store.record(epoch, [new(job) for job in range(1, 7)])
             half = [
-                assignment("a", "running", "n0"),
-                {**assignment("b", "waiting"), "seen_at": 5.5},
-                assignment("c", "ended"),
+                member("a", "running", "n0"),
+                {**member("b", "waiting"), "seen_at": 5.5},
+                member("c", "ended"),
             ]
-            gone = replace(ended(5), detail={"members": [assignment("h", "running", "n0")]})
+            gone = replace(ended(5), detail={"members": [member("h", "running", "n0")]})
             await store.record(
                 epoch,
                 [
-                    live(
-                        4, JobState.RUN, members=[assignment("g", "lost", "n1")], exception={"type": "cancel"}
-                    ),
+                    live(4, JobState.RUN, members=[member("g", "lost", "n1")], exception={"type": "cancel"}),
                     live(
                         1,
                         JobState.RUN,
@@ -406,40 +404,40 @@ def test_who_has_a_place_is_told_of_active_jobs_alone(instance: Instances) -> No
                         incomplete_since=4.0,
                         incomplete_reason="why",
                     ),
-                    live(2, JobState.SCHED, members=[assignment("d", "waiting"), assignment("e", "waiting")]),
-                    live(3, JobState.CLEANUP, members=[assignment("f", "ended", "n0")]),
+                    live(2, JobState.SCHED, members=[member("d", "waiting"), member("e", "waiting")]),
+                    live(3, JobState.CLEANUP, members=[member("f", "ended", "n0")]),
                     gone,
                 ],
             )
             members = (AuditMember("a", "n0", "running", 0.0), AuditMember("b", "", "waiting", 5.5))
-            assert await store.placed() == [
+            assert await store.placed_jobs() == [
                 AuditJob(1, members, 3.0, 4.0, "why", ending=False),
                 AuditJob(4, (AuditMember("g", "n1", "lost", 0.0),), None, None, "", ending=True),
             ]
 
-    run(work())
+    run(scenario())
 
 
-def test_a_log_is_read_in_its_order(instance: Instances) -> None:
-    async def work() -> None:
+def test_an_eventlog_is_read_in_order(instance: Instances) -> None:
+    async def scenario() -> None:
         async with opened(instance) as (store,):
             epoch, _ = await store.take_over(0.0)
-            await store.record(epoch, [new(1), *(line(1, number, f"e{number}") for number in range(12))])
-            await store.record(epoch, [line(1, 12, "e12")])
-            assert [event.name for event in await store.log(1)] == [f"e{number}" for number in range(13)]
+            await store.record(epoch, [new(1), *(event(1, number, f"e{number}") for number in range(12))])
+            await store.record(epoch, [event(1, 12, "e12")])
+            assert [logged.name for logged in await store.log(1)] == [f"e{number}" for number in range(13)]
             assert await store.log(2) == []
 
-    run(work())
+    run(scenario())
 
 
-def test_many_whole_lives_in_one_record_leave_only_history(instance: Instances) -> None:
-    async def work() -> None:
-        lives = [change for job in range(1, 301) for change in whole_life(job)]
-        found = await recorded_after(instance, tuple(lives))
+def test_many_complete_jobs_in_one_record_leave_only_history(instance: Instances) -> None:
+    async def scenario() -> None:
+        changes = [change for job in range(1, 301) for change in job_lifecycle(job)]
+        found = await recorded_after(instance, tuple(changes))
         assert (found.jobs, found.allocations, found.intents) == ((), (), ())
         assert found.highest == IdHighest(300, 300, 0)
         async with opened(instance) as (store,):
             assert len(await store.jobs(JobFilter(states=("INACTIVE",)))) == 300
             assert len(await store.log(300)) == 11
 
-    run(work())
+    run(scenario())

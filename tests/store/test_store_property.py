@@ -1,4 +1,5 @@
-"""Whatever is recorded, in whatever batches: both stores remember the same, or refuse the same."""
+"""Property: after any history of changes, in any batches, both stores have the same state or refuse the same
+batch."""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ _changes = st.one_of(
 _START: list[Change] = [JobNew(1, "", "", 0.0, {}), JobNew(2, "", "", 0.0, {"depends_on": [1]}, key="k")]
 
 
-async def _told(store: Store, batches: Sequence[Sequence[Change]]) -> list[object]:
-    """Everything that a store answers to a history."""
+async def _answers(store: Store, batches: Sequence[Sequence[Change]]) -> list[object]:
+    """Everything that a store returns for a history."""
     epoch, _ = await store.take_over(0.0)
     answers: list[object] = []
     for batch in batches:
@@ -108,7 +109,7 @@ _EMPTY = (
 
 
 async def _empty(url: str) -> None:
-    """A fresh database for each example would cost more than the example."""
+    """Empties the database: creating one per example would take longer than the example."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await migrate(connection)
         for statement in _EMPTY:
@@ -117,11 +118,11 @@ async def _empty(url: str) -> None:
 
 @settings(max_examples=40)
 @given(batches=st.lists(st.lists(_changes, max_size=6), max_size=6))
-def test_both_stores_answer_the_same(url: str, batches: Batches) -> None:
-    async def work() -> None:
+def test_both_stores_return_the_same(url: str, batches: Batches) -> None:
+    async def scenario() -> None:
         await _empty(url)
         async with opened(lambda: PostgresStore(url), MemoryStore) as (postgres, memory):
             history = [_START, *batches, *([change] for change in (batches[0] if batches else []))]
-            assert await _told(postgres, history) == await _told(memory, history)
+            assert await _answers(postgres, history) == await _answers(memory, history)
 
-    asyncio.run(work())
+    asyncio.run(scenario())

@@ -30,8 +30,8 @@ from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.instance.loop import Instance
 from penstock.paths import InstancePaths
 from penstock.protocol.commands import Cancel
-from penstock.store.binaries import MAJOR
-from penstock.store.factory import Opened, choose_store
+from penstock.store.binaries import POSTGRES_MAJOR
+from penstock.store.factory import StoreHandle, choose_store
 from penstock.store.port import Fenced
 from penstock.web.app import create_app
 from penstock.web.server import BearerOnly, listen_tcp, make_socket, read_token, serve
@@ -140,7 +140,7 @@ async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
     listening = [make_socket(paths.socket)]
     try:
         runtime = _runtime(options, identity)
-        opened = await choose_store(identity.database or None, paths, on_away=tell_away)
+        opened = await choose_store(identity.database or None, paths, on_outage=tell_away)
     except BaseException:
         paths.socket.unlink(missing_ok=True)
         raise
@@ -238,7 +238,7 @@ async def _end_jobs(instance: Instance) -> None:
     _LOG.warning("some jobs have not ended in time; their tasks are killed")
 
 
-async def _take_down(paths: InstancePaths, opened: Opened, tasks: list[asyncio.Task[None]]) -> None:
+async def _take_down(paths: InstancePaths, opened: StoreHandle, tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -252,7 +252,7 @@ async def _take_down(paths: InstancePaths, opened: Opened, tasks: list[asyncio.T
 def _service_context(
     options: DaemonOptions,
     identity: InstanceIdentity,
-    opened: Opened,
+    opened: StoreHandle,
     runtime: Runtime,
     stop: Callable[[bool], None],
 ) -> ServiceContext:
@@ -267,7 +267,7 @@ def _service_context(
             "pid": pid,
             "embedded": embedded is not None,
             "state": "up" if is_up else "away",
-            "server_version": str(MAJOR) if embedded is not None else "",
+            "server_version": str(POSTGRES_MAJOR) if embedded is not None else "",
         }
 
     return ServiceContext(

@@ -16,11 +16,11 @@ _WAITING: Final = "waiting"
 class AuditRowStore(Protocol):
     """As much of a store as an auditor needs: it writes nothing."""
 
-    async def placed(self) -> list[AuditJob]: ...
+    async def placed_jobs(self) -> list[AuditJob]: ...
 
 
 async def read_store(store: AuditRowStore) -> StoreReading:
-    jobs = await store.placed()
+    jobs = await store.placed_jobs()
     members = {
         member.key: StoreMember(job.id, member.node, member.phase)
         for job in jobs

@@ -1,1 +1,1 @@
-"""The memory: what must survive, in one transaction per step, fenced by an epoch."""
+"""Durable state: PostgreSQL in production, memory in tests. One transaction per step, fenced by an epoch."""

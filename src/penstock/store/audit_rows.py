@@ -1,6 +1,6 @@
-"""Who has a place according to the store: read by whoever checks the store against the rest of the world.
+"""Placed jobs as the store records them, for the auditor.
 
-The values here are known to readers that must know nothing of the scheduler, so they stand by themselves.
+The auditor must not share code with the scheduler, so these types depend on nothing else.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ __all__ = ["AuditJob", "AuditMember", "audit_job"]
 @dataclass(frozen=True, slots=True)
 class AuditMember:
     key: str
-    node: str  # "": on none yet
-    phase: str  # of `MemberPhase`, never `ended`
+    node: str  # "": not assigned yet
+    phase: str  # a value of `MemberPhase`, never `ended`
     seen_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class AuditJob:
-    """An active job of which at least one member has a place; ended members are left out."""
+    """An active job with at least one member that is assigned to a node. Ended members are omitted."""
 
     id: int
     members: tuple[AuditMember, ...]
     placed_at: float | None
     incomplete_since: float | None
     incomplete_reason: str
-    ending: bool  # something fatal has come: it need not be whole any more
+    ending: bool  # a fatal exception was recorded, so the job may be incomplete
 
 
 def audit_job(job: int, detail: Mapping[str, Any]) -> AuditJob:
     members = tuple(
-        AuditMember(told["key"], told.get("node", ""), told["phase"], told.get("seen_at", 0.0))
-        for told in detail.get("members", ())
-        if told["phase"] != "ended"
+        AuditMember(member["key"], member.get("node", ""), member["phase"], member.get("seen_at", 0.0))
+        for member in detail.get("members", ())
+        if member["phase"] != "ended"
     )
     return AuditJob(
         id=job,

@@ -1,10 +1,11 @@
-"""Many changes as few statements, with the effect of applying them one by one.
+"""Turns many changes into few SQL statements with the same effect as applying them one by one.
 
-Changes of different things do not touch each other, so only the order within one job's holdings, one intent,
-one node, one drain or one queue counts. Kinds of a family have a rank: all of the first kind are written at
-once, then all of the second. A change that comes after one of a later kind for the same thing opens another
-round. So 500 jobs that all get, give back and free something cost three statements, not 1,500, and a job that
-is requeued within the batch costs three more. New jobs are written with the last that is said of them.
+Changes of different entities are independent, so only the order within one job's allocation, one intent, one
+node, one drain, one queue or one workload matters. The change types of a family have an order: all changes of
+the first type are written in one statement, then all of the second. A change that follows one of a later type
+for the same entity goes into the next round. So 500 jobs that each get an allocation, release slots and free
+it cost three statements, not 1,500; a job that is requeued within the batch costs three more. A new job is
+inserted with its latest state.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from penstock.sched.records import (
     SlotsFreed,
 )
 
-__all__ = ["Batch", "Statement", "arrange", "first_live"]
+__all__ = ["Batch", "Statement", "build_batch", "initial_live"]
 
 _ENCODER: Final = msgspec.json.Encoder()
 _ESCAPED: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -45,7 +46,7 @@ _ESCAPED: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement: its query, its rows as JSON, and how many rows it must touch (None: any number)."""
+    """A named query with its rows as JSON. `expected`: how many rows it must affect; None: any number."""
 
     query: str
     rows: str
@@ -56,74 +57,74 @@ class Statement:
 class Batch:
     jobs: bytes = b""  # in the text format of COPY
     events: bytes = b""
-    steps: list[Statement] = field(default_factory=list)
+    statements: list[Statement] = field(default_factory=list)
     highest: IdHighest | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _ChangeRule:
     family: int
-    rank: int
-    key: str  # the attribute that names the thing
+    order: int  # within the family
+    key: str  # the attribute that identifies the entity
     query: str
-    last_counts: bool = False  # several of one thing in a round: only the last is written
-    is_counted: bool = True  # every row must hit
+    last_wins: bool = False  # several changes of an entity in a round: only the last is written
+    must_match: bool = True  # every input row must affect a table row
 
 
-# Nodes: forgetting comes first, because a rank is unique among those that are there.
-_KINDS: Final[dict[type, _Kind]] = {
-    AllocationNew: _Kind(0, 0, "job", "insert_allocations"),
-    SlotsFreed: _Kind(0, 1, "job", "insert_freed_slots"),
-    AllocationGone: _Kind(0, 2, "job", "delete_allocations"),
-    IntentNew: _Kind(1, 0, "id", "insert_intents"),
-    IntentDone: _Kind(1, 1, "id", "delete_intents"),
-    NodeForgotten: _Kind(2, 0, "node", "delete_nodes"),
-    NodeNew: _Kind(2, 1, "node", "insert_nodes"),
-    DrainSet: _Kind(3, 0, "node", "upsert_drains", last_counts=True, is_counted=False),
-    DrainGone: _Kind(3, 1, "node", "delete_drains", is_counted=False),
-    QueueSet: _Kind(4, 0, "queue", "upsert_queues", last_counts=True, is_counted=False),
-    InadmissibleSet: _Kind(5, 0, "workload", "upsert_inadmissible", last_counts=True, is_counted=False),
-    InadmissibleGone: _Kind(5, 1, "workload", "delete_inadmissible", is_counted=False),
+# Nodes are removed before others are inserted, because a rank is unique among existing nodes.
+_CHANGE_RULES: Final[dict[type, _ChangeRule]] = {
+    AllocationNew: _ChangeRule(0, 0, "job", "insert_allocations"),
+    SlotsFreed: _ChangeRule(0, 1, "job", "insert_freed_slots"),
+    AllocationGone: _ChangeRule(0, 2, "job", "delete_allocations"),
+    IntentNew: _ChangeRule(1, 0, "id", "insert_intents"),
+    IntentDone: _ChangeRule(1, 1, "id", "delete_intents"),
+    NodeForgotten: _ChangeRule(2, 0, "node", "delete_nodes"),
+    NodeNew: _ChangeRule(2, 1, "node", "insert_nodes"),
+    DrainSet: _ChangeRule(3, 0, "node", "upsert_drains", last_wins=True, must_match=False),
+    DrainGone: _ChangeRule(3, 1, "node", "delete_drains", must_match=False),
+    QueueSet: _ChangeRule(4, 0, "queue", "upsert_queues", last_wins=True, must_match=False),
+    InadmissibleSet: _ChangeRule(5, 0, "workload", "upsert_inadmissible", last_wins=True, must_match=False),
+    InadmissibleGone: _ChangeRule(5, 1, "workload", "delete_inadmissible", must_match=False),
 }
 
 
-def first_live(job: int) -> JobLive:
-    """What holds of a job of which nothing else was said."""
+def initial_live(job: int) -> JobLive:
+    """The state of a job that has only been created."""
     return JobLive(job, JobState.NEW, "", URGENCY_DEFAULT, 0, "", None, None, None, {})
 
 
-def arrange(changes: Sequence[Change]) -> Batch:
-    """The statements for all changes. Values that no database keeps are a `BadRequest`."""
-    sorter = _Sorter()
+def build_batch(changes: Sequence[Change]) -> Batch:
+    """Returns the statements for all changes. Raises `BadRequest` for a value that cannot be stored."""
+    builder = _BatchBuilder()
     for change in changes:
-        sorter.add(change)
+        builder.add(change)
     try:
-        return sorter.batch()
+        return builder.batch()
     except (TypeError, UnicodeEncodeError, OverflowError, msgspec.MsgspecError) as error:
-        raise BadRequest("a change holds a value that cannot be recorded", found=str(error)) from error
+        raise BadRequest("a change contains a value that cannot be stored", found=str(error)) from error
 
 
-class _Sorter:
+class _BatchBuilder:
     def __init__(self) -> None:
-        self._named: set[int] = set()  # jobs that a change has spoken of
+        self._referenced: set[int] = set()  # jobs that a change of this batch refers to
         self._new: dict[int, JobNew] = {}
         self._logged: list[JobLogged] = []
         self._live: dict[int, JobLive] = {}
         self._highest: IdHighest | None = None
-        self._rounds: dict[tuple[int, int, int], list[Change]] = {}  # round, family, rank
-        self._last: dict[tuple[int, object], tuple[int, int]] = {}  # thing -> round, rank
+        self._rounds: dict[tuple[int, int, int], list[Change]] = {}  # (round, family, order) -> changes
+        self._last: dict[tuple[int, object], tuple[int, int]] = {}  # entity -> (round, order)
 
     def add(self, change: Change) -> None:
         if isinstance(change, JobLogged):
-            self._named.add(change.id)
+            self._referenced.add(change.id)
             self._logged.append(change)
         elif isinstance(change, JobLive):
-            self._named.add(change.id)
+            self._referenced.add(change.id)
             self._live[change.id] = change
         elif isinstance(change, JobNew):
-            if change.id in self._named:
-                raise Corrupt(f"job {change.id} is new, but was spoken of before")
-            self._named.add(change.id)
+            if change.id in self._referenced:
+                raise Corrupt(f"job {change.id} is created after a change that refers to it")
+            self._referenced.add(change.id)
             self._new[change.id] = change
         elif isinstance(change, IdHighest):
             old = self._highest or change
@@ -132,41 +133,41 @@ class _Sorter:
             )
         else:
             if isinstance(change, AllocationNew | SlotsFreed | AllocationGone | IntentNew):
-                self._named.add(change.job)
-            self._place(change)
+                self._referenced.add(change.job)
+            self._add_to_round(change)
 
-    def _place(self, change: Change) -> None:
-        kind = _KINDS[type(change)]
-        thing = (kind.family, getattr(change, kind.key))
-        number, rank = self._last.get(thing, (0, 0))
-        if kind.rank < rank:
+    def _add_to_round(self, change: Change) -> None:
+        rule = _CHANGE_RULES[type(change)]
+        entity = (rule.family, getattr(change, rule.key))
+        number, order = self._last.get(entity, (0, 0))
+        if rule.order < order:
             number += 1
-        self._last[thing] = (number, kind.rank)
-        self._rounds.setdefault((number, kind.family, kind.rank), []).append(change)
+        self._last[entity] = (number, rule.order)
+        self._rounds.setdefault((number, rule.family, rule.order), []).append(change)
 
     def batch(self) -> Batch:
         batch = Batch(_job_lines(self._new.values(), self._live), _event_lines(self._logged))
-        keyed = [
+        submissions = [
             {"key": job.key, "id": job.id, "seen_at": job.seen_at} for job in self._new.values() if job.key
         ]
-        if keyed:
-            batch.steps.append(Statement("insert_submissions", _text(keyed), len(keyed)))
+        if submissions:
+            batch.statements.append(Statement("insert_submissions", _text(submissions), len(submissions)))
         live = [change for job, change in self._live.items() if job not in self._new]
         if live:
-            batch.steps.append(Statement("update_jobs", _text(live), len(live)))
-        for place in sorted(self._rounds):
-            batch.steps.append(_step(self._rounds[place]))
+            batch.statements.append(Statement("update_jobs", _text(live), len(live)))
+        for position in sorted(self._rounds):
+            batch.statements.append(_statement(self._rounds[position]))
         batch.highest = self._highest
         return batch
 
 
-def _step(changes: Sequence[Change]) -> Statement:
-    kind = _KINDS[type(changes[0])]
+def _statement(changes: Sequence[Change]) -> Statement:
+    rule = _CHANGE_RULES[type(changes[0])]
     rows = list(changes)
-    if kind.last_counts:
-        rows = list({getattr(change, kind.key): change for change in changes}.values())
+    if rule.last_wins:
+        rows = list({getattr(change, rule.key): change for change in changes}.values())
     expected = sum(len(row.slots) if isinstance(row, SlotsFreed) else 1 for row in rows)
-    return Statement(kind.query, _text(rows), expected if kind.is_counted else None)
+    return Statement(rule.query, _text(rows), expected if rule.must_match else None)
 
 
 def _text(rows: object) -> str:
@@ -186,7 +187,7 @@ def _event_lines(events: Iterable[JobLogged]) -> bytes:
 def _job_lines(jobs: Iterable[JobNew], lives: dict[int, JobLive]) -> bytes:
     lines = []
     for job in jobs:
-        live = lives.get(job.id) or first_live(job.id)
+        live = lives.get(job.id) or initial_live(job.id)
         values = (
             job.id,
             _escaped(job.owner),

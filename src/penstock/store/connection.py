@@ -1,8 +1,8 @@
-"""Connections to PostgreSQL: made when needed, given up when broken, waited for with growing pauses.
+"""Connects to PostgreSQL and retries with exponential backoff during an outage.
 
-There is one link for a store. It tells once when the database goes away and once when it is back, however
-many calls notice. Before it waits it may `revive` a server that is ours. A connection commits on its own
-unless a transaction is open, so an idle one never holds anything.
+A store has one connector. It reports an outage once when it starts and once when it ends, independent of how
+many calls fail. While it waits, it may restart the embedded server. Connections are in autocommit mode, so an
+idle connection holds no lock.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, Final, TypeVar
 import msgspec
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import set_json_loads
 
 from penstock.errors import Unavailable
-from penstock.store.pg_errors import Away, explained, explained_connecting
+from penstock.store.pg_errors import DatabaseUnavailable, classify_connect_error, classify_error
 from penstock.store.queries import query
 
-__all__ = ["PAUSE_FIRST_S", "PAUSE_MAX_S", "PgConnection"]
+__all__ = ["PAUSE_FIRST_S", "PAUSE_MAX_S", "PgConnector"]
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
 
-# A peer that vanished without a word is noticed within about 25 s.
+# Keepalives detect a silent peer within about 25 s.
 _NETWORK: Final = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -39,65 +39,75 @@ _NETWORK: Final = {
 T = TypeVar("T")
 
 
-class PgConnection:
+class PgConnector:
     def __init__(
         self,
         url: str,
-        on_away: Callable[[str], None] | None = None,
-        revive: Callable[[], object] | None = None,
+        on_outage: Callable[[str], None] | None = None,
+        restart_server: Callable[[], object] | None = None,
     ) -> None:
         self._url = url
-        self._on_away = on_away
-        self._revive = revive
-        self._away_since: float | None = None
+        self._on_outage = on_outage
+        self._restart = restart_server
+        self._outage_since: float | None = None
 
     async def connect(self) -> AsyncConnection[Any]:
-        """One try. `Away` if the database does not answer, `BadRequest` if it never will."""
+        """Connects once. Raises `DatabaseUnavailable` if a retry can succeed, `BadRequest` if it cannot."""
         try:
             address = make_conninfo(self._url, **_NETWORK)
             connection = await AsyncConnection.connect(address, autocommit=True)
         except psycopg.Error as error:
-            raise self.noticed(explained_connecting(error)) from error
+            raise self.note_outage(classify_connect_error(error)) from error
         try:
             set_json_loads(msgspec.json.decode, connection)
             await connection.execute(query("prepare_session"))
         except psycopg.Error as error:
             await connection.close()
-            raise self.noticed(explained(error)) from error
-        self._tell_back()
+            raise self.note_outage(classify_error(error)) from error
+        self._report_recovery()
         return connection
 
-    async def until_there(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Tries until the database answers. Only `Away` is worth waiting for."""
+    async def retry_until_available(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeats `attempt` while it raises `DatabaseUnavailable`."""
         pause_s = PAUSE_FIRST_S
         while True:
             try:
                 return await attempt()
-            except Away:
+            except DatabaseUnavailable:
                 await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
-            await self._try_to_revive()
+            await self._restart_server()
 
-    async def _try_to_revive(self) -> None:
-        if self._revive is None:
+    async def _restart_server(self) -> None:
+        if self._restart is None:
             return
         try:
-            await asyncio.to_thread(self._revive)
+            await asyncio.to_thread(self._restart)
         except Unavailable as error:
-            self.noticed(Away(str(error)))
+            self.note_outage(DatabaseUnavailable(str(error)))
 
-    def noticed(self, fault: T) -> T:
-        """Tells of an outage if `fault` is the first sign of it; gives the fault back."""
-        if isinstance(fault, Away) and self._away_since is None:
-            self._away_since = time.monotonic()
-            if self._on_away is not None:
-                self._on_away(f"{fault}; trying again until it does")
-        return fault
+    def note_outage(self, failure: T) -> T:
+        """Reports an outage if `failure` is its first sign; returns `failure`."""
+        if isinstance(failure, DatabaseUnavailable) and self._outage_since is None:
+            self._outage_since = time.monotonic()
+            if self._on_outage is not None:
+                self._on_outage(
+                    f"{failure}; retrying until {_target(self._url)} answers:"
+                    " check that PostgreSQL runs there"
+                )
+        return failure
 
-    def _tell_back(self) -> None:
-        if self._away_since is None:
+    def _report_recovery(self) -> None:
+        if self._outage_since is None:
             return
-        away_s = time.monotonic() - self._away_since
-        self._away_since = None
-        if self._on_away is not None:
-            self._on_away(f"the database is back after {away_s:.1f} s")
+        outage_s = time.monotonic() - self._outage_since
+        self._outage_since = None
+        if self._on_outage is not None:
+            self._on_outage(f"the database is back after {outage_s:.1f} s")
+
+
+def _target(url: str) -> str:
+    """The host and database of an address, without credentials."""
+    parameters = conninfo_to_dict(url)
+    host = parameters.get("host") or parameters.get("hostaddr") or "the local socket"
+    return f"{host} (database {parameters.get('dbname') or 'of the user'})"

@@ -1,9 +1,10 @@
-"""Our own PostgreSQL: made once below the state directory, started when needed, found again after a crash.
+"""The embedded PostgreSQL server: created below the state directory, started on demand, reused after a crash.
 
-It answers on a Unix socket only, asks for a password that only we can read, and belongs to a session of its
-own: neither the terminal nor our death ends it. `start` finds a server that runs on the data, whoever
-started it. The data directory appears by renaming a complete one, so a death within `initdb` leaves nothing
-that looks like data. Methods block; call them in a thread. A lock makes two that start at once take turns.
+The server listens on a Unix socket only, requires a password that only the owner can read, and runs in its
+own session, so neither a terminal signal nor the death of the instance ends it. `start` reuses a server that
+runs on the data directory, independent of the process that started it. The data directory is created under
+another name and renamed, so a crash during `initdb` leaves nothing that looks like data. Methods block; call
+them in a thread. A file lock serializes concurrent starts.
 """
 
 from __future__ import annotations
@@ -30,22 +31,29 @@ from psycopg.conninfo import make_conninfo
 
 from penstock.errors import Conflict, Corrupt, Unavailable
 from penstock.paths import InstancePaths, make_private
-from penstock.store.binaries import MAJOR, copied_programs, programs_in_place
-from penstock.store.os_account import Account, account_for_postgres, give, require_passage
+from penstock.store.binaries import POSTGRES_MAJOR, bundled_binaries, copy_binaries
+from penstock.store.os_account import (
+    OsAccount,
+    make_owned_directory,
+    postgres_account,
+    require_search_permission,
+)
 
 __all__ = ["EmbeddedPostgres"]
 
 _USER: Final = "penstock"
 _DATABASE: Final = "penstock"
 _PORT: Final = 5432  # only the name of the socket
-_PAUSE_S: Final = 0.02
+_POLL_S: Final = 0.02
 _STOP_MAX_S: Final = 60
-_START_MAX_S: Final = 120  # replaying what a crash left can take a while
+_START_MAX_S: Final = 120  # WAL replay after a crash takes time
 _LOG_MAX_BYTES: Final = 8 * 1024 * 1024
 _LOG_KEPT_BYTES: Final = 1024 * 1024
-# A server that was killed is not gone at once: its children end after it, and its parent must notice.
-_REMAINS: Final = re.compile(r'lock file "postmaster\.pid" already exists|pre-existing shared memory block')
-_REMAINS_MAX_S: Final = 20.0
+# After SIGKILL of the postmaster its children still run for a moment, and its parent must reap it.
+_STALE_SERVER: Final = re.compile(
+    r'lock file "postmaster\.pid" already exists|pre-existing shared memory block'
+)
+_STALE_SERVER_MAX_S: Final = 20.0
 _NO_SPACE: Final = "No space left on device"
 
 _SETTINGS: Final = {
@@ -66,13 +74,13 @@ _SETTINGS: Final = {
     "log_line_prefix": "%m [%p] ",
     "log_checkpoints": "off",
     "log_statement": "none",
-    "log_min_error_statement": "panic",  # statements hold what users submitted
+    "log_min_error_statement": "panic",  # statements contain what users submitted
 }
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
-    """What `postmaster.pid` says of a server that lives."""
+class _Postmaster:
+    """A running server, as described by `postmaster.pid`."""
 
     pid: int
     port: int
@@ -88,86 +96,88 @@ class EmbeddedPostgres:
         self._log = paths.state / "db.log"
 
     def start(self) -> str:
-        """Starts the server, or finds it running; returns how to connect to it."""
-        account = account_for_postgres()
-        mode = 0o711 if account.is_lent else 0o700
+        """Starts the server unless it runs; returns the connection string."""
+        account = postgres_account()
+        mode = 0o711 if account.switches_user else 0o700
         make_private(self._paths.state, mode)
         make_private(self._paths.runtime, mode)
-        if account.is_lent:
-            require_passage(self._paths.state, account)
-            require_passage(self._paths.runtime, account)
-        with self._alone():
+        if account.switches_user:
+            require_search_permission(self._paths.state, account)
+            require_search_permission(self._paths.runtime, account)
+        with self._exclusive():
             if self._data.exists():
                 self._check_version()
-            programs = copied_programs(self._paths.state) if account.is_lent else programs_in_place()
+            bin_directory = copy_binaries(self._paths.state) if account.switches_user else bundled_binaries()
             if not self._data.exists():
-                self._make_data(programs, account)
+                self._create_cluster(bin_directory, account)
             password = self._password()
-            self._shorten_log()
-            running = self._running()
-            if running is None or not running.is_ready:
-                self._start_server(programs, account)
-                running = self._running()
-            if running is None:
-                raise Unavailable(f"PostgreSQL ended right after its start; {self._log} may say why")
-            return self._prepared(running, password)
+            self._truncate_log()
+            server = self._postmaster()
+            if server is None or not server.is_ready:
+                self._start_server(bin_directory, account)
+                server = self._postmaster()
+            if server is None:
+                raise Unavailable(f"PostgreSQL exited right after its start; see {self._log}")
+            return self._connection_info(server, password)
 
     def stop(self) -> None:
-        """Ends the server in order; nothing happens if there is none."""
+        """Shuts the server down (fast mode); does nothing if it does not run."""
         deadline = time.monotonic() + _STOP_MAX_S
-        running = self._running()
-        if running is None:
+        server = self._postmaster()
+        if server is None:
             return
         try:
-            os.kill(running.pid, signal.SIGINT)  # "fast": ends connections, then writes everything down
+            os.kill(server.pid, signal.SIGINT)  # fast shutdown: ends connections, then writes a checkpoint
         except ProcessLookupError:
             return
-        while (still := self._running()) is not None and still.pid == running.pid:
+        while (still := self._postmaster()) is not None and still.pid == server.pid:
             if time.monotonic() > deadline:
-                raise Unavailable(f"PostgreSQL (process {running.pid}) does not stop within {_STOP_MAX_S} s")
-            time.sleep(_PAUSE_S)
+                raise Unavailable(
+                    f"PostgreSQL (process {server.pid}) did not stop within {_STOP_MAX_S} s; see {self._log}"
+                )
+            time.sleep(_POLL_S)
 
     def pid(self) -> int | None:
-        """The process id of the server, if it lives."""
-        running = self._running()
-        return None if running is None else running.pid
+        """Returns the process id of the server; None if it does not run."""
+        server = self._postmaster()
+        return None if server is None else server.pid
 
     def is_running(self) -> bool:
-        """Whether the server takes connections. Also keeps its log short."""
-        self._shorten_log()
-        running = self._running()
-        return running is not None and running.is_ready
+        """Whether the server accepts connections. Also truncates its log."""
+        self._truncate_log()
+        server = self._postmaster()
+        return server is not None and server.is_ready
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         with open(self._paths.state / "db.lock", "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _make_data(self, programs: Path, account: Account) -> None:
-        """`initdb` beside the place, then a rename. What a death left there before is removed."""
+    def _create_cluster(self, bin_directory: Path, account: OsAccount) -> None:
+        """Runs `initdb` under another name, then renames. Removes the remains of an interrupted attempt."""
         unfinished = self._data.with_suffix(".new")
-        with _disk_is_watched():
+        with _disk_full_as_unavailable():
             shutil.rmtree(unfinished, ignore_errors=True)
             for copy in self._paths.state.glob("db-password.*"):
                 copy.unlink()
-            self._make_password()
-            give(unfinished, account)
+            self._create_password()
+            make_owned_directory(unfinished, account)
         with self._readable_password(account) as password_file:
             done = self._run(
                 account,
-                programs / "initdb",
+                bin_directory / "initdb",
                 *("-D", unfinished, "-U", _USER, "--auth-local=scram-sha-256", "--auth-host=reject"),
                 *(f"--pwfile={password_file}", "--no-locale", "-E", "UTF8"),
             )
         if done.returncode != 0:
             shutil.rmtree(unfinished, ignore_errors=True)
-            raise _failure("the data directory of PostgreSQL cannot be made", done.stdout)
+            raise _failure(f"cannot create the PostgreSQL data directory {self._data}", done.stdout)
         unfinished.rename(self._data)
-        _sync_directory(self._data.parent)
+        _fsync_directory(self._data.parent)
 
-    def _make_password(self) -> None:
-        """A password that is on disk before any data needs it."""
+    def _create_password(self) -> None:
+        """Creates the password; it is durable before the data directory that needs it exists."""
         if self._password_file.exists():
             return
         unfinished = self._password_file.with_suffix(".new")
@@ -177,21 +187,21 @@ class EmbeddedPostgres:
             file.flush()
             os.fsync(file.fileno())
         unfinished.rename(self._password_file)
-        _sync_directory(self._paths.state)
+        _fsync_directory(self._paths.state)
 
     def _password(self) -> str:
         try:
             return self._password_file.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             raise Conflict(
-                f"{self._password_file} is gone, but the data in {self._data} needs it: put it back from a"
-                " backup, or move the data away to begin afresh"
+                f"{self._password_file} is missing, but the data in {self._data} needs it: restore it from a"
+                " backup, or move the data directory away to start empty"
             ) from None
 
     @contextmanager
-    def _readable_password(self, account: Account) -> Iterator[Path]:
-        """A file with the password that the account can read, for as long as `initdb` needs it."""
-        if not account.is_lent:
+    def _readable_password(self, account: OsAccount) -> Iterator[Path]:
+        """Yields a file with the password that the account can read while `initdb` runs."""
+        if not account.switches_user:
             yield self._password_file
             return
         with tempfile.NamedTemporaryFile(dir=self._paths.state, prefix="db-password.") as copy:
@@ -205,77 +215,82 @@ class EmbeddedPostgres:
             found = (self._data / "PG_VERSION").read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             raise Conflict(
-                f"{self._data} holds no data of PostgreSQL: move it away, or name another state directory"
+                f"{self._data} is not a PostgreSQL data directory: move it away, or choose another state"
+                " directory"
             ) from None
-        if found != str(MAJOR):
+        if found != str(POSTGRES_MAJOR):
             raise Conflict(
-                f"{self._data} was made by PostgreSQL {found}, this Penstock brings {MAJOR}: dump it with the"
-                f" Penstock that made it, move {self._data} away and load the dump"
+                f"{self._data} was created by PostgreSQL {found}, this version of Penstock includes"
+                f" {POSTGRES_MAJOR}: dump it with the version that created it, move {self._data} away and"
+                " load the dump"
             )
 
-    def _start_server(self, programs: Path, account: Account) -> None:
-        give(self._paths.database_socket, account)
-        with _disk_is_watched():
+    def _start_server(self, bin_directory: Path, account: OsAccount) -> None:
+        make_owned_directory(self._paths.database_socket, account)
+        with _disk_full_as_unavailable():
             self._log.touch(mode=0o600)
             os.chown(self._log, account.uid, account.gid, follow_symlinks=False)
         socket = str(self._paths.database_socket).replace('"', '""')
         settings = {**_SETTINGS, "unix_socket_directories": f'"{socket}"'}
         options = " ".join(f"-c {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
-        deadline = time.monotonic() + _REMAINS_MAX_S
+        deadline = time.monotonic() + _STALE_SERVER_MAX_S
         while True:
             size = self._log.stat().st_size
             done = self._run(
                 account,
-                programs / "pg_ctl",
+                bin_directory / "pg_ctl",
                 *("-D", self._data, "-l", self._log, "-o", options, "-w", "-t", str(_START_MAX_S), "start"),
             )
-            running = self._running()
-            if done.returncode == 0 or (running is not None and running.is_ready):
-                return  # Started, or another one was faster.
-            said = self._log_since(size) or done.stdout
-            if not _REMAINS.search(said) or time.monotonic() > deadline:
-                raise _failure("PostgreSQL does not start", said)
-            time.sleep(_PAUSE_S)
+            server = self._postmaster()
+            if done.returncode == 0 or (server is not None and server.is_ready):
+                return  # Started, by this call or by a concurrent one.
+            output = self._log_since(size) or done.stdout
+            if not _STALE_SERVER.search(output) or time.monotonic() > deadline:
+                raise _failure(f"PostgreSQL does not start (log: {self._log})", output)
+            time.sleep(_POLL_S)
 
-    def _prepared(self, running: _Running, password: str) -> str:
-        """How to connect. The database is made if a death came before it."""
+    def _connection_info(self, server: _Postmaster, password: str) -> str:
+        """Returns the connection string. Creates the database if an earlier start died before that."""
         address = make_conninfo(
-            host=running.socket, port=running.port, user=_USER, password=password, connect_timeout=10
+            host=server.socket, port=server.port, user=_USER, password=password, connect_timeout=10
         )
         try:
             with psycopg.connect(address, dbname="postgres", autocommit=True) as connection:
-                there = connection.execute("SELECT FROM pg_database WHERE datname = %s", [_DATABASE])
-                if there.fetchone() is None:
+                existing = connection.execute("SELECT FROM pg_database WHERE datname = %s", [_DATABASE])
+                if existing.fetchone() is None:
                     connection.execute(f'CREATE DATABASE "{_DATABASE}"')
         except psycopg.Error as error:
             if "password authentication failed" in str(error):
                 raise Conflict(
-                    f"the password in {self._password_file} is not that of {self._data}: put the right one"
-                    " back from a backup"
+                    f"the password in {self._password_file} does not match {self._data}: restore the right"
+                    " one from a backup"
                 ) from error
-            raise Unavailable(f"PostgreSQL runs, but does not answer: {_last_line(str(error))}") from error
+            raise Unavailable(
+                f"PostgreSQL runs, but does not answer on {server.socket}: {_last_line(str(error))}"
+            ) from error
         return make_conninfo(address, dbname=_DATABASE)
 
-    def _running(self) -> _Running | None:
+    def _postmaster(self) -> _Postmaster | None:
         try:
             lines = (self._data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
             pid, port, socket = int(lines[0]), int(lines[3] or 0), lines[4]
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, IndexError):  # Being written.
+        except (ValueError, IndexError):  # The file is being written.
             return None
         if not _is_postgres(pid):
             return None
         is_ready = len(lines) > 7 and lines[7].strip() == "ready"
-        return _Running(pid, port, socket, is_ready)
+        return _Postmaster(pid, port, socket, is_ready)
 
     def _log_since(self, size: int) -> str:
         with open(self._log, "rb") as log:
             log.seek(size)
             return log.read(65536).decode(errors="replace")
 
-    def _shorten_log(self) -> None:
-        """Keeps the end of a log that is too long. The server appends, so cutting in place is safe."""
+    def _truncate_log(self) -> None:
+        """Truncates a log that is too long and keeps its end. The server appends, so this is safe in
+        place."""
         try:
             if self._log.lstat().st_size <= _LOG_MAX_BYTES:
                 return
@@ -285,12 +300,12 @@ class EmbeddedPostgres:
                 self._log.with_suffix(".log.1").write_bytes(end)
                 log.truncate(0)
         except OSError:
-            return  # A long log is no reason to be without a database.
+            return  # A long log does not prevent the database from running.
 
-    def _run(self, account: Account, *command: object) -> subprocess.CompletedProcess[str]:
-        """Runs a program of PostgreSQL under the account, in a session of its own."""
+    def _run(self, account: OsAccount, *command: object) -> subprocess.CompletedProcess[str]:
+        """Runs a PostgreSQL program as the account, in its own session."""
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-            # A file, not a pipe: the server inherits it and would keep a pipe open for ever.
+            # A file, not a pipe: the server inherits it and would keep a pipe open.
             try:
                 done = subprocess.run(
                     [str(word) for word in command],
@@ -301,19 +316,19 @@ class EmbeddedPostgres:
                     env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"},
                     start_new_session=True,
                     check=False,
-                    user=account.uid if account.is_lent else None,
-                    group=account.gid if account.is_lent else None,
-                    extra_groups=[] if account.is_lent else None,
+                    user=account.uid if account.switches_user else None,
+                    group=account.gid if account.switches_user else None,
+                    extra_groups=[] if account.switches_user else None,
                     umask=0o077,
                 )
             except (OSError, subprocess.SubprocessError) as error:
-                raise Conflict(f"{command[0]} cannot be run as {account.name!r}: {error}") from error
+                raise Conflict(f"cannot run {command[0]} as {account.name!r}: {error}") from error
             output.seek(0)
             return subprocess.CompletedProcess(done.args, done.returncode, output.read(65536))
 
 
 def _is_postgres(pid: int) -> bool:
-    """Whether this process lives and is a PostgreSQL; a number may have been given to another program."""
+    """Whether the process runs and is PostgreSQL; the pid may have been reused."""
     if pid <= 0:
         return False
     try:
@@ -326,40 +341,40 @@ def _is_postgres(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return not Path("/proc/self").exists()  # Without /proc, that it lives must do.
+        return not Path("/proc/self").exists()  # Without /proc, a live process is taken for PostgreSQL.
     return state.rpartition(")")[2].split()[:1] != ["Z"] and b"postgres" in command.split(b"\0")[0]
 
 
 def _failure(what: str, output: str) -> Unavailable | Corrupt:
     if _NO_SPACE in output:
-        return Unavailable(f"{what}: the disk is full")
+        return Unavailable(f"{what}: the disk is full, free space there")
     if "PANIC" in output:
         return Corrupt(f"{what}: {_last_line(output)}")
     return Unavailable(f"{what}: {_last_line(output)}")
 
 
 @contextmanager
-def _disk_is_watched() -> Iterator[None]:
+def _disk_full_as_unavailable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise Unavailable(f"the disk is full: {error}") from error
+            raise Unavailable(f"the disk is full, free space there: {error}") from error
         raise
 
 
 def _last_line(text: str) -> str:
-    """The line that says most: the last that names an error, else the last."""
+    """Returns the last line that names an error, else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "FATAL" in line or "PANIC" in line or "error:" in line]
-    return (telling or lines or ["nothing was said"])[-1][:400]
+    errors = [line for line in lines if "FATAL" in line or "PANIC" in line or "error:" in line]
+    return (errors or lines or ["no output"])[-1][:400]
 
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _sync_directory(path: Path) -> None:
+def _fsync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

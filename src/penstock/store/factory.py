@@ -1,7 +1,7 @@
-"""Chooses the store that was asked for, and opens it.
+"""Selects and opens the store that the `--database` option names.
 
-No name means our own PostgreSQL, which is also started again if it goes away while we run. `memory` is for
-trying things out: nothing outlives the process. Everything else is an address of a PostgreSQL database.
+No value selects the embedded PostgreSQL, which is restarted if it dies while the instance runs. `memory`
+selects a store without durability, for trials. Any other value is the address of a PostgreSQL database.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from penstock.store.memory import MemoryStore
 from penstock.store.port import Store
 from penstock.store.postgres import PostgresStore
 
-__all__ = ["Opened", "check_database", "choose_store", "open_store"]
+__all__ = ["StoreHandle", "check_database", "choose_store", "open_store"]
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class StoreHandle:
     store: Store
-    embedded: EmbeddedPostgres | None  # ours to stop
+    embedded: EmbeddedPostgres | None  # the server to stop when the instance stops
 
 
 def check_database(database: str) -> None:
-    """`BadRequest` if no database can have this address; whether it answers is another question."""
+    """Raises `BadRequest` if the address is malformed. Does not connect."""
     if database == "memory":
         return
     try:
         psycopg.conninfo.conninfo_to_dict(database)
     except psycopg.Error as error:
         raise BadRequest(
-            "not the address of a database",
+            "not a PostgreSQL address",
             where="--database",
             found=str(error).strip(),
             expected="postgresql://USER:PASSWORD@HOST/NAME, or memory",
@@ -46,24 +46,27 @@ def check_database(database: str) -> None:
 
 
 async def open_store(
-    database: str | None, paths: InstancePaths, *, on_away: Callable[[str], None] | None = None
-) -> Opened:
-    """The store, open: it answers, and its schema is ours."""
-    opened = await choose_store(database, paths, on_away=on_away)
-    await opened.store.open()
-    return opened
+    database: str | None, paths: InstancePaths, *, on_outage: Callable[[str], None] | None = None
+) -> StoreHandle:
+    """Returns a store that is connected and has the current schema."""
+    handle = await choose_store(database, paths, on_outage=on_outage)
+    await handle.store.open()
+    return handle
 
 
 async def choose_store(
-    database: str | None, paths: InstancePaths, *, on_away: Callable[[str], None] | None = None
-) -> Opened:
-    """The store, not open yet: a database elsewhere may be away for long. Our own runs."""
+    database: str | None, paths: InstancePaths, *, on_outage: Callable[[str], None] | None = None
+) -> StoreHandle:
+    """Returns the store without opening it, because a remote database may be unreachable for long.
+
+    The embedded server is started.
+    """
     embedded: EmbeddedPostgres | None = None
     store: Store
     if database == "memory":
         store = MemoryStore()
     elif database:
-        store = PostgresStore(database, on_away=on_away)
+        store = PostgresStore(database, on_outage=on_outage)
     else:
         embedded = EmbeddedPostgres(paths)
         try:
@@ -72,5 +75,5 @@ async def choose_store(
             with contextlib.suppress(PenstockError):
                 await asyncio.to_thread(embedded.stop)
             raise
-        store = PostgresStore(url, on_away=on_away, revive=embedded.start)
-    return Opened(store, embedded)
+        store = PostgresStore(url, on_outage=on_outage, restart_server=embedded.start)
+    return StoreHandle(store, embedded)

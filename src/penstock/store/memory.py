@@ -1,9 +1,9 @@
-"""The store in memory, for tests and the simulator: the same answers as PostgreSQL, nothing on disk.
+"""The store in memory, for tests and the simulator. It gives the same answers as PostgreSQL.
 
-What is recorded lives in `MemoryTables`, which outlives a store: a second store on the same tables is a
-second instance, and a store that is dropped is a crash. Every value in a table is immutable, and a
-transaction notes what it replaced, so undoing it is exact. Plain values are kept as JSON would keep them:
-nobody can change what was recorded by changing what they handed in.
+The state is in `MemoryTables`, which outlives a store: a second store on the same tables acts as a second
+instance, and dropping a store acts as a crash. Every value in a table is immutable, and a transaction keeps
+the values it replaced, so a rollback is exact. Documents are copied through JSON, so a caller that later
+changes an argument does not change the recorded state.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from penstock.sched.records import (
     SlotsFreed,
 )
 from penstock.store.audit_rows import AuditJob, audit_job
-from penstock.store.batch import first_live
+from penstock.store.batch import initial_live
 from penstock.store.port import Fenced, JobFilter, Retention
-from penstock.store.transactions import FORGOTTEN_AT_ONCE_MAX, KEYS_KEPT_S, reach_after, reach_before
+from penstock.store.transactions import PRUNE_BATCH_MAX, SUBMISSION_KEY_TTL_S, reach_after, reach_before
 
 __all__ = ["MemoryStore", "MemoryTables"]
 
 
 @dataclass(slots=True)
 class MemoryTables:
-    """What lasts. `instance` holds epoch, began_at, highest and cluster."""
+    """The durable state. `instance` has the keys epoch, began_at, highest and cluster."""
 
     instance: dict[str, Any] = field(
         default_factory=lambda: {
@@ -78,7 +78,7 @@ _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class _Transaction:
-    """Changes tables, and can take every change back."""
+    """Changes tables and can roll back every change."""
 
     def __init__(self) -> None:
         self._undo: list[tuple[dict[Any, Any], Any, Any]] = []
@@ -97,10 +97,10 @@ class _Transaction:
             else:
                 table[key] = value
 
-    def run(self, name: str, workload: Callable[[], None]) -> None:
-        """All of `workload` or nothing, between the two failpoints of `name`."""
+    def run(self, name: str, body: Callable[[], None]) -> None:
+        """Runs `body` completely or rolls it back, between the two failpoints of `name`."""
         try:
-            workload()
+            body()
             reach_before(name)
         except BaseException:
             self.undo()
@@ -112,10 +112,10 @@ def _encoded(value: object) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (TypeError, UnicodeEncodeError, OverflowError, msgspec.MsgspecError) as error:
-        raise BadRequest("a change holds a value that cannot be recorded", found=str(error)) from error
+        raise BadRequest("a change contains a value that cannot be stored", found=str(error)) from error
 
 
-def _plain(value: Mapping[str, object]) -> dict[str, object]:
+def _json_copy(value: Mapping[str, object]) -> dict[str, object]:
     copied: dict[str, object] = msgspec.json.decode(_encoded(value))
     return copied
 
@@ -125,10 +125,10 @@ class MemoryStore:
         self.tables: Final = shared if shared is not None else MemoryTables()
 
     async def open(self) -> None:
-        """There is nothing to wait for."""
+        """Does nothing: memory is always available."""
 
     async def close(self) -> None:
-        """What was recorded stays in the tables."""
+        """Does nothing: the state stays in the tables."""
 
     async def claim_cluster(self, cluster: str) -> str:
         instance = self.tables.instance
@@ -157,52 +157,52 @@ class MemoryStore:
 
         def write() -> None:
             self._check_epoch(epoch)
-            applying = _Applying(self.tables, transaction)
+            applier = _Applier(self.tables, transaction)
             for change in changes:
-                applying.apply(change)
+                applier.apply(change)
 
         transaction.run("record", write)
 
-    async def jobs(self, wanted: JobFilter) -> list[JobRow]:
-        limit = max(0, wanted.limit)
+    async def jobs(self, job_filter: JobFilter) -> list[JobRow]:
+        limit = max(0, job_filter.limit)
         found: list[JobRow] = []
         for number in sorted(self.tables.new, reverse=True):
             if len(found) == limit:
                 break
             row = JobRow(self.tables.new[number], self.tables.live[number])
-            if _fits(row, wanted):
-                found.append(_copied(row))
+            if _matches(row, job_filter):
+                found.append(_copy_row(row))
         return found
 
     async def log(self, job: int) -> list[JobEvent]:
-        return [_copied_event(event) for event in self.tables.logs.get(job, ())]
+        return [_copy_event(event) for event in self.tables.logs.get(job, ())]
 
-    async def placed(self) -> list[AuditJob]:
+    async def placed_jobs(self) -> list[AuditJob]:
         active = sorted(job for job, live in self.tables.live.items() if live.state is not JobState.INACTIVE)
         jobs = [audit_job(job, self.tables.live[job].detail) for job in active]
         return [job for job in jobs if any(member.phase != "waiting" for member in job.members)]
 
-    async def prune(self, epoch: int, now: float, keep: Retention) -> int:
+    async def prune(self, epoch: int, now: float, retention: Retention) -> int:
         transaction = _Transaction()
-        forgotten: list[int] = []
+        pruned: list[int] = []
 
-        def forget() -> None:
+        def delete() -> None:
             self._check_epoch(epoch)
-            forgotten.extend(self._too_old(now, keep))
-            for job in forgotten:
+            pruned.extend(self._prunable(now, retention))
+            for job in pruned:
                 for table in (self.tables.new, self.tables.live, self.tables.logs):
                     transaction.remove(table, job)
             for key, jobs in list(self.tables.submissions.items()):
-                kept = tuple(job for job in jobs if job[1] >= now - KEYS_KEPT_S)
+                kept = tuple(job for job in jobs if job[1] >= now - SUBMISSION_KEY_TTL_S)
                 if not kept:
                     transaction.remove(self.tables.submissions, key)
                 elif kept != jobs:
                     transaction.put(self.tables.submissions, key, kept)
 
-        transaction.run("prune", forget)
-        return len(forgotten)
+        transaction.run("prune", delete)
+        return len(pruned)
 
-    def _too_old(self, now: float, keep: Retention) -> list[int]:
+    def _prunable(self, now: float, retention: Retention) -> list[int]:
         tables = self.tables
         ends = {
             job: live.ended_at if live.ended_at is not None else tables.new[job].seen_at
@@ -210,53 +210,55 @@ class MemoryStore:
             if live.state is JobState.INACTIVE
         }
         oldest_first = sorted(ends, key=lambda job: (ends[job], job))
-        over = 0 if keep.count is None else max(0, len(oldest_first) - keep.count)
-        before = None if keep.age_s is None else now - keep.age_s
-        needed = self._awaited() | set(tables.allocations)
+        excess = 0 if retention.count is None else max(0, len(oldest_first) - retention.count)
+        before = None if retention.age_s is None else now - retention.age_s
+        needed = self._dependency_targets() | set(tables.allocations)
         needed |= {intent.job for intent in tables.intents.values()}
-        too_old = [
+        prunable = [
             job
-            for place, job in enumerate(oldest_first)
-            if (place < over or (before is not None and ends[job] < before)) and job not in needed
+            for position, job in enumerate(oldest_first)
+            if (position < excess or (before is not None and ends[job] < before)) and job not in needed
         ]
-        return too_old[:FORGOTTEN_AT_ONCE_MAX]
+        return prunable[:PRUNE_BATCH_MAX]
 
     def _check_epoch(self, epoch: int) -> None:
         current = self.tables.instance["epoch"]
         if epoch != current:
             raise Fenced(epoch, current)
 
-    def _awaited(self) -> set[int]:
-        """Jobs that an active one depends on."""
+    def _dependency_targets(self) -> set[int]:
+        """Returns the jobs that an active job depends on."""
         found: set[int] = set()
         for job, live in self.tables.live.items():
             if live.state is not JobState.INACTIVE:
-                wanted = self.tables.new[job].spec.get("depends_on")
-                if isinstance(wanted, list):
-                    found.update(item for item in wanted if type(item) is int)
+                depends_on = self.tables.new[job].spec.get("depends_on")
+                if isinstance(depends_on, list):
+                    found.update(item for item in depends_on if type(item) is int)
         return found
 
     def _recorded(self, now: float) -> Recorded:
         tables = self.tables
         active = {job for job, live in tables.live.items() if live.state is not JobState.INACTIVE}
-        jobs = sorted(active | (self._awaited() & tables.new.keys()))
+        jobs = sorted(active | (self._dependency_targets() & tables.new.keys()))
         keys = {
-            key: tuple(sorted(job for job, seen_at in known if seen_at >= now - KEYS_KEPT_S))
+            key: tuple(sorted(job for job, seen_at in known if seen_at >= now - SUBMISSION_KEY_TTL_S))
             for key, known in sorted(tables.submissions.items())
         }
         return Recorded(
             began_at=tables.instance["began_at"],
             highest=tables.instance["highest"],
             jobs=tuple(
-                _copied(JobRow(tables.new[job], tables.live[job], tables.logs.get(job, ()))) for job in jobs
+                _copy_row(JobRow(tables.new[job], tables.live[job], tables.logs.get(job, ()))) for job in jobs
             ),
             allocations=tuple(
-                AllocationRow(replace(part, data=_plain(part.data)), tuple(sorted(tables.freed.get(job, ()))))
+                AllocationRow(
+                    replace(part, data=_json_copy(part.data)), tuple(sorted(tables.freed.get(job, ())))
+                )
                 for job in sorted(tables.allocations)
                 for _, part in sorted(tables.allocations[job].items())
             ),
             intents=tuple(
-                replace(intent, payload=_plain(intent.payload))
+                replace(intent, payload=_json_copy(intent.payload))
                 for _, intent in sorted(tables.intents.items())
             ),
             nodes=tuple(sorted(tables.nodes.values(), key=lambda node: node.rank)),
@@ -267,8 +269,8 @@ class MemoryStore:
         )
 
 
-class _Applying:
-    """Applies changes one by one, and refuses what contradicts the tables."""
+class _Applier:
+    """Applies changes one by one; refuses a change that contradicts the tables."""
 
     def __init__(self, tables: MemoryTables, transaction: _Transaction) -> None:
         self._tables = tables
@@ -281,7 +283,7 @@ class _Applying:
             case JobNew() | JobLogged() | JobLive():
                 self._apply_to_job(change)
             case AllocationNew() | SlotsFreed() | AllocationGone():
-                self._apply_to_holding(change)
+                self._apply_to_allocation(change)
             case IntentNew() | IntentDone():
                 self._apply_to_intent(change)
             case NodeNew() | NodeForgotten():
@@ -306,42 +308,42 @@ class _Applying:
     def _apply_to_job(self, change: JobNew | JobLogged | JobLive) -> None:
         tables = self._tables
         if isinstance(change, JobNew):
-            _refuse_if(change.id in tables.new, f"job {change.id} is there already")
-            self._put(tables.new, change.id, replace(change, spec=_plain(change.spec)))
-            self._put(tables.live, change.id, first_live(change.id))
+            _refuse_if(change.id in tables.new, f"job {change.id} exists already")
+            self._put(tables.new, change.id, replace(change, spec=_json_copy(change.spec)))
+            self._put(tables.live, change.id, initial_live(change.id))
             if change.key:
                 known = tables.submissions.get(change.key, ())
                 self._put(tables.submissions, change.key, (*known, (change.id, change.seen_at)))
             return
         self._require_job(change.id)
         if isinstance(change, JobLive):
-            self._put(tables.live, change.id, replace(change, detail=_plain(change.detail)))
+            self._put(tables.live, change.id, replace(change, detail=_json_copy(change.detail)))
             return
         log = tables.logs.get(change.id, ())
-        _refuse_if(change.number != len(log), f"line {change.number} of job {change.id} is not the next")
-        self._put(tables.logs, change.id, (*log, _copied_event(change.event)))
+        _refuse_if(change.number != len(log), f"event {change.number} of job {change.id} is not the next")
+        self._put(tables.logs, change.id, (*log, _copy_event(change.event)))
 
-    def _apply_to_holding(self, change: AllocationNew | SlotsFreed | AllocationGone) -> None:
+    def _apply_to_allocation(self, change: AllocationNew | SlotsFreed | AllocationGone) -> None:
         tables = self._tables
         if isinstance(change, SlotsFreed) and not change.slots:
             return
         self._require_job(change.job)
         parts = tables.allocations.get(change.job, {})
         if isinstance(change, AllocationNew):
-            _refuse_if(change.part in parts, f"part {change.part} of job {change.job} is there already")
-            kept = replace(change, data=_plain(change.data))
+            _refuse_if(change.part in parts, f"part {change.part} of job {change.job} exists already")
+            kept = replace(change, data=_json_copy(change.data))
             self._put(tables.allocations, change.job, {**parts, change.part: kept})
             return
         if isinstance(change, SlotsFreed):
             freed = tables.freed.get(change.job, frozenset())
-            _refuse_if(not parts, f"job {change.job} holds nothing")
+            _refuse_if(not parts, f"job {change.job} has no allocation")
             _refuse_if(
                 len(set(change.slots)) < len(change.slots) or not freed.isdisjoint(change.slots),
                 f"a slot of job {change.job} is freed twice",
             )
             self._put(tables.freed, change.job, freed | set(change.slots))
             return
-        _refuse_if(not parts, f"job {change.job} holds nothing")
+        _refuse_if(not parts, f"job {change.job} has no allocation")
         self._remove(tables.allocations, change.job)
         self._remove(tables.freed, change.job)
 
@@ -350,8 +352,8 @@ class _Applying:
         if isinstance(change, IntentNew):
             if change.job:
                 self._require_job(change.job)
-            _refuse_if(change.id in intents, f"intent {change.id} is there already")
-            self._put(intents, change.id, replace(change, payload=_plain(change.payload)))
+            _refuse_if(change.id in intents, f"intent {change.id} exists already")
+            self._put(intents, change.id, replace(change, payload=_json_copy(change.payload)))
         else:
             _refuse_if(change.id not in intents, f"intent {change.id} is not open")
             self._remove(intents, change.id)
@@ -359,58 +361,58 @@ class _Applying:
     def _apply_to_node(self, change: NodeNew | NodeForgotten) -> None:
         nodes, ranks = self._tables.nodes, self._tables.ranks
         if isinstance(change, NodeNew):
-            _refuse_if(change.node in nodes, f"node {change.node} is there already")
-            _refuse_if(change.rank in ranks, f"rank {change.rank} is given already")
+            _refuse_if(change.node in nodes, f"node {change.node} exists already")
+            _refuse_if(change.rank in ranks, f"rank {change.rank} is in use")
             self._put(nodes, change.node, change)
             self._put(ranks, change.rank, change.node)
         else:
-            _refuse_if(change.node not in nodes, f"node {change.node} is not there")
+            _refuse_if(change.node not in nodes, f"node {change.node} does not exist")
             self._remove(ranks, nodes[change.node].rank)
             self._remove(nodes, change.node)
 
     def _require_job(self, job: int) -> None:
-        _refuse_if(job not in self._tables.new, f"job {job} is not there")
+        _refuse_if(job not in self._tables.new, f"job {job} does not exist")
 
 
-def _refuse_if(wrong: bool, what: str) -> None:
-    if wrong:
-        raise Corrupt(f"a change contradicts what is recorded: {what}")
+def _refuse_if(contradicts: bool, problem: str) -> None:
+    if contradicts:
+        raise Corrupt(f"a change contradicts the recorded state: {problem}")
 
 
 def _refuse_nul(change: Change) -> None:
-    """A database keeps no NUL in its texts, except within documents that only pass through."""
-    texts: object = change
+    """Refuses NUL in texts and `jsonb`, as PostgreSQL does. The type `json` accepts it."""
+    checked: object = change
     match change:
         case JobLogged():
-            texts = change.event.name
+            checked = change.event.name
         case IntentNew():
-            texts = change.kind
+            checked = change.kind
         case AllocationNew():
             return
-    if _NUL.search(_encoded(texts)):
-        raise BadRequest("a change holds a value that cannot be recorded", found="a NUL character")
+    if _NUL.search(_encoded(checked)):
+        raise BadRequest("a change contains a value that cannot be stored", found="a NUL character")
 
 
-def _copied_event(event: JobEvent) -> JobEvent:
-    return JobEvent(event.at, event.name, _plain(event.context))
+def _copy_event(event: JobEvent) -> JobEvent:
+    return JobEvent(event.at, event.name, _json_copy(event.context))
 
 
-def _copied(row: JobRow) -> JobRow:
+def _copy_row(row: JobRow) -> JobRow:
     return JobRow(
-        replace(row.new, spec=_plain(row.new.spec)),
-        replace(row.live, detail=_plain(row.live.detail)),
-        tuple(_copied_event(event) for event in row.log),
+        replace(row.new, spec=_json_copy(row.new.spec)),
+        replace(row.live, detail=_json_copy(row.live.detail)),
+        tuple(_copy_event(event) for event in row.log),
     )
 
 
-def _fits(row: JobRow, wanted: JobFilter) -> bool:
+def _matches(row: JobRow, job_filter: JobFilter) -> bool:
     new, live = row.new, row.live
     return (
-        (wanted.ids is None or new.id in wanted.ids)
-        and (wanted.states is None or live.state.value in wanted.states)
-        and (wanted.results is None or live.result in wanted.results)
-        and (wanted.queue is None or live.queue == wanted.queue)
-        and (wanted.name is None or new.name == wanted.name)
-        and (wanted.owner is None or new.owner == wanted.owner)
-        and (wanted.since is None or (live.ended_at is not None and live.ended_at > wanted.since))
+        (job_filter.ids is None or new.id in job_filter.ids)
+        and (job_filter.states is None or live.state.value in job_filter.states)
+        and (job_filter.results is None or live.result in job_filter.results)
+        and (job_filter.queue is None or live.queue == job_filter.queue)
+        and (job_filter.name is None or new.name == job_filter.name)
+        and (job_filter.owner is None or new.owner == job_filter.owner)
+        and (job_filter.since is None or (live.ended_at is not None and live.ended_at > job_filter.since))
     )

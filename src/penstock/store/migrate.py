@@ -1,8 +1,8 @@
-"""Brings the schema of a database up to date, one migration after the other.
+"""Migrates the schema of a database, one migration after the other.
 
-Each migration is one transaction under an advisory lock, and looks again at the version once it has the
-lock: several instances that start at once migrate once. A schema that is newer than this code is refused,
-because nobody knows what this code would do to it.
+Each migration is one transaction under an advisory lock, and checks the version again after it got the lock,
+so several instances that start at the same time migrate once. A schema that is newer than this code is
+refused, because this code could damage it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ __all__ = ["migrate", "schema_version"]
 async def migrate(
     connection: AsyncConnection[Any], migrations: Sequence[Migration] = MIGRATIONS
 ) -> tuple[int, ...]:
-    """Runs what has not run; returns the versions that it brought."""
-    brought = []
+    """Runs the missing migrations; returns their versions."""
+    completed = []
     while (version := await schema_version(connection)) < len(migrations):
         if await _run_next(connection, migrations, version):
-            brought.append(version + 1)
+            completed.append(version + 1)
     if version > len(migrations):
         raise Conflict(
-            f"the database has schema {version}, this Penstock knows only up to {len(migrations)}:"
-            " run the newer Penstock that made it, or give this one another database"
+            f"the database has schema {version}, this version of Penstock supports up to {len(migrations)}:"
+            " run the newer version, or name another database with --database"
         )
-    return tuple(brought)
+    return tuple(completed)
 
 
 async def schema_version(connection: AsyncConnection[Any]) -> int:
-    """Which migration ran last; 0 in an empty database."""
-    row = await (await connection.execute(query("schema_is_there"))).fetchone()
+    """Returns the number of the last migration; 0 for an empty database."""
+    row = await (await connection.execute(query("schema_exists"))).fetchone()
     if row is None or not row[0]:
         return 0
     found = await (await connection.execute(query("schema_version"))).fetchone()
@@ -46,13 +46,13 @@ async def schema_version(connection: AsyncConnection[Any]) -> int:
     return int(found[0])
 
 
-async def _run_next(connection: AsyncConnection[Any], migrations: Sequence[Migration], seen: int) -> bool:
-    """Runs the migration after `seen`, unless another instance was first."""
+async def _run_next(connection: AsyncConnection[Any], migrations: Sequence[Migration], version: int) -> bool:
+    """Runs the migration that follows `version`, unless another instance has run it."""
     async with connection.transaction():
         await connection.execute(query("lock_schema"))
-        if await schema_version(connection) != seen:
+        if await schema_version(connection) != version:
             return False
-        migration = migrations[seen]
+        migration = migrations[version]
         await connection.execute(migration.text)
         await connection.execute(query("set_schema_version"), {"version": migration.version})
         reach_before("migrate")

@@ -1,9 +1,9 @@
-"""What an error of PostgreSQL means in our four families.
+"""Maps errors of PostgreSQL to the four error families of Penstock.
 
-Whatever may pass by itself is `Unavailable`; `Away` is the kind of it that ends the connection or says that
-the server takes no work, so that trying again needs a pause. A constraint that refuses a change is `Corrupt`:
-the scheduler said something that contradicts what it said before. Errors of connecting carry no code, only
-a text, so those are told apart by their words; one that is not recognised is waited for.
+An error that may be transient is `Unavailable`. Its subclass `DatabaseUnavailable` means that the connection
+is lost or that the server accepts no writes, so a retry needs a pause. A constraint violation is `Corrupt`: a
+change contradicts recorded state. Connection errors carry no SQLSTATE, only a text, so they are classified by
+their text; an unknown one counts as transient.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import psycopg
 
 from penstock.errors import BadRequest, Conflict, Corrupt, PenstockError, Unavailable
 
-__all__ = ["Away", "explained", "explained_connecting"]
+__all__ = ["DatabaseUnavailable", "classify_connect_error", "classify_error"]
 
-_NOT_ALLOWED: Final = re.compile(
+_LOGIN_REJECTED: Final = re.compile(
     r"password authentication failed|no password supplied|no pg_hba\.conf entry"
     r"|authentication failed|permission denied for database|is not permitted to log in"
     r"|role \".*\" does not exist"
@@ -25,8 +25,8 @@ _NOT_ALLOWED: Final = re.compile(
 _NO_DATABASE: Final = re.compile(r"database \".*\" does not exist")
 
 
-class Away(Unavailable):
-    """The database does not answer, or takes no work."""
+class DatabaseUnavailable(Unavailable):
+    """The database does not answer, or accepts no writes."""
 
 
 def _first_line(error: BaseException) -> str:
@@ -34,34 +34,44 @@ def _first_line(error: BaseException) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
-def explained(error: psycopg.Error) -> PenstockError:
-    """The family of an error that a statement met."""
+def classify_error(error: psycopg.Error) -> PenstockError:
+    """Maps an error that a statement raised."""
     text = _first_line(error)
     if isinstance(error, psycopg.errors.DiskFull):
-        return Unavailable(f"the disk of the database is full; nothing was recorded: {text}")
+        return Unavailable(
+            f"the disk of the database is full, nothing was recorded; free space there: {text}"
+        )
     if isinstance(error, psycopg.IntegrityError):
-        return Corrupt(f"a change contradicts what is recorded: {text}")
+        return Corrupt(f"a change contradicts the recorded state: {text}")
     if isinstance(error, psycopg.DataError):
-        return BadRequest("a change holds a value that the database cannot keep", found=text)
+        return BadRequest("a change contains a value that the database cannot store", found=text)
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-        return Away(f"the database is read-only: {text}")
+        return DatabaseUnavailable(f"the database is read-only: {text}")
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return Conflict(f"the database does not let us: {text}")
+        return Conflict(
+            f"the database user lacks a privilege; grant it, or use the owner of the database: {text}"
+        )
     if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
-        return Corrupt(f"the database lacks a part of our schema: {text}")
-    return Away(f"the database went away: {text}")
+        return Corrupt(f"the schema of the database is incomplete: {text}")
+    return DatabaseUnavailable(f"the connection to the database was lost: {text}")
 
 
-def explained_connecting(error: psycopg.Error) -> PenstockError:
-    """The family of an error of connecting; `Away` if it is worth another try."""
+def classify_connect_error(error: psycopg.Error) -> PenstockError:
+    """Maps an error of a connection attempt; `DatabaseUnavailable` if a retry can succeed."""
     text = _first_line(error)
     if isinstance(error, psycopg.ProgrammingError):
-        return BadRequest("this is no address of a PostgreSQL database", found=text)
-    whole = str(error)
-    if _NO_DATABASE.search(whole):
         return BadRequest(
-            "the database does not exist", found=text, expected="one that was made with `createdb`"
+            "not a PostgreSQL address", found=text, expected="postgresql://USER:PASSWORD@HOST/NAME"
         )
-    if _NOT_ALLOWED.search(whole):
-        return BadRequest("the database does not let us in", found=text)
-    return Away(f"the database does not answer: {text}")
+    message = str(error)
+    if _NO_DATABASE.search(message):
+        return BadRequest(
+            "the database does not exist",
+            found=text,
+            expected="an existing database; create it with `createdb`",
+        )
+    if _LOGIN_REJECTED.search(message):
+        return BadRequest(
+            "the database rejects the login", found=text, expected="a user and password that may connect"
+        )
+    return DatabaseUnavailable(f"the database does not answer: {text}")

@@ -1,7 +1,7 @@
-"""What a store must be able to do. Every method is one transaction, and has its failpoints.
+"""The interface of a store. Every method is one transaction; every write has two failpoints.
 
-The fence is the epoch: `take_over` raises it, and every later `record` of an older one is a `Fenced`, so
-that of two instances only the newer can write. A store that is away raises `Unavailable`.
+The epoch is the fence: `take_over` raises it, and a `record` with an older epoch raises `Fenced`. So of two
+instances only the later can write. A store that cannot be reached raises `Unavailable`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["Fenced", "JobFilter", "Retention", "Store"]
 
 
 class Fenced(Conflict):
-    """Somebody with a newer epoch has taken over: nothing that we want counts any more."""
+    """Another instance has begun a newer epoch; this one may not write any more."""
 
     def __init__(self, ours: int, theirs: int) -> None:
-        super().__init__(f"epoch {ours} is over: epoch {theirs} has taken over")
+        super().__init__(f"epoch {ours} has ended: epoch {theirs} has taken over")
         self.ours = ours
         self.theirs = theirs
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs of the history; None: any. Newest first."""
+    """Selects jobs of the history, newest first. None matches every job."""
 
     ids: tuple[int, ...] | None = None
     states: tuple[str, ...] | None = None  # names of JobState
@@ -37,13 +37,13 @@ class JobFilter:
     queue: str | None = None
     name: str | None = None
     owner: str | None = None
-    since: float | None = None  # ended after this
+    since: float | None = None  # ended after this time
     limit: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long inactive jobs are kept; None: for ever."""
+    """How long, and how many, inactive jobs are kept. None: no limit."""
 
     age_s: float | None = 30 * 86400.0
     count: int | None = 1_000_000
@@ -51,30 +51,31 @@ class Retention:
 
 class Store(Protocol):
     async def open(self) -> None:
-        """Waits until the store answers, brings its schema up to date."""
+        """Waits until the store answers, then migrates its schema."""
 
     async def close(self) -> None: ...
 
     async def claim_cluster(self, cluster: str) -> str:
-        """Ties what is recorded to a cluster, unless it is tied already; returns to which."""
+        """Ties the recorded state to a cluster unless it is tied to one; returns the cluster it is tied
+        to."""
 
     async def take_over(self, now: float) -> tuple[int, Recorded]:
-        """Begins a new epoch and reads what there is, in one transaction."""
+        """Begins an epoch and returns it with the recorded state, in one transaction."""
 
     async def record(self, epoch: int, changes: Sequence[Change]) -> None:
-        """Writes all changes or none; `Fenced` if the epoch is over.
+        """Writes all changes or none; raises `Fenced` if the epoch has ended.
 
-        After `Unavailable` nobody knows which: only `take_over` leads on.
+        After `Unavailable` the outcome is unknown, and only `take_over` makes the store writable again.
         """
 
-    async def jobs(self, wanted: JobFilter) -> list[JobRow]:
-        """Jobs of the history, without their logs."""
+    async def jobs(self, job_filter: JobFilter) -> list[JobRow]:
+        """Returns jobs of the history, without their eventlogs."""
 
     async def log(self, job: int) -> list[JobEvent]:
-        """The eventlog of one job, in order; empty if there is none."""
+        """Returns the eventlog of a job, oldest event first; empty if the job does not exist."""
 
-    async def placed(self) -> list[AuditJob]:
-        """Active jobs of which somebody has a place, in the order of their ids."""
+    async def placed_jobs(self) -> list[AuditJob]:
+        """Returns active jobs with a member that is assigned to a node, by id."""
 
-    async def prune(self, epoch: int, now: float, keep: Retention) -> int:
-        """Forgets inactive jobs beyond what is kept; returns how many. At most 10,000 at a time."""
+    async def prune(self, epoch: int, now: float, retention: Retention) -> int:
+        """Deletes inactive jobs beyond the retention, at most 10,000 per call; returns how many."""

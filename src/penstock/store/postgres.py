@@ -1,9 +1,9 @@
-"""The store in PostgreSQL: one connection that writes, one that reads.
+"""The store in PostgreSQL, with one connection for writes and one for reads.
 
-A transaction first locks the row with the epoch, so writers come one after the other and an old epoch finds
-itself `Fenced` before it wrote anything. When the writing connection breaks, nobody knows whether the last
-commit happened; so it is not opened again by `record`, which stays `Unavailable`, but only by `take_over`,
-which reads what is true. Reads try once more on a fresh connection, and otherwise are `Unavailable`.
+A write transaction first locks the row with the epoch. Writers are therefore serialized, and a writer with an
+old epoch gets `Fenced` before it changes anything. When the write connection breaks, the outcome of the last
+commit is unknown. So `record` does not reconnect and stays `Unavailable`; only `take_over` reconnects,
+because it reads the committed state. A read retries once on a fresh connection, then raises `Unavailable`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from penstock.model.job import JobEvent
 from penstock.sched.records import Change, IdHighest, JobRow, Recorded
 from penstock.store import rows
 from penstock.store.audit_rows import AuditJob, audit_job
-from penstock.store.batch import Batch, arrange
-from penstock.store.connection import PgConnection
+from penstock.store.batch import Batch, build_batch
+from penstock.store.connection import PgConnector
 from penstock.store.migrate import migrate
-from penstock.store.pg_errors import Away, explained
+from penstock.store.pg_errors import DatabaseUnavailable, classify_error
 from penstock.store.port import Fenced, JobFilter, Retention
 from penstock.store.queries import query
-from penstock.store.transactions import FORGOTTEN_AT_ONCE_MAX, KEYS_KEPT_S, reach_after, reach_before
+from penstock.store.transactions import PRUNE_BATCH_MAX, SUBMISSION_KEY_TTL_S, reach_after, reach_before
 
 __all__ = ["PostgresStore"]
 
@@ -35,34 +35,34 @@ Connection = AsyncConnection[Any]
 
 
 class PostgresStore:
-    """`on_away` is told in words when the database goes away and when it is back; `revive` is called in a
-    thread while it is away, and may start a server that is ours."""
+    """`on_outage` receives one message when the database becomes unavailable and one when it is back.
+    `restart_server` is called in a thread during an outage, and may start the embedded server."""
 
     def __init__(
         self,
         url: str,
         *,
-        on_away: Callable[[str], None] | None = None,
-        revive: Callable[[], object] | None = None,
+        on_outage: Callable[[str], None] | None = None,
+        restart_server: Callable[[], object] | None = None,
     ) -> None:
-        self._link = PgConnection(url, on_away, revive)
+        self._connector = PgConnector(url, on_outage, restart_server)
         self._writer: Connection | None = None
         self._reader: Connection | None = None
         self._writing = asyncio.Lock()
         self._reading = asyncio.Lock()
 
     async def open(self) -> None:
-        """Waits until the database answers and its schema is ours."""
+        """Waits until the database answers, then migrates its schema."""
 
         async def attempt() -> None:
-            connection = await self._connected()
+            connection = await self._open_writer()
             try:
                 await migrate(connection)
             except psycopg.Error as error:
-                raise await self._broken(error) from error
+                raise await self._classify_write_error(error) from error
 
         async with self._writing:
-            await self._link.until_there(attempt)
+            await self._connector.retry_until_available(attempt)
 
     async def close(self) -> None:
         for connection in (self._writer, self._reader):
@@ -71,11 +71,11 @@ class PostgresStore:
         self._writer = self._reader = None
 
     async def claim_cluster(self, cluster: str) -> str:
-        """Waits until the database answers."""
+        """Ties the recorded state to a cluster; waits until the database answers."""
 
         async def attempt() -> str:
             async with self._writing:
-                await self._connected()
+                await self._open_writer()
             async with self._transaction("claim_cluster") as connection:
                 values = {"cluster": cluster}
                 row = await (await connection.execute(query("claim_cluster"), values)).fetchone()
@@ -83,109 +83,110 @@ class PostgresStore:
                     raise Corrupt("the table `instance` has no row")
                 return str(row[0])
 
-        return await self._link.until_there(attempt)
+        return await self._connector.retry_until_available(attempt)
 
     async def take_over(self, now: float) -> tuple[int, Recorded]:
-        """Waits until the database answers, then begins a new epoch."""
+        """Waits until the database answers, then begins an epoch and returns the recorded state."""
 
         async def attempt() -> tuple[int, Recorded]:
             async with self._writing:
-                await self._connected()
+                await self._open_writer()
             async with self._transaction("take_over") as connection:
-                return await _begin(connection, now)
+                return await _begin_epoch(connection, now)
 
-        return await self._link.until_there(attempt)
+        return await self._connector.retry_until_available(attempt)
 
     async def record(self, epoch: int, changes: Sequence[Change]) -> None:
-        batch = arrange(changes)
+        batch = build_batch(changes)
         async with self._transaction("record") as connection:
             await _check_epoch(connection, epoch, "lock_epoch" if changes else "read_epoch")
             await _write(connection, batch)
 
-    async def prune(self, epoch: int, now: float, keep: Retention) -> int:
+    async def prune(self, epoch: int, now: float, retention: Retention) -> int:
         limits = {
-            "count": keep.count,
-            "before": None if keep.age_s is None else now - keep.age_s,
-            "most": FORGOTTEN_AT_ONCE_MAX,
+            "count": retention.count,
+            "before": None if retention.age_s is None else now - retention.age_s,
+            "jobs_max": PRUNE_BATCH_MAX,
         }
         async with self._transaction("prune") as connection:
             await _check_epoch(connection, epoch)
-            forgotten = (await connection.execute(query("forget_jobs"), limits)).rowcount
-            await connection.execute(query("forget_submissions"), {"before": now - KEYS_KEPT_S})
-        return forgotten
+            pruned = (await connection.execute(query("prune_jobs"), limits)).rowcount
+            await connection.execute(query("prune_submissions"), {"before": now - SUBMISSION_KEY_TTL_S})
+        return pruned
 
-    async def jobs(self, wanted: JobFilter) -> list[JobRow]:
-        found = await self._read("find_jobs", rows.filter_values(wanted))
-        return [rows.job_row(row) for row in found]
+    async def jobs(self, job_filter: JobFilter) -> list[JobRow]:
+        return [rows.job_row(row) for row in await self._read("find_jobs", rows.filter_values(job_filter))]
 
     async def log(self, job: int) -> list[JobEvent]:
         return [rows.event(row) for row in await self._read("read_log", {"job": job})]
 
-    async def placed(self) -> list[AuditJob]:
+    async def placed_jobs(self) -> list[AuditJob]:
         return [audit_job(*row) for row in await self._read("placed_jobs", {})]
 
     async def _read(self, name: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
-        """Rows of a query; a connection that broke unnoticed is replaced once."""
+        """Runs a query; replaces a connection that turns out to be broken once."""
         async with self._reading:
             is_fresh = self._reader is None
             while True:
                 if self._reader is None or self._reader.closed:
-                    self._reader = await self._link.connect()
+                    self._reader = await self._connector.connect()
                 try:
                     cursor = await self._reader.execute(query(name), values, prepare=False)
                     return await cursor.fetchall()
                 except psycopg.Error as error:
-                    fault = explained(error)
-                    if not isinstance(fault, Away):
-                        raise fault from error
+                    failure = classify_error(error)
+                    if not isinstance(failure, DatabaseUnavailable):
+                        raise failure from error
                     await self._reader.close()
                     self._reader = None
                     if is_fresh:
-                        raise self._link.noticed(fault) from error
+                        raise self._connector.note_outage(failure) from error
                     is_fresh = True
 
-    async def _connected(self) -> Connection:
-        """The writing connection, opened if there is none."""
+    async def _open_writer(self) -> Connection:
+        """Returns the write connection; opens it if there is none."""
         if self._writer is None or self._writer.closed:
-            self._writer = await self._link.connect()
+            self._writer = await self._connector.connect()
         return self._writer
 
     @asynccontextmanager
     async def _transaction(self, name: str) -> AsyncIterator[Connection]:
-        """All or nothing, between the two failpoints of `name`."""
+        """A transaction of the write connection, between the two failpoints of `name`."""
         async with self._writing:
             connection = self._writer
             if connection is None:
-                raise self._link.noticed(Away("the database went away; take over again"))
+                raise self._connector.note_outage(
+                    DatabaseUnavailable("the connection to the database was lost; take over again to write")
+                )
             try:
                 async with connection.transaction():
                     yield connection
                     reach_before(name)
             except psycopg.Error as error:
-                raise await self._broken(error) from error
+                raise await self._classify_write_error(error) from error
             except Exception:
-                raise  # Refused by us and rolled back: the connection is as good as before.
+                raise  # Rejected by this code and rolled back: the connection is still usable.
             except BaseException:
-                # Cancelled, perhaps within the commit: whether it happened is not known.
-                await self._give_up()
+                # Cancelled, perhaps during the commit, so the outcome is unknown.
+                await self._discard_writer()
                 raise
             reach_after(name)
 
-    async def _broken(self, error: psycopg.Error) -> Exception:
-        """The fault to raise. A connection that may have lost its commit is given up."""
-        fault = explained(error)
-        if isinstance(fault, Unavailable):
-            await self._give_up()
-        return self._link.noticed(fault)
+    async def _classify_write_error(self, error: psycopg.Error) -> Exception:
+        """Returns the error to raise. Discards a connection whose commit may be lost."""
+        failure = classify_error(error)
+        if isinstance(failure, Unavailable):
+            await self._discard_writer()
+        return self._connector.note_outage(failure)
 
-    async def _give_up(self) -> None:
+    async def _discard_writer(self) -> None:
         connection, self._writer = self._writer, None
         if connection is not None:
             await connection.close()
 
 
-async def _check_epoch(connection: Connection, epoch: int, look: str = "lock_epoch") -> None:
-    row = await (await connection.execute(query(look))).fetchone()
+async def _check_epoch(connection: Connection, epoch: int, epoch_query: str = "lock_epoch") -> None:
+    row = await (await connection.execute(query(epoch_query))).fetchone()
     if row is None:
         raise Corrupt("the table `instance` has no row")
     if row[0] != epoch:
@@ -193,18 +194,18 @@ async def _check_epoch(connection: Connection, epoch: int, look: str = "lock_epo
 
 
 async def _write(connection: Connection, batch: Batch) -> None:
-    """All changes of a batch; jobs first, because everything else refers to them."""
+    """Writes a batch; jobs first, because every other table references them."""
     async with connection.cursor() as cursor:
         for name, lines in (("copy_jobs", batch.jobs), ("copy_events", batch.events)):
             if lines:
                 async with cursor.copy(query(name)) as copy:
                     await copy.write(lines)
-        for step in batch.steps:
-            await cursor.execute(query(step.query), {"rows": step.rows})
-            if step.expected is not None and cursor.rowcount != step.expected:
+        for statement in batch.statements:
+            await cursor.execute(query(statement.query), {"rows": statement.rows})
+            if statement.expected is not None and cursor.rowcount != statement.expected:
                 raise Corrupt(
-                    f"{step.query}: {step.expected} rows were meant, {cursor.rowcount} are there:"
-                    " something is freed, done or changed that is not there"
+                    f"{statement.query}: expected {statement.expected} rows, affected {cursor.rowcount}:"
+                    " a change refers to a row that does not exist"
                 )
         if batch.highest is not None:
             highest = batch.highest
@@ -212,16 +213,16 @@ async def _write(connection: Connection, batch: Batch) -> None:
             await cursor.execute(query("raise_highest"), values)
 
 
-async def _begin(connection: Connection, now: float) -> tuple[int, Recorded]:
-    """Raises the epoch, and reads behind the fence: nobody else can write until the commit."""
+async def _begin_epoch(connection: Connection, now: float) -> tuple[int, Recorded]:
+    """Raises the epoch and reads the state in the same transaction: the lock excludes other writers."""
 
     async def read(name: str, **values: object) -> list[tuple[Any, ...]]:
         return await (await connection.execute(query(name), values)).fetchall()
 
-    begun = await read("begin_epoch", now=now)
-    if not begun:
+    instance = await read("begin_epoch", now=now)
+    if not instance:
         raise Corrupt("the table `instance` has no row")
-    epoch, began_at, *highest = begun[0]
+    epoch, began_at, *highest = instance[0]
     recorded = Recorded(
         began_at=began_at,
         highest=IdHighest(*highest),
@@ -232,6 +233,9 @@ async def _begin(connection: Connection, now: float) -> tuple[int, Recorded]:
         drains=tuple(rows.drain(row) for row in await read("recorded_drains")),
         queues=tuple(rows.queue(row) for row in await read("recorded_queues")),
         inadmissible=tuple(rows.inadmissible(row) for row in await read("recorded_inadmissible")),
-        keys={key: tuple(ids) for key, ids in await read("recorded_submissions", after=now - KEYS_KEPT_S)},
+        keys={
+            key: tuple(ids)
+            for key, ids in await read("recorded_submissions", after=now - SUBMISSION_KEY_TTL_S)
+        },
     )
     return epoch, recorded

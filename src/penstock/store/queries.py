@@ -1,7 +1,7 @@
 """The SQL of the store, read from `sql/queries.sql` and `sql/migrations/`.
 
-A query is a block: a line with its name, lines that say what it does, then the text. The texts are bytes,
-because psycopg takes only bytes and literals as SQL: nothing can be pasted into a query by accident.
+A query is a block: a line with its name, description lines, then the statement. The statements are bytes,
+because psycopg accepts only bytes and literals as SQL; so no query can be built from strings by accident.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Migration:
 
 
 def parse_queries(text: str) -> dict[str, Query]:
-    """The blocks of a file. A block without a name, a description or a text is `Corrupt`."""
+    """Parses the blocks of a file. A block without a unique name, a description or a statement is
+    `Corrupt`."""
     found: dict[str, Query] = {}
     for block in re.split(r"\n\n(?=-- )", text.strip()):
         lines = block.splitlines()
@@ -43,7 +44,7 @@ def parse_queries(text: str) -> dict[str, Query]:
         about = [line[3:] for line in lines[1:] if line.startswith("-- ")]
         body = "\n".join(line for line in lines if not line.startswith("-- "))
         if named is None or not about or not body.strip() or named[1] in found:
-            raise Corrupt(f"a query needs its own name, a description and a text: {lines[0]!r}")
+            raise Corrupt(f"a query needs a unique name, a description and a statement: {lines[0]!r}")
         found[named[1]] = Query(named[1], " ".join(about), body.encode())
     return found
 
@@ -64,5 +65,5 @@ MIGRATIONS: Final = _read_migrations(_SQL / "migrations")
 
 
 def query(name: str) -> bytes:
-    """The text of a query."""
+    """Returns the statement of a query."""
     return QUERIES[name].text

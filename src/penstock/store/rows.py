@@ -1,4 +1,4 @@
-"""Rows of the database as values of the scheduler, in the order of the columns in `sql/queries.sql`."""
+"""Converts database rows to the scheduler's records. The column order is that of `sql/queries.sql`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def job_row(row: Row, log: tuple[JobEvent, ...] = ()) -> JobRow:
 
 
 def job_rows(jobs: Sequence[Row], events: Sequence[Row]) -> tuple[JobRow, ...]:
-    """Jobs with their logs; the events are in the order of their numbers."""
+    """Joins jobs with their eventlogs; `events` must be sorted by number."""
     logs: dict[int, list[JobEvent]] = {}
     for job, at, name, context in events:
         logs.setdefault(job, []).append(JobEvent(at, name, context))
@@ -79,14 +79,14 @@ def inadmissible(row: Row) -> InadmissibleSet:
     return InadmissibleSet(workload, tuple(members), reason)
 
 
-def filter_values(wanted: JobFilter) -> dict[str, object]:
+def filter_values(job_filter: JobFilter) -> dict[str, object]:
     return {
-        "ids": None if wanted.ids is None else list(wanted.ids),
-        "states": None if wanted.states is None else list(wanted.states),
-        "results": None if wanted.results is None else list(wanted.results),
-        "queue": wanted.queue,
-        "name": wanted.name,
-        "owner": wanted.owner,
-        "since": wanted.since,
-        "limit": max(0, wanted.limit),
+        "ids": None if job_filter.ids is None else list(job_filter.ids),
+        "states": None if job_filter.states is None else list(job_filter.states),
+        "results": None if job_filter.results is None else list(job_filter.results),
+        "queue": job_filter.queue,
+        "name": job_filter.name,
+        "owner": job_filter.owner,
+        "since": job_filter.since,
+        "limit": max(0, job_filter.limit),
     }

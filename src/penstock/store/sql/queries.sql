@@ -1,14 +1,14 @@
 -- prepare_session
--- A commit is on disk when it returns, whatever the server's default. A stopped process must not keep the
--- fence locked: the server ends its transaction.
+-- A commit is durable when it returns, independent of the server's default. If a process is suspended inside a
+-- transaction, the server aborts that transaction, so that the epoch row does not stay locked.
 SELECT
     set_config('synchronous_commit', 'on', false),
     set_config('idle_in_transaction_session_timeout', '30s', false),
     set_config('application_name', 'penstock', false)
 
--- schema_is_there
--- Whether any migration has run in this database. Read from the catalogue, because a lookup by name may
--- answer from before the lock that we waited for.
+-- schema_exists
+-- Whether any migration has run in this database. Reads the catalogue, because `to_regclass` may answer from a
+-- snapshot that is older than the advisory lock this session waited for.
 SELECT EXISTS (
     SELECT FROM pg_catalog.pg_class AS c
     JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -16,37 +16,37 @@ SELECT EXISTS (
 )
 
 -- schema_version
--- Which migration ran last.
+-- Number of the last migration that ran.
 SELECT schema_version FROM instance
 
 -- lock_schema
--- One migrates at a time; the lock goes with the transaction. The number is the word "penstock".
+-- Serializes migrations; the transaction's end releases the lock. The key is arbitrary and fixed.
 SELECT pg_advisory_xact_lock(8097873591115181931)
 
 -- set_schema_version
--- Remembers that a migration has run.
+-- Records that a migration has run.
 UPDATE instance SET schema_version = %(version)s
 
 -- lock_epoch
--- The fence: whoever holds this row is the only one that writes.
+-- The fence: the transaction that locks this row is the only writer.
 SELECT epoch FROM instance FOR UPDATE
 
 -- read_epoch
--- A look at the fence by one who writes nothing: a lock would cost a flush to disk.
+-- Checks the fence without a lock, for a transaction that writes nothing: a row lock would cost a disk flush.
 SELECT epoch FROM instance
 
 -- claim_cluster
--- Ties everything here to a cluster, unless it is tied to one already.
+-- Ties the recorded state to a cluster unless it is tied to one; returns the cluster it is tied to.
 UPDATE instance SET cluster = CASE cluster WHEN '' THEN %(cluster)s ELSE cluster END
 RETURNING cluster
 
 -- begin_epoch
--- Shuts out every older epoch. The first one sets the beginning.
+-- Fences off every older epoch. The first epoch also sets the time that job ids count from.
 UPDATE instance SET epoch = epoch + 1, began_at = coalesce(began_at, %(now)s)
 RETURNING epoch, began_at, highest_job, highest_intent, highest_rank
 
 -- raise_highest
--- Ids are never given twice, so these only rise.
+-- Ids are never reused, so the highest values never decrease.
 UPDATE instance
 SET
     highest_job = greatest(highest_job, %(job)s),
@@ -54,18 +54,18 @@ SET
     highest_rank = greatest(highest_rank, %(rank)s)
 
 -- copy_jobs
--- Jobs that are new, each with the last that was said of it.
+-- New jobs, each with the latest state in the batch.
 COPY jobs (
     id, owner, name, seen_at, spec, workload, key,
     state, queue, urgency, priority, result, status, started_at, ended_at, detail
 ) FROM STDIN
 
 -- copy_events
--- More lines of eventlogs.
+-- Appends to eventlogs.
 COPY job_events (job_id, number, at, name, context) FROM STDIN
 
 -- update_jobs
--- The last that was said of each job.
+-- Latest state of each job.
 UPDATE jobs
 SET
     state = input.state, queue = input.queue, urgency = input.urgency, priority = input.priority,
@@ -78,26 +78,26 @@ FROM json_to_recordset(%(rows)s::json) AS input (
 WHERE jobs.id = input.id
 
 -- insert_submissions
--- Which jobs came with which key.
+-- Maps submission keys to jobs.
 INSERT INTO submissions (key, job, seen_at)
 SELECT key, id, seen_at FROM json_to_recordset(%(rows)s::json) AS input (key text, id bigint, seen_at double precision)
 
 -- insert_allocations
--- Parts that jobs hold.
+-- Allocated parts: the first match of a job, or an extension.
 INSERT INTO allocations (job, part, start_s, end_s, data)
 SELECT job, part, start_s, end_s, data
 FROM json_to_recordset(%(rows)s::json) AS input (job bigint, part bigint, start_s bigint, end_s bigint, data json)
 
 -- insert_freed_slots
--- Slots given back early; only a job that holds something can, and each slot once.
+-- Slots released before the rest of the allocation. Requires an allocation; each slot is released once.
 INSERT INTO freed_slots (job, slot, at)
 SELECT input.job, slot, input.at
 FROM json_to_recordset(%(rows)s::json) AS input (job bigint, slots bigint[], at double precision)
 CROSS JOIN LATERAL unnest(input.slots) AS slot
-WHERE EXISTS (SELECT FROM allocations AS held WHERE held.job = input.job)
+WHERE EXISTS (SELECT FROM allocations AS a WHERE a.job = input.job)
 
 -- delete_allocations
--- All that these jobs held is free; one row for each that held anything. What they hold next counts afresh.
+-- Frees all parts and forgets the early-released slots of these jobs; returns the jobs that had an allocation.
 WITH input AS MATERIALIZED (
     SELECT job FROM json_to_recordset(%(rows)s::json) AS input (job bigint)
 ), gone AS (
@@ -108,48 +108,49 @@ WITH input AS MATERIALIZED (
 SELECT DISTINCT job FROM gone
 
 -- insert_intents
--- What must be done, before anybody does it.
+-- Records intents before a backend executes them.
 INSERT INTO intents (id, job, kind, payload)
 SELECT id, nullif(job, 0), kind, payload
 FROM json_to_recordset(%(rows)s::json) AS input (id bigint, job bigint, kind text, payload json)
 
 -- delete_intents
--- What has been done.
+-- Removes completed intents.
 DELETE FROM intents USING json_to_recordset(%(rows)s::json) AS input (id bigint) WHERE intents.id = input.id
 
 -- insert_nodes
--- Nodes with their ranks.
+-- Registers nodes with their ranks.
 INSERT INTO nodes (node, rank)
 SELECT node, rank FROM json_to_recordset(%(rows)s::json) AS input (node text, rank bigint)
 
 -- delete_nodes
--- Nodes that are gone for good.
+-- Removes nodes that left the cluster for good.
 DELETE FROM nodes USING json_to_recordset(%(rows)s::json) AS input (node text) WHERE nodes.node = input.node
 
 -- upsert_drains
--- The last drain of each node counts.
+-- Drains nodes; a later drain of the same node replaces its reason.
 INSERT INTO drains (node, reason, by, at)
 SELECT node, reason, by, at
 FROM json_to_recordset(%(rows)s::json) AS input (node text, reason text, by text, at double precision)
 ON CONFLICT (node) DO UPDATE SET reason = excluded.reason, by = excluded.by, at = excluded.at
 
 -- delete_drains
--- Nodes that take work again.
+-- Undrains nodes.
 DELETE FROM drains USING json_to_recordset(%(rows)s::json) AS input (node text) WHERE drains.node = input.node
 
 -- upsert_inadmissible
--- The last word on each workload counts.
+-- Marks workloads as inadmissible; a later entry replaces an earlier one.
 INSERT INTO inadmissible (workload, members, reason)
 SELECT workload, members, reason
 FROM json_to_recordset(%(rows)s::json) AS input (workload text, members text[], reason text)
 ON CONFLICT (workload) DO UPDATE SET members = excluded.members, reason = excluded.reason
 
 -- delete_inadmissible
--- Workloads that are gone, or tried again.
-DELETE FROM inadmissible USING json_to_recordset(%(rows)s::json) AS input (workload text) WHERE inadmissible.workload = input.workload
+-- Removes workloads that are gone or are tried again.
+DELETE FROM inadmissible USING json_to_recordset(%(rows)s::json) AS input (workload text)
+WHERE inadmissible.workload = input.workload
 
 -- upsert_queues
--- The last setting of each queue counts.
+-- Settings of queues; a later entry replaces an earlier one.
 INSERT INTO queues (queue, enabled, started, reason_disabled, reason_stopped)
 SELECT queue, enabled, started, reason_disabled, reason_stopped
 FROM json_to_recordset(%(rows)s::json)
@@ -160,58 +161,58 @@ SET
     reason_disabled = excluded.reason_disabled, reason_stopped = excluded.reason_stopped
 
 -- recorded_jobs
--- Active jobs, and the inactive ones that they wait for.
+-- Active jobs, and the inactive jobs that they depend on.
 SELECT
     id, owner, name, seen_at, spec, workload, key,
     state, queue, urgency, priority, result, status, started_at, ended_at, detail
 FROM jobs
-WHERE id IN (SELECT id FROM jobs WHERE state <> 'INACTIVE' UNION SELECT id FROM awaited)
+WHERE id IN (SELECT id FROM jobs WHERE state <> 'INACTIVE' UNION SELECT id FROM dependency_targets)
 ORDER BY id
 
 -- recorded_events
--- The logs of the same jobs.
+-- Eventlogs of the jobs that `recorded_jobs` returns.
 SELECT job_id, at, name, context
 FROM job_events
-WHERE job_id IN (SELECT id FROM jobs WHERE state <> 'INACTIVE' UNION SELECT id FROM awaited)
+WHERE job_id IN (SELECT id FROM jobs WHERE state <> 'INACTIVE' UNION SELECT id FROM dependency_targets)
 ORDER BY job_id, number
 
 -- recorded_allocations
--- Every part that is held, with the slots that its job gave back early.
+-- Every allocated part, with the slots that its job released early.
 SELECT job, part, start_s, end_s, data, coalesce(slots, '{}')
 FROM allocations
 LEFT JOIN (SELECT job, array_agg(slot ORDER BY slot) AS slots FROM freed_slots GROUP BY job) AS freed USING (job)
 ORDER BY job, part
 
 -- recorded_intents
--- What is not known to be done.
+-- Intents that are not known to be completed.
 SELECT id, coalesce(job, 0), kind, payload FROM intents ORDER BY id
 
 -- recorded_nodes
--- Nodes in the order of their ranks.
+-- Nodes by rank.
 SELECT node, rank FROM nodes ORDER BY rank
 
 -- recorded_drains
--- Nodes that take no work.
+-- Drained nodes.
 SELECT node, reason, by, at FROM drains ORDER BY node COLLATE "C"
 
 -- recorded_queues
--- Queues as they were set.
+-- Settings of queues.
 SELECT queue, enabled, started, reason_disabled, reason_stopped FROM queues ORDER BY queue COLLATE "C"
 
 -- recorded_inadmissible
--- Workloads whose members wait for somebody to act.
+-- Inadmissible workloads: members that existed at that time wait until a new member appears.
 SELECT workload, members, reason FROM inadmissible ORDER BY workload COLLATE "C"
 
 -- recorded_submissions
--- Keys of recent submissions.
+-- Submission keys that have not expired.
 SELECT key, array_agg(job ORDER BY job) FROM submissions
 WHERE seen_at >= %(after)s
 GROUP BY key
 ORDER BY key COLLATE "C"
 
 -- find_jobs
--- The history, newest first; a filter that is NULL lets everything through. Planned afresh each time, so
--- that only the filters that are set count.
+-- Job history, newest first; a filter that is NULL matches every job. Not prepared, so that the planner sees
+-- which filters are set.
 SELECT
     id, owner, name, seen_at, spec, workload, key,
     state, queue, urgency, priority, result, status, started_at, ended_at, detail
@@ -232,16 +233,16 @@ LIMIT %(limit)s
 SELECT at, name, context FROM job_events WHERE job_id = %(job)s ORDER BY number
 
 -- placed_jobs
--- Active jobs of which somebody has a place: a member that neither waits for one nor has left it.
+-- Active jobs with at least one member that is assigned to a node: neither waiting nor ended.
 SELECT id, detail
 FROM jobs
 WHERE state <> 'INACTIVE'
   AND detail @? '$.members[*] ? (@.phase <> "waiting" && @.phase <> "ended")'
 ORDER BY id
 
--- forget_jobs
--- Inactive jobs that are too old or too many, oldest first; never one that is waited for, holds something or
--- has something to be done. Their logs go with them.
+-- prune_jobs
+-- Deletes inactive jobs beyond the retention, oldest first, with their eventlogs. Keeps jobs that an active job
+-- depends on, that have an allocation, or that have an open intent.
 DELETE FROM jobs WHERE id IN (
     SELECT id
     FROM (
@@ -257,13 +258,13 @@ DELETE FROM jobs WHERE id IN (
         FROM jobs
         WHERE state = 'INACTIVE' AND coalesce(ended_at, seen_at) < %(before)s::double precision
     ) AS old
-    WHERE NOT EXISTS (SELECT FROM awaited WHERE awaited.id = old.id)
+    WHERE NOT EXISTS (SELECT FROM dependency_targets WHERE dependency_targets.id = old.id)
       AND NOT EXISTS (SELECT FROM allocations WHERE allocations.job = old.id)
       AND NOT EXISTS (SELECT FROM intents WHERE intents.job = old.id)
     ORDER BY since, id
-    LIMIT %(most)s
+    LIMIT %(jobs_max)s
 )
 
--- forget_submissions
--- Keys that are not recent any more.
+-- prune_submissions
+-- Deletes expired submission keys.
 DELETE FROM submissions WHERE seen_at < %(before)s

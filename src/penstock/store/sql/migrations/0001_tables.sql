@@ -1,7 +1,8 @@
 -- Runs before the code that needs it: the database is empty.
 --
--- Everything that an instance remembers. Rows that only pass through (`json`) are kept byte by byte; `jsonb`
--- is for what is looked into. `job_events` only grows: a line is never changed, and goes only with its job.
+-- The whole durable state of an instance. Documents that no query inspects have the type `json`, which keeps
+-- them byte by byte; documents that queries inspect are `jsonb`. `job_events` is append-only: a row is never
+-- changed, and is deleted only together with its job.
 
 CREATE TABLE instance (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -40,7 +41,7 @@ CREATE INDEX jobs_by_name ON jobs (name, id);
 CREATE INDEX jobs_by_owner ON jobs (owner, id);
 CREATE INDEX jobs_by_end ON jobs (coalesce(ended_at, seen_at), id);
 
--- Inactive jobs that an active one names in `depends_on`: a restart needs them, so they are not forgotten.
+-- Jobs that an active job names in `depends_on`. A restart needs them, so pruning keeps them.
 CREATE VIEW awaited AS
 SELECT DISTINCT
     CASE
@@ -80,7 +81,7 @@ CREATE TABLE freed_slots (
 
 CREATE TABLE intents (
     id bigint PRIMARY KEY,
-    job bigint REFERENCES jobs (id), -- none: about what is left over of a job that may be forgotten
+    job bigint REFERENCES jobs (id), -- NULL: concerns an orphan of a job that may be pruned already
     kind text NOT NULL,
     payload json NOT NULL
 );
@@ -106,7 +107,7 @@ CREATE TABLE queues (
     reason_stopped text NOT NULL
 );
 
--- Outlives its jobs: the same key is the same submission for some days, whatever was forgotten.
+-- Outlives its jobs: a submission key stays known for some days, even after its jobs were pruned.
 CREATE TABLE submissions (
     key text NOT NULL,
     job bigint NOT NULL,
@@ -121,7 +122,7 @@ BEGIN
         USING ERRCODE = 'integrity_constraint_violation';
 END $$;
 
--- A cascade arrives from within a trigger of `jobs`; a statement that somebody types does not.
+-- A cascade runs inside a trigger of `jobs` (depth 2 or more); a DELETE typed by hand does not.
 CREATE FUNCTION refuse_unless_cascade() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF pg_trigger_depth() < 2 THEN
@@ -131,7 +132,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Numbers of a job's lines have no gap: the lowest that is added follows the highest that is there.
+-- Event numbers of a job have no gap: the lowest inserted number follows the highest existing one.
 CREATE FUNCTION refuse_gaps() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     wrong bigint;

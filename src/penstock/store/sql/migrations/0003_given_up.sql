@@ -1,6 +1,7 @@
 -- Runs before the code that needs it: code that does not know the table leaves it empty.
 --
--- Works whose job was cancelled, or never became whole, while members of theirs were still there.
+-- Workloads whose job was cancelled, or never assembled completely, while members still existed. Migration 4
+-- renames the table to `inadmissible`.
 
 CREATE TABLE given_up (
     work text PRIMARY KEY,

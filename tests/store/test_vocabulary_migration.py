@@ -1,0 +1,133 @@
+"""Migration 4 renames tables, columns and JSON keys. Rows that the earlier version wrote keep their
+values."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+from servers import Server, fresh_database
+
+from penstock.engine import slot_request
+from penstock.model.job import JobState
+from penstock.sched.job import Job, MemberPhase, load
+from penstock.sched.jobspec import SchedulingSpec
+from penstock.sched.records import InadmissibleSet, JobNew, JobRow
+from penstock.store.migrate import migrate
+from penstock.store.port import JobFilter
+from penstock.store.postgres import PostgresStore
+from penstock.store.queries import MIGRATIONS
+
+OLD_VERSION = 3
+
+
+def _member(key: str, index: int, phase: str) -> dict[str, object]:
+    return {"key": key, "index": index, "phase": phase, "node": f"n{index}", "slot": index, "grants": []}
+
+
+# Member documents in the order in which the earlier version wrote them; only some were `owed`.
+OLD_MEMBERS: list[dict[str, object]] = [
+    {**_member("a", 0, "ended"), "grants": [["core", "0-1", 2]], "owed": True},
+    {**_member("b", 1, "running"), "seen_at": 7.25},
+    {**_member("c", 2, "ended"), "owed": True, "status": 256},
+]
+OLD_DETAIL: dict[str, object] = {
+    "attempt": 2,
+    "members": OLD_MEMBERS,
+    "times": {"RUN": 10.5},
+    "placed_at": 11.0,
+    "incomplete_since": 12.0,
+    "broken": "node n2 is gone",
+    "parked": "9 gpus per node, the largest node has 8",
+    "work_gone": True,
+    "failed_by_world": True,
+    "unassembled": True,
+}
+PLAIN_DETAIL: dict[str, object] = {"attempt": 1, "times": {"INACTIVE": 3.5}, "exception": {"note": "parked"}}
+
+INSERT_JOB = """
+INSERT INTO jobs (id, owner, name, seen_at, spec, work, key, state, queue, urgency, priority, result, status,
+                  started_at, ended_at, detail)
+VALUES (%s, 'ada', 'sleep', 1.5, %s, %s, '', %s, 'batch', 16, 20, %s, NULL, NULL, %s, %s)
+"""
+
+
+@pytest.fixture
+def old_url(server: Server) -> str:
+    """A database that the version with migrations 1 to 3 wrote: an active and an ended job, a given-up
+    work."""
+    url = fresh_database(server)
+
+    async def write() -> None:
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            assert await migrate(connection, MIGRATIONS[:OLD_VERSION]) == (1, 2, 3)
+            active = (1, Jsonb({"depends_on": [2]}), "ns/job/a", "RUN", "", None, Jsonb(OLD_DETAIL))
+            ended = (2, Jsonb({}), "ns/job/b", "INACTIVE", "FAILED", 4.5, Jsonb(PLAIN_DETAIL))
+            for row in (active, ended):
+                await connection.execute(INSERT_JOB, row)
+            await connection.execute(
+                "INSERT INTO given_up (work, members, reason)"
+                " VALUES ('ns/job/b', '{m1,m2}', 'CANCELED: by ada')"
+            )
+
+    asyncio.run(write())
+    return url
+
+
+async def _migrated(url: str) -> tuple[tuple[JobRow, ...], tuple[InadmissibleSet, ...], list[JobRow]]:
+    """What the current version reads on start, and what it finds in the history."""
+    store = PostgresStore(url)
+    await store.open()
+    try:
+        _, recorded = await store.take_over(100.0)
+        return recorded.jobs, recorded.inadmissible, await store.jobs(JobFilter())
+    finally:
+        await store.close()
+
+
+def test_rows_of_the_earlier_version_keep_their_values_under_the_renamed_keys(old_url: str) -> None:
+    jobs, inadmissible, history = asyncio.run(_migrated(old_url))
+    # Job 2 is inactive and is read because job 1 depends on it: the view was renamed with its definition.
+    assert [row.new for row in jobs] == [
+        JobNew(1, "ada", "sleep", 1.5, {"depends_on": [2]}, "ns/job/a"),
+        JobNew(2, "ada", "sleep", 1.5, {}, "ns/job/b"),
+    ]
+    assert [row.live.state for row in jobs] == [JobState.RUN, JobState.INACTIVE]
+    assert inadmissible == (InadmissibleSet("ns/job/b", ("m1", "m2"), "CANCELED: by ada"),)
+    assert jobs[1].live.detail == PLAIN_DETAIL
+    assert jobs[0].live.detail == {
+        "attempt": 2,
+        "members": [
+            {**{key: value for key, value in member.items() if key != "owed"}, "slot_release_pending": True}
+            if "owed" in member
+            else member
+            for member in OLD_MEMBERS
+        ],
+        "times": {"RUN": 10.5},
+        "placed_at": 11.0,
+        "incomplete_since": 12.0,
+        "incomplete_reason": "node n2 is gone",
+        "unsatisfiable_reason": "9 gpus per node, the largest node has 8",
+        "workload_gone": True,
+        "infrastructure_failure": True,
+        "unassembled": True,
+    }
+    assert [row.live.detail for row in history] == [row.live.detail for row in reversed(jobs)]
+
+
+def test_the_scheduler_loads_a_job_that_the_earlier_version_wrote(old_url: str) -> None:
+    rows, _, _ = asyncio.run(_migrated(old_url))
+    job = Job(1, "ada", SchedulingSpec("sleep", "batch", slot_request({"core": 1}), 3), {}, 1.5)
+    load(job, rows[0].live.detail)
+    assert job.unsatisfiable_reason == "9 gpus per node, the largest node has 8"
+    assert job.incomplete_reason == "node n2 is gone"
+    assert (job.is_workload_gone, job.is_infrastructure_failure, job.is_assembled) == (True, True, False)
+    assert [member.key for member in job.members.values()] == ["a", "b", "c"]
+    assert [member.slot_release_pending for member in job.members.values()] == [True, False, True]
+    assert [member.phase for member in job.members.values()] == [
+        MemberPhase.ENDED,
+        MemberPhase.RUNNING,
+        MemberPhase.ENDED,
+    ]
