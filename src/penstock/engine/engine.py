@@ -23,13 +23,24 @@ from penstock.engine.allocation import (
     Satisfiable,
     Slot,
 )
-from penstock.engine.booking import Ledger, Mark, Marks, Span, marks_of, picks_of, slots_of
+from penstock.engine.booking import (
+    Ledger,
+    Mark,
+    Marks,
+    Span,
+    collected,
+    marks_of,
+    parents,
+    picks_of,
+    slots_of,
+    with_wholes,
+    without_slots,
+)
 from penstock.engine.bounds import cannot_ever_fit
 from penstock.engine.explain import Explainer
 from penstock.engine.external_usage import ExternalUsages
 from penstock.engine.filters import DEFAULT_FILTERS, Filters
 from penstock.engine.graph import Graph, Vertex
-from penstock.engine.marks import collected, parents, with_wholes, without_slots
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import DerivedOrder, Policy, SearchOrder, Usage, parse_policy
 from penstock.engine.request import Placement, Request, check_distinct, compile_wants
