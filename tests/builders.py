@@ -26,13 +26,13 @@ def count_of(amount: Amount) -> Count:
     return amount if isinstance(amount, Count) else Count(amount, amount)
 
 
-def want(kind: str, amount: Amount = 1, *inner: Resource, exclusive: bool | None = None) -> Resource:
+def resource_of(kind: str, amount: Amount = 1, *inner: Resource, exclusive: bool | None = None) -> Resource:
     """A level of a request; a slot gets the label that it must have."""
     label = "default" if kind == "slot" else ""
     return Resource(kind, count_of(amount), exclusive=exclusive, with_=inner, label=label)
 
 
-def asks(
+def request_with(
     *outer: Resource,
     duration_s: int | None = None,
     constraint: Constraint | None = None,
@@ -43,7 +43,7 @@ def asks(
     return Request((Group(outer, constraint),), duration_s, Placement(distinct_nodes, within))
 
 
-def asks_groups(
+def request_with_groups(
     *groups: Resource, duration_s: int | None = None, distinct_nodes: bool = False, within: str = ""
 ) -> Request:
     """A request of as many groups as resources are given."""

@@ -56,7 +56,7 @@ def _place(frame: FrameType) -> tuple[str, str]:
             part = ".".join(Path(path).parts[:2]).removesuffix(".py")
             return part, f"{path}:{found.f_code.co_name}"
         found = found.f_back
-    return "HTTP and TLS" if any(mark in file for mark in _HTTP) else "libraries", innermost
+    return "HTTP and TLS" if any(claim in file for claim in _HTTP) else "libraries", innermost
 
 
 def main() -> None:

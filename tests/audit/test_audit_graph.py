@@ -146,7 +146,7 @@ def test_units_that_no_member_has_are_a_seat_that_is_empty() -> None:
 def test_a_hold_that_the_engine_does_not_know_is_a_sum_that_is_none() -> None:
     driver = gang()
     api = api_of(graph_reading(driver.scheduler))
-    driver.scheduler.state.cluster.engine.holds.remove("other")
+    driver.scheduler.state.cluster.engine.external_usage.remove("other")
     assert kinds(driver, api, graph_reading(driver.scheduler)) == [DifferenceKind.ALLOCATION_DIFFERS]
 
 

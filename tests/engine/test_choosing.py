@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builders import asks, at, held, on, placed, short, sockets_of, want
+from builders import at, held, on, placed, request_with, resource_of, short, sockets_of
 from penstock.engine import Engine, Graph, VertexSpec, cluster_of, parse_policy, slot_request
 from penstock.engine.policies import NAMED_POLICIES, BadPolicy, Policy
 
@@ -133,7 +133,7 @@ def test_what_overruns_counts_as_use(policy: str, node: str) -> None:
 
 
 def test_a_domain_is_tried_in_the_order_of_the_policy() -> None:
-    request = asks(want("slot", 2, want("core")), within="rack")
+    request = request_with(resource_of("slot", 2, resource_of("core")), within="rack")
     for policy, rack in (("low", "rack0"), ("high", "rack1"), ("first", "rack1")):
         engine = Engine(cluster_of(nodes=4, cores=1, racks=2), policy)
         assert {place.split("/")[0] for place in held(engine.match(1, request, 0))} == {rack}
@@ -142,7 +142,7 @@ def test_a_domain_is_tried_in_the_order_of_the_policy() -> None:
 def test_a_full_domain_is_passed_over() -> None:
     engine = Engine(cluster_of(nodes=4, cores=1, racks=2), "low")
     engine.match(1, slot_request({"core": 1}, constraint=on("node0")), 0)
-    answer = engine.match(2, asks(want("slot", 2, want("core")), within="rack"), 0)
+    answer = engine.match(2, request_with(resource_of("slot", 2, resource_of("core")), within="rack"), 0)
     assert held(answer) == ["rack1/node2/core0", "rack1/node3/core0"]
     assert at(engine, "rack0/node1/core0").state is None
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from builders import asks, asks_groups, at, held, on, placed, pools_of, short, sockets_of, want
+from builders import (
+    at,
+    held,
+    on,
+    placed,
+    pools_of,
+    request_with,
+    request_with_groups,
+    resource_of,
+    short,
+    sockets_of,
+)
 from penstock.engine import Engine, Graph, Never, NotNow, VertexSpec, cluster_of, slot_request
 from penstock.engine.graph_updates import set_status
 
@@ -15,14 +26,16 @@ def shared(engine: Engine, job: int) -> list[str]:
 
 def test_what_lies_in_a_slot_is_had_alone_and_what_lies_above_is_shared() -> None:
     engine = Engine(sockets_of(), "low")
-    answer = engine.match(1, asks(want("slot", 1, want("socket", 1, want("core")))), 0)
+    answer = engine.match(
+        1, request_with(resource_of("slot", 1, resource_of("socket", 1, resource_of("core")))), 0
+    )
     assert held(answer) == ["node0/socket0/core0", "node0/socket0"]
     assert shared(engine, 1) == ["node0", ""]
 
 
 def test_two_jobs_share_a_node_that_only_lies_above() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2), "low")
-    request = asks(want("node", 1, want("slot", 1, want("core"))))
+    request = request_with(resource_of("node", 1, resource_of("slot", 1, resource_of("core"))))
     assert held(engine.match(1, request, 0)) == ["node0/core0"]
     assert held(engine.match(2, request, 0)) == ["node0/core1"]
 
@@ -30,7 +43,7 @@ def test_two_jobs_share_a_node_that_only_lies_above() -> None:
 def test_a_vertex_on_which_somebody_is_cannot_be_had_alone() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2), "low")
     engine.match(1, slot_request({"core": 1}, duration_s=10), 0)
-    for request in (slot_request({"node": 1}), asks(want("node", 1, exclusive=True))):
+    for request in (slot_request({"node": 1}), request_with(resource_of("node", 1, exclusive=True))):
         answer = engine.match(2, request, 0)
         assert isinstance(answer, NotNow)
         assert answer.earliest_s == 10
@@ -45,7 +58,11 @@ def test_a_plain_slot_of_a_node_holds_the_node_and_keeps_others_from_what_is_bel
 
 def test_what_is_asked_for_exclusively_brings_all_that_is_below() -> None:
     engine = Engine(sockets_of(), "low")
-    answer = engine.match(1, asks(want("socket", 1, want("slot", 1, want("core")), exclusive=True)), 0)
+    answer = engine.match(
+        1,
+        request_with(resource_of("socket", 1, resource_of("slot", 1, resource_of("core")), exclusive=True)),
+        0,
+    )
     assert held(answer) == ["node0/socket0/core0", "node0/socket0/core1", "node0/socket0"]
     assert [short(grant.vertex) for grant in placed(answer).slots[0].grants] == ["node0/socket0/core0"]
 
@@ -53,7 +70,7 @@ def test_what_is_asked_for_exclusively_brings_all_that_is_below() -> None:
 def test_the_shadow_has_full_sizes_and_comes_whatever_its_status() -> None:
     engine = Engine(pools_of(4, 2), "low")
     set_status(at(engine, "node0/memory1"), up=False)
-    answer = engine.match(1, asks(want("node", 1, exclusive=True)), 0)
+    answer = engine.match(1, request_with(resource_of("node", 1, exclusive=True)), 0)
     assert held(answer) == ["node0/memory0:4", "node0/memory1:2", "node0"]
 
 
@@ -69,8 +86,8 @@ def test_a_nodex_policy_takes_every_node_whole(policy: str, node: int) -> None:
 def test_one_group_that_wants_its_node_alone_does_not_widen_the_other_groups() -> None:
     engine = Engine(cluster_of(nodes=2, cores=2), "low")
     engine.match(1, slot_request({"core": 1}, constraint=on("node1")), 0)
-    slot = want("slot", 1, want("core"))
-    answer = engine.match(2, asks_groups(want("node", 1, slot, exclusive=True), slot), 0)
+    slot = resource_of("slot", 1, resource_of("core"))
+    answer = engine.match(2, request_with_groups(resource_of("node", 1, slot, exclusive=True), slot), 0)
     assert held(answer) == ["node0/core0", "node0/core1", "node0", "node1/core1"]
 
 
@@ -84,15 +101,17 @@ def test_a_type_asked_for_exclusively_at_one_level_is_shared_at_another() -> Non
             graph.add_child(node, VertexSpec("core", core))
     engine = Engine(graph, "low")
     engine.match(1, slot_request({"core": 1}, constraint=on("node1")), 0)
-    in_rack = want("rack", 1, want("node", 1, exclusive=True))
-    answer = engine.match(2, asks(in_rack, want("node", 1, want("slot", 1, want("core")))), 0)
+    in_rack = resource_of("rack", 1, resource_of("node", 1, exclusive=True))
+    answer = engine.match(
+        2, request_with(in_rack, resource_of("node", 1, resource_of("slot", 1, resource_of("core")))), 0
+    )
     assert held(answer) == ["rack0/node0/core0", "rack0/node0/core1", "rack0/node0", "node1/core1"]
 
 
 def test_a_divisible_pool_of_which_somebody_has_a_part_cannot_be_had_alone() -> None:
     engine = Engine(pools_of(64, divisible=True), "low")
     engine.match(1, slot_request({"memory": 32}), 0)
-    alone = asks(want("slot", 1, want("memory", 8, exclusive=True)))
+    alone = request_with(resource_of("slot", 1, resource_of("memory", 8, exclusive=True)))
     assert isinstance(engine.match(2, alone, 0), NotNow)
     engine.release(1)
     assert held(engine.match(2, alone, 0)) == ["node0/memory0:64"]
@@ -108,15 +127,15 @@ def test_parts_of_a_divisible_pool_are_shared_by_many() -> None:
 
 def test_a_whole_rack_comes_with_its_nodes() -> None:
     engine = Engine(cluster_of(nodes=4, cores=1, racks=2), "low")
-    answer = engine.match(1, asks(want("rack", 1, exclusive=True)), 0)
+    answer = engine.match(1, request_with(resource_of("rack", 1, exclusive=True)), 0)
     inside = ["rack0/node0/core0", "rack0/node0", "rack0/node1/core0", "rack0/node1", "rack0"]
     assert held(answer) == inside
-    assert isinstance(engine.match(2, asks(want("rack", 3, exclusive=True)), 0), Never)
+    assert isinstance(engine.match(2, request_with(resource_of("rack", 3, exclusive=True)), 0), Never)
 
 
 def test_below_a_vertex_that_is_had_alone_no_domain_is_free_either() -> None:
     engine = Engine(sockets_of(), "low")
     engine.match(1, slot_request({"node": 1}), 0)
     for within in ("socket", "node", "core"):
-        answer = engine.match(2, asks(want("slot", 1, want("core")), within=within), 0)
+        answer = engine.match(2, request_with(resource_of("slot", 1, resource_of("core")), within=within), 0)
         assert isinstance(answer, NotNow if within != "core" else Never)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builders import asks, asks_groups, at, on, pools_of, sockets_of, want
+from builders import at, on, pools_of, request_with, request_with_groups, resource_of, sockets_of
 from penstock.engine import Engine, MatchResult, Never, NotNow, Reason, Request, cluster_of, slot_request
 from penstock.engine.allocation import Blocker, FunnelStage
 from penstock.engine.graph_updates import set_status
@@ -17,7 +17,7 @@ def reason_of(answer: MatchResult) -> Reason:
 
 
 def steps(reason: Reason) -> list[tuple[str, int, int]]:
-    return [(step.name, step.passed, step.needed) for step in reason.steps]
+    return [(step.name, step.passed, step.needed) for step in reason.stages]
 
 
 @pytest.mark.parametrize(
@@ -30,9 +30,12 @@ def steps(reason: Reason) -> list[tuple[str, int, int]]:
             slot_request({"core": 1}, constraint=Properties(("fast",))),
             "asks for nodes with a constraint that none of 2 meets",
         ),
-        (asks(want("node", 3, exclusive=True)), "asks for 3 nodes, at most 2 fit when everything is free"),
         (
-            asks(want("slot", 2, want("core", 4)), within="node"),
+            request_with(resource_of("node", 3, exclusive=True)),
+            "asks for 3 nodes, at most 2 fit when everything is free",
+        ),
+        (
+            request_with(resource_of("slot", 2, resource_of("core", 4)), within="node"),
             "asks for 2 slots, at most 1 fit when everything is free inside one node",
         ),
     ],
@@ -41,7 +44,7 @@ def test_never_names_the_clause_that_cannot_be_met(request_: Request, clause: st
     answer = Engine(cluster_of(nodes=2, cores=4)).match(1, request_, 0)
     assert isinstance(answer, Never)
     assert str(answer.reason) == clause
-    assert answer.reason.steps
+    assert answer.reason.stages
 
 
 def test_never_is_said_although_everything_is_busy_and_down() -> None:
@@ -73,14 +76,14 @@ def test_the_steps_lead_from_all_nodes_to_those_with_room() -> None:
         ("slots that fit", 1, 3),
     ]
     assert str(reason) == "asks for 3 slots; 2 nodes are up, it takes 3"
-    assert reason.steps[0] == FunnelStage("nodes", 4, 3)
+    assert reason.stages[0] == FunnelStage("nodes", 4, 3)
 
 
 def test_who_is_in_the_way_is_told_with_the_time_it_ends() -> None:
     engine = Engine(cluster_of(nodes=3, cores=1), "lonode")
     engine.match(1, slot_request({"core": 1}, duration_s=90), 0)
     engine.match(2, slot_request({"core": 1}, duration_s=30), 0)
-    engine.holds.set("pod/x", at(engine, "node2"), {"core": 1})
+    engine.external_usage.set("pod/x", at(engine, "node2"), {"core": 1})
     reason = reason_of(engine.match(3, slot_request({"core": 1}), 0))
     assert reason.blockers == (
         Blocker(external_usage="pod/x"),
@@ -127,16 +130,16 @@ def test_nodes_that_are_down_are_the_reason() -> None:
 
 def test_groups_in_each_others_way_are_told_so() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2))
-    two = want("slot", 1, want("core", 2))
-    reason = reason_of(engine.match(1, asks_groups(two, two), 0))
+    two = resource_of("slot", 1, resource_of("core", 2))
+    reason = reason_of(engine.match(1, request_with_groups(two, two), 0))
     assert str(reason) == "asks for 4 cores in 2 groups together, there are 2"
 
 
 def test_groups_that_only_fit_one_after_the_other_now_are_told_so() -> None:
     engine = Engine(cluster_of(nodes=2, cores=2))
     engine.match(1, slot_request({"core": 2}, duration_s=60), 0)
-    two = want("slot", 1, want("core", 2))
-    reason = reason_of(engine.match(2, asks_groups(two, two), 0))
+    two = resource_of("slot", 1, resource_of("core", 2))
+    reason = reason_of(engine.match(2, request_with_groups(two, two), 0))
     assert str(reason) == "asks for 2 groups together; each fits alone, not all at once"
 
 
@@ -144,7 +147,9 @@ def test_a_domain_that_is_too_crowded_is_told_so() -> None:
     engine = Engine(cluster_of(nodes=4, cores=1, racks=2), "low")
     for node in ("node0", "node2"):
         engine.match(int(node[-1]), slot_request({"core": 1}, constraint=on(node)), 0)
-    reason = reason_of(engine.match(9, asks(want("slot", 2, want("core")), within="rack"), 0))
+    reason = reason_of(
+        engine.match(9, request_with(resource_of("slot", 2, resource_of("core")), within="rack"), 0)
+    )
     assert str(reason) == "asks for 2 slots inside one rack; none has room for all"
 
 
@@ -158,6 +163,8 @@ def test_explain_answers_nothing_for_what_can_start() -> None:
 
 
 def test_levels_that_do_not_exist_in_this_order_are_told_so() -> None:
-    request = asks(want("cluster", 1, want("socket", 1, want("slot", 1, want("core")))))
+    request = request_with(
+        resource_of("cluster", 1, resource_of("socket", 1, resource_of("slot", 1, resource_of("core"))))
+    )
     reason = reason_of(Engine(sockets_of()).match(1, request, 0))
     assert "socket" in str(reason)

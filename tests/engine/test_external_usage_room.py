@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builders import asks, at, held, want
+from builders import at, held, request_with, resource_of
 from penstock.engine import (
     Allocation,
     AllocationKind,
@@ -18,10 +18,10 @@ from penstock.engine import (
     cluster_of,
     slot_request,
 )
-from penstock.engine.booking import Mark
+from penstock.engine.booking import VertexClaim
 from penstock.engine.engine import BadTime
 from penstock.engine.graph_updates import remove, resize
-from penstock.engine.request import BadShape
+from penstock.engine.request import InvalidResources
 from penstock.errors import BadRequest
 from tests.costs import instructions
 
@@ -29,14 +29,14 @@ from tests.costs import instructions
 def test_what_others_use_is_not_laid_on_what_we_have() -> None:
     engine = Engine(cluster_of(nodes=1, gpus=4), "low")
     engine.match(1, slot_request({"gpu": 2}), 0)
-    engine.holds.set("other", at(engine, "node0"), {"gpu": 2})
+    engine.external_usage.set("other", at(engine, "node0"), {"gpu": 2})
     assert isinstance(engine.match(2, slot_request({"gpu": 1}), 0), NotNow)
 
 
 def test_a_hold_that_found_no_room_takes_what_becomes_free() -> None:
     engine = Engine(cluster_of(nodes=1, gpus=4), "low")
     engine.match(1, slot_request({"gpu": 1}, slots=4), 0)
-    engine.holds.set("other", at(engine, "node0"), {"gpu": 2})
+    engine.external_usage.set("other", at(engine, "node0"), {"gpu": 2})
     engine.release_slots(1, [2, 3])
     assert isinstance(engine.match(2, slot_request({"gpu": 1}), 0), NotNow)
     engine.release_slots(1, [0])
@@ -46,16 +46,16 @@ def test_a_hold_that_found_no_room_takes_what_becomes_free() -> None:
 
 def test_of_two_holds_that_are_too_much_the_one_left_is_counted_in_full() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2), "low")
-    engine.holds.set("a", at(engine, "node0"), {"core": 2})
-    engine.holds.set("b", at(engine, "node0"), {"core": 2})
-    engine.holds.remove("a")
+    engine.external_usage.set("a", at(engine, "node0"), {"core": 2})
+    engine.external_usage.set("b", at(engine, "node0"), {"core": 2})
+    engine.external_usage.remove("a")
     assert isinstance(engine.match(1, slot_request({"core": 1}), 0), NotNow)
 
 
 def test_a_hold_on_what_is_not_there_yet_counts_when_it_comes() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1), "low")
     node = at(engine, "node0")
-    engine.holds.set("early", node, {"gpu": 1})
+    engine.external_usage.set("early", node, {"gpu": 1})
     engine.graph.add_child(node, VertexSpec("gpu", 0, rank=0))
     engine.recompute_totals()
     assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), NotNow)
@@ -64,12 +64,12 @@ def test_a_hold_on_what_is_not_there_yet_counts_when_it_comes() -> None:
 def test_one_comes_as_another_goes_and_the_hold_on_it_counts() -> None:
     engine = Engine(cluster_of(nodes=2, gpus=1), "low")
     remove(engine, at(engine, "node0/gpu0"))
-    engine.holds.set("early", at(engine, "node0"), {"gpu": 1})
+    engine.external_usage.set("early", at(engine, "node0"), {"gpu": 1})
     remove(engine, at(engine, "node1/gpu0"), recount=False)
     engine.graph.add_child(at(engine, "node0"), VertexSpec("gpu", 1, rank=0))
     engine.recompute_totals()
     assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), NotNow)
-    engine.holds.remove("early")
+    engine.external_usage.remove("early")
     assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), Allocation)
 
 
@@ -78,7 +78,7 @@ def test_an_end_costs_the_same_however_many_use_what_no_node_has() -> None:
     for nodes in (20, 200):
         engine = Engine(cluster_of(nodes=nodes, cores=2), "low")
         for number in range(nodes):
-            engine.holds.set(f"other{number}", at(engine, f"node{number}"), {"core": 1, "port": 1})
+            engine.external_usage.set(f"other{number}", at(engine, f"node{number}"), {"core": 1, "port": 1})
         engine.match(1, slot_request({"core": 1}), 0)
         costs.append(instructions(lambda engine=engine: engine.release(1)))  # type: ignore[misc]
     assert costs[1] <= 1.5 * costs[0], costs
@@ -86,7 +86,7 @@ def test_an_end_costs_the_same_however_many_use_what_no_node_has() -> None:
 
 def test_a_standing_hold_beyond_its_pool_spoils_no_other_node() -> None:
     engine = Engine(cluster_of(nodes=2, pools={"memory": 64}), "low")
-    engine.holds.set("daemon", at(engine, "node0"), {"memory": 128}, standing=True)
+    engine.external_usage.set("daemon", at(engine, "node0"), {"memory": 128}, standing=True)
     asked = slot_request({"memory": 64})
     assert engine.match(1, asked, 0, MatchOp.SATISFIABILITY) == Satisfiable()
     assert isinstance(engine.match(1, asked, 0), Allocation)
@@ -94,7 +94,7 @@ def test_a_standing_hold_beyond_its_pool_spoils_no_other_node() -> None:
 
 def test_a_pool_had_alone_stays_so_when_it_grows() -> None:
     engine = Engine(cluster_of(nodes=1, pools={"memory": 8}), "low")
-    engine.match(1, asks(want("slot", 1, want("memory", 8, exclusive=True))), 0)
+    engine.match(1, request_with(resource_of("slot", 1, resource_of("memory", 8, exclusive=True))), 0)
     resize(engine, at(engine, "node0/memory0"), 16)
     assert isinstance(engine.match(2, slot_request({"memory": 8}), 0), NotNow)
 
@@ -112,7 +112,12 @@ def test_parts_of_one_pool_are_added_up_when_booked_again() -> None:
     engine = Engine(cluster_of(nodes=1, pools={"cpu": 4}))
     cpu = at(engine, "node0/cpu0")
     engine.update(
-        1, [Mark(cpu, 2, True, False), Mark(cpu, 2, True, False)], 0, 10, AllocationKind.ALLOCATED, 0
+        1,
+        [VertexClaim(cpu, 2, True, False), VertexClaim(cpu, 2, True, False)],
+        0,
+        10,
+        AllocationKind.ALLOCATED,
+        0,
     )
     assert isinstance(engine.match(2, slot_request({"cpu": 1}, duration_s=5), 0), NotNow)
 
@@ -121,10 +126,12 @@ def test_a_job_booked_again_keeps_to_its_domain() -> None:
     engine = Engine(cluster_of(nodes=4, cores=1, racks=2), "low")
     core = at(engine, "rack0/node0/core0")
     within = Placement(within="rack")
-    engine.update(1, [Mark(core, 1, True, True)], 0, None, AllocationKind.ALLOCATED, 0, placement=within)
+    engine.update(
+        1, [VertexClaim(core, 1, True, True)], 0, None, AllocationKind.ALLOCATED, 0, placement=within
+    )
     more = engine.extend(1, slot_request({"core": 1}, slots=2), 0)
     assert isinstance(more, NotNow), "the other rack is no place for this job"
-    anti_affinity = [Mark(at(engine, f"rack{n}/node{2 * n + 1}/core0"), 1, True, True) for n in (0, 1)]
+    anti_affinity = [VertexClaim(at(engine, f"rack{n}/node{2 * n + 1}/core0"), 1, True, True) for n in (0, 1)]
     with pytest.raises(BadRequest, match="not inside one domain"):
         engine.update(2, anti_affinity, 0, None, AllocationKind.ALLOCATED, 0, placement=within)
 
@@ -156,7 +163,7 @@ def test_numbers_below_zero_and_too_many_slots_are_refused() -> None:
     engine = Engine(cluster_of(nodes=1, pools={"cpu": 4}))
     with pytest.raises(BadRequest, match="a job has a number"):
         engine.match(-1, slot_request({"cpu": 1}), 0)
-    with pytest.raises(BadShape, match="too many slots"):
+    with pytest.raises(InvalidResources, match="too many slots"):
         engine.match(1, slot_request({"cpu": 1}, slots=70_000), 0)
 
 
@@ -174,7 +181,7 @@ def shared_storage() -> Engine:
 def test_what_two_contain_is_had_by_one() -> None:
     engine = shared_storage()
     engine.match(1, slot_request({"ssd": 1}), 0)
-    alone = asks(want("rack", 2, exclusive=True))
+    alone = request_with(resource_of("rack", 2, exclusive=True))
     assert isinstance(engine.match(2, alone, 0), NotNow)
     engine.release(1)
     assert isinstance(engine.match(2, alone, 0), Allocation)

@@ -7,7 +7,7 @@ import pytest
 from builders import at, held, sockets_of
 from penstock.engine import BadGraph, Engine, Graph, VertexSpec, cluster_of, slot_request
 from penstock.engine.filters import BadFilter, Filters
-from penstock.engine.graph import LEVELS_MAX
+from penstock.engine.graph import DEPTH_MAX
 
 
 def test_a_vertex_is_called_after_its_type_and_id_unless_told_otherwise() -> None:
@@ -63,7 +63,7 @@ def test_no_edge_leads_to_the_root_and_levels_are_bounded() -> None:
     graph = Graph()
     top = graph.add_root(VertexSpec("cluster", 0))
     vertex = top
-    for number in range(LEVELS_MAX - 1):
+    for number in range(DEPTH_MAX - 1):
         vertex = graph.add_child(vertex, VertexSpec("box", number))
     graph.check_complete()
     with pytest.raises(BadGraph):
@@ -76,7 +76,7 @@ def test_no_edge_leads_to_the_root_and_levels_are_bounded() -> None:
 def test_a_vertex_apart_from_the_root_is_found_out() -> None:
     graph = Graph()
     graph.add_root(VertexSpec("cluster", 0))
-    loose = graph.add_loose(VertexSpec("node", 0))
+    loose = graph.add_unlinked(VertexSpec("node", 0))
     graph.set_path(loose, "containment", "/cluster0/node0")
     with pytest.raises(BadGraph):
         graph.check_complete()

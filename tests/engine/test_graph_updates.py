@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builders import asks, at, held, jgf, on, pools_of, want
+from builders import at, held, jgf, on, pools_of, request_with, resource_of
 from penstock.engine import Allocation, BadGraph, Engine, MatchOp, Never, NotNow, cluster_of, slot_request
 from penstock.engine.graph_updates import Removal, remove, resize
 from penstock.fluxion.attach import attach
@@ -125,7 +125,7 @@ def test_a_pool_of_nothing_can_never_be_given() -> None:
 def test_what_is_added_below_a_vertex_that_is_had_alone_waits_for_it() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1), "low")
     attach(engine, a_node(1, "core"))
-    engine.match(1, asks(want("node", 2, exclusive=True)), 0)
+    engine.match(1, request_with(resource_of("node", 2, exclusive=True)), 0)
     attach(engine, a_node(1, "core", "gpu"))
     assert isinstance(engine.match(2, slot_request({"gpu": 1}), 0), NotNow)
     engine.release(1)
@@ -138,7 +138,7 @@ def test_what_leaves_costs_nothing_for_holds_and_jobs_that_are_elsewhere() -> No
         for number in range(nodes):
             engine.match(number + 1, slot_request({"memory": 1}, constraint=on(f"node{number}")), 0)
             for kind in ("memory", "port"):
-                engine.holds.set(f"{kind} {number}", at(engine, f"node{number}"), {kind: 1})
+                engine.external_usage.set(f"{kind} {number}", at(engine, f"node{number}"), {kind: 1})
         pool = at(engine, "node1/port0")
         return instructions(lambda: remove(engine, pool, recount=False))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builders import asks, at, held, on, sockets_of, want
+from builders import at, held, on, request_with, resource_of, sockets_of
 from penstock.engine import (
     Allocation,
     Engine,
@@ -98,13 +98,18 @@ def test_constraints_speak_of_nodes_alone() -> None:
     assert isinstance(engine.match(1, slot_request({"core": 1}, constraint=fast), 0), Allocation)
     assert isinstance(engine.match(2, slot_request({"ssd": 1}, constraint=fast), 0), Never)
     assert isinstance(
-        engine.match(3, asks(want("slot", 1, want("ssd")), constraint=on("storage_node0")), 0), Allocation
+        engine.match(
+            3, request_with(resource_of("slot", 1, resource_of("ssd")), constraint=on("storage_node0")), 0
+        ),
+        Allocation,
     )
 
 
 def test_a_constraint_holds_above_a_domain_too() -> None:
     engine = Engine(sockets_of(nodes=2), "low")
-    request = asks(want("slot", 1, want("core")), within="socket", constraint=on("node1"))
+    request = request_with(
+        resource_of("slot", 1, resource_of("core")), within="socket", constraint=on("node1")
+    )
     assert held(engine.match(1, request, 0)) == ["node1/socket0/core0"]
 
 
@@ -140,6 +145,6 @@ def test_what_runs_on_a_node_that_goes_down_stays_allocated() -> None:
 def test_a_domain_below_something_down_is_not_entered(within: str) -> None:
     engine = Engine(cluster_of(nodes=2, cores=1, racks=2), "low")
     set_status(at(engine, "rack0"), up=False)
-    assert held(engine.match(1, asks(want("slot", 1, want("core")), within=within), 0)) == [
-        "rack1/node1/core0"
-    ]
+    assert held(
+        engine.match(1, request_with(resource_of("slot", 1, resource_of("core")), within=within), 0)
+    ) == ["rack1/node1/core0"]

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from builders import asks, asks_groups, at, held, on, placed, short, sockets_of, want
+from builders import at, held, on, placed, request_with, request_with_groups, resource_of, short, sockets_of
 from penstock.engine import (
     Allocation,
     Engine,
@@ -19,10 +19,10 @@ from penstock.engine import (
     slot_request,
 )
 from penstock.engine.graph_updates import set_status
-from penstock.engine.request import BadShape
+from penstock.engine.request import InvalidResources
 from penstock.model.jobspec import Resource
 
-CORE = want("slot", 1, want("core"))
+CORE = resource_of("slot", 1, resource_of("core"))
 
 
 def nodes_of(answer: object) -> list[str]:
@@ -32,7 +32,13 @@ def nodes_of(answer: object) -> list[str]:
 
 def test_groups_get_what_each_asks_for_together() -> None:
     engine = Engine(cluster_of(nodes=2, cores=4, gpus=1), "low")
-    answer = engine.match(1, asks_groups(want("slot", 1, want("gpu")), want("slot", 2, want("core", 2))), 0)
+    answer = engine.match(
+        1,
+        request_with_groups(
+            resource_of("slot", 1, resource_of("gpu")), resource_of("slot", 2, resource_of("core", 2))
+        ),
+        0,
+    )
     assert [slot.group for slot in placed(answer).slots] == [0, 1, 1]
     assert held(answer) == [
         "node0/core0", "node0/core1", "node0/gpu0", "node1/core0", "node1/core1",
@@ -41,13 +47,13 @@ def test_groups_get_what_each_asks_for_together() -> None:
 
 def test_a_later_group_sees_what_an_earlier_one_took() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2), "low")
-    assert held(engine.match(1, asks_groups(CORE, CORE), 0)) == ["node0/core0", "node0/core1"]
-    assert isinstance(engine.match(2, asks_groups(CORE), 0), NotNow)
+    assert held(engine.match(1, request_with_groups(CORE, CORE), 0)) == ["node0/core0", "node0/core1"]
+    assert isinstance(engine.match(2, request_with_groups(CORE), 0), NotNow)
 
 
 def test_groups_are_placed_whole_or_not_at_all() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2), "low")
-    answer = engine.match(1, asks_groups(CORE, want("slot", 1, want("core", 2))), 0)
+    answer = engine.match(1, request_with_groups(CORE, resource_of("slot", 1, resource_of("core", 2))), 0)
     assert isinstance(answer, Never)
     assert str(answer.reason) == "asks for 3 cores in 2 groups together, there are 2"
     assert all(vertex.state is None for vertex in engine.graph.vertices.values())
@@ -56,7 +62,7 @@ def test_groups_are_placed_whole_or_not_at_all() -> None:
 def test_a_large_group_is_placed_first_where_the_given_order_fails() -> None:
     engine = Engine(cluster_of(nodes=2, cores=2), "low")
     engine.match(9, slot_request({"core": 1}, constraint=on("node1")), 0)
-    answer = engine.match(1, asks_groups(CORE, want("slot", 1, want("core", 2))), 0)
+    answer = engine.match(1, request_with_groups(CORE, resource_of("slot", 1, resource_of("core", 2))), 0)
     assert nodes_of(answer) == ["node1", "node0"]
 
 
@@ -68,54 +74,66 @@ def test_every_group_has_its_own_constraint() -> None:
 
 def test_one_impossible_group_makes_it_never() -> None:
     engine = Engine(cluster_of(nodes=2, cores=1), "low")
-    assert isinstance(engine.match(1, asks_groups(CORE, want("slot", 1, want("core", 2))), 0), Never)
+    assert isinstance(
+        engine.match(1, request_with_groups(CORE, resource_of("slot", 1, resource_of("core", 2))), 0), Never
+    )
 
 
 def test_distinct_slots_go_to_distinct_nodes() -> None:
     engine = Engine(cluster_of(nodes=3, cores=4), "lonode")
-    answer = engine.match(1, asks(want("slot", 3, want("core")), distinct_nodes=True), 0)
+    answer = engine.match(
+        1, request_with(resource_of("slot", 3, resource_of("core")), distinct_nodes=True), 0
+    )
     assert nodes_of(answer) == ["node0", "node1", "node2"]
-    assert isinstance(engine.match(2, asks(want("slot", 4, want("core")), distinct_nodes=True), 0), Never)
+    assert isinstance(
+        engine.match(2, request_with(resource_of("slot", 4, resource_of("core")), distinct_nodes=True), 0),
+        Never,
+    )
 
 
 def test_distinct_holds_across_groups() -> None:
     engine = Engine(cluster_of(nodes=2, cores=4), "lonode")
-    assert nodes_of(engine.match(1, asks_groups(CORE, CORE, distinct_nodes=True), 0)) == ["node0", "node1"]
-    assert not isinstance(engine.match(2, asks_groups(CORE, CORE, CORE, distinct_nodes=True), 0), Allocation)
+    assert nodes_of(engine.match(1, request_with_groups(CORE, CORE, distinct_nodes=True), 0)) == [
+        "node0",
+        "node1",
+    ]
+    assert not isinstance(
+        engine.match(2, request_with_groups(CORE, CORE, CORE, distinct_nodes=True), 0), Allocation
+    )
 
 
 @pytest.mark.parametrize(
     "tree",
     [
-        want("node", 1, want("slot", 2, want("core"))),
-        want("node", 1, want("socket", 2, want("slot", 1, want("core")))),
-        want("socket", 2, want("slot", 1, want("core"))),
+        resource_of("node", 1, resource_of("slot", 2, resource_of("core"))),
+        resource_of("node", 1, resource_of("socket", 2, resource_of("slot", 1, resource_of("core")))),
+        resource_of("socket", 2, resource_of("slot", 1, resource_of("core"))),
     ],
     ids=["two on a named node", "one on each socket of a node", "sockets of one node"],
 )
 def test_two_slots_on_one_node_are_never_distinct(tree: Resource) -> None:
     graph = sockets_of(nodes=1) if "socket" in repr(tree) else cluster_of(nodes=1, cores=4)
     engine = Engine(graph, "low")
-    with contextlib.suppress(BadShape):
-        engine.match(1, asks(tree, distinct_nodes=True), 0)
+    with contextlib.suppress(InvalidResources):
+        engine.match(1, request_with(tree, distinct_nodes=True), 0)
     assert not engine.jobs
 
 
 def test_all_lies_within_one_vertex_of_a_level() -> None:
     engine = Engine(cluster_of(nodes=4, cores=1, racks=2), "low")
     engine.match(9, slot_request({"core": 1}, constraint=on("node1")), 0)
-    answer = engine.match(1, asks_groups(CORE, CORE, within="rack"), 0)
+    answer = engine.match(1, request_with_groups(CORE, CORE, within="rack"), 0)
     assert nodes_of(answer) == ["rack1/node2", "rack1/node3"]
-    waits = engine.match(2, asks(want("slot", 2, want("core")), within="rack"), 0)
+    waits = engine.match(2, request_with(resource_of("slot", 2, resource_of("core")), within="rack"), 0)
     assert isinstance(waits, NotNow)
-    never = engine.match(3, asks(want("slot", 3, want("core")), within="rack"), 0)
+    never = engine.match(3, request_with(resource_of("slot", 3, resource_of("core")), within="rack"), 0)
     assert isinstance(never, Never)
     assert str(never.reason).endswith("inside one rack")
 
 
 def test_inside_a_level_that_does_not_exist_is_never_until_it_does() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1))
-    answer = engine.match(1, asks(CORE, within="zone"), 0)
+    answer = engine.match(1, request_with(CORE, within="zone"), 0)
     assert isinstance(answer, Never)
     assert answer.reason.clause == "asks to lie inside one zone, and no node lies in any"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builders import asks, asks_groups, at, held, placed, pools_of, sockets_of, want
+from builders import at, held, placed, pools_of, request_with, request_with_groups, resource_of, sockets_of
 from penstock.engine import (
     Allocation,
     AllocationKind,
@@ -15,7 +15,7 @@ from penstock.engine import (
     cluster_of,
     slot_request,
 )
-from penstock.engine.booking import Mark
+from penstock.engine.booking import VertexClaim
 from penstock.engine.engine import BadTime, UnknownJob
 from penstock.errors import BadRequest, Conflict
 from penstock.model.jobspec import Resource
@@ -27,8 +27,8 @@ def idle(engine: Engine) -> bool:
     return all(vertex.state is None for vertex in engine.graph.vertices.values())
 
 
-def marks(engine: Engine, *paths: str) -> list[Mark]:
-    return [Mark(at(engine, path), at(engine, path).size, True, True) for path in paths]
+def claims(engine: Engine, *paths: str) -> list[VertexClaim]:
+    return [VertexClaim(at(engine, path), at(engine, path).size, True, True) for path in paths]
 
 
 def next_slot(engine: Engine) -> int:
@@ -82,12 +82,14 @@ def test_parts_of_a_pool_are_given_back_slot_by_slot() -> None:
 @pytest.mark.parametrize(
     "tree",
     [
-        want("socket", 2, want("slot", 1, want("core")), exclusive=True),
-        want("slot", 2, want("socket", 1, exclusive=True)),
-        want("slot", 2, want("socket", 1, want("core"))),
-        want("slot", 1, want("node", 1, exclusive=True)),
-        want("slot", 1, want("node")),
-        want("node", 1, want("socket", 2, want("slot", 1, want("core"))), exclusive=True),
+        resource_of("socket", 2, resource_of("slot", 1, resource_of("core")), exclusive=True),
+        resource_of("slot", 2, resource_of("socket", 1, exclusive=True)),
+        resource_of("slot", 2, resource_of("socket", 1, resource_of("core"))),
+        resource_of("slot", 1, resource_of("node", 1, exclusive=True)),
+        resource_of("slot", 1, resource_of("node")),
+        resource_of(
+            "node", 1, resource_of("socket", 2, resource_of("slot", 1, resource_of("core"))), exclusive=True
+        ),
     ],
     ids=[
         "whole sockets",
@@ -101,7 +103,7 @@ def test_parts_of_a_pool_are_given_back_slot_by_slot() -> None:
 @pytest.mark.parametrize("policy", ["low", "hinodex"])
 def test_the_last_slot_takes_everything_with_it(tree: Resource, policy: str) -> None:
     engine = Engine(sockets_of(nodes=2), policy)
-    slots = len(placed(engine.match(1, asks(tree), 0)).slots)
+    slots = len(placed(engine.match(1, request_with(tree), 0)).slots)
     for left in range(slots, 0, -1):
         assert engine.release_slots(1, [next_slot(engine)]) is (left == 1)
     assert idle(engine)
@@ -109,8 +111,8 @@ def test_the_last_slot_takes_everything_with_it(tree: Resource, policy: str) -> 
 
 def test_a_whole_vertex_stays_while_a_slot_in_it_does() -> None:
     engine = Engine(sockets_of(nodes=1), "low")
-    tree = want("socket", 2, want("slot", 2, want("core")), exclusive=True)
-    assert len(placed(engine.match(1, asks(tree), 0)).slots) == 4
+    tree = resource_of("socket", 2, resource_of("slot", 2, resource_of("core")), exclusive=True)
+    assert len(placed(engine.match(1, request_with(tree), 0)).slots) == 4
     engine.release_slots(1, [next_slot(engine)])
     assert len(held(engine.allocation(1))) == 6
     engine.release_slots(1, [next_slot(engine)])
@@ -120,7 +122,7 @@ def test_a_whole_vertex_stays_while_a_slot_in_it_does() -> None:
 
 def test_what_was_asked_for_alone_stays_while_the_node_around_it_does() -> None:
     engine = Engine(pools_of(2, 2), "lonodex")
-    engine.match(1, asks(want("slot", 2, want("memory", 1, exclusive=True))), 0)
+    engine.match(1, request_with(resource_of("slot", 2, resource_of("memory", 1, exclusive=True))), 0)
     assert engine.release_slots(1, [next_slot(engine)]) is False
     assert held(engine.allocation(1)) == ["node0/memory0:2", "node0/memory1:2", "node0"]
     assert engine.release_slots(1, [next_slot(engine)]) is True
@@ -129,7 +131,13 @@ def test_what_was_asked_for_alone_stays_while_the_node_around_it_does() -> None:
 
 def test_a_group_without_slots_keeps_its_nodes_when_others_slots_go() -> None:
     engine = Engine(cluster_of(nodes=2, cores=1), "low")
-    engine.match(1, asks_groups(want("node", 1, exclusive=True), want("slot", 1, want("core"))), 0)
+    engine.match(
+        1,
+        request_with_groups(
+            resource_of("node", 1, exclusive=True), resource_of("slot", 1, resource_of("core"))
+        ),
+        0,
+    )
     assert engine.release_slots(1, [next_slot(engine)]) is False
     assert held(engine.allocation(1)) == ["node0/core0", "node0"]
 
@@ -151,7 +159,7 @@ def test_a_set_is_booked_again_as_it_was() -> None:
     given = placed(first.match(1, request, 5))
     first.release(1)
     again = [
-        Mark(pick.vertex, pick.units, True, not pick.vertex.divisible)
+        VertexClaim(pick.vertex, pick.units, True, not pick.vertex.divisible)
         for pick in given.picks
         if pick.exclusive
     ]
@@ -168,7 +176,7 @@ def test_an_extension_after_an_update_knows_how_the_job_was_placed() -> None:
     engine.release(1)
     engine.update(
         1,
-        marks(engine, "node0/core0"),
+        claims(engine, "node0/core0"),
         0,
         None,
         AllocationKind.ALLOCATED,
@@ -193,24 +201,24 @@ def test_a_set_that_somebody_else_has_is_a_conflict(taken: dict[str, int], wante
     engine = Engine(cluster_of(nodes=1, cores=2), "low")
     engine.match(1, slot_request(taken, duration_s=10), 0)
     with pytest.raises(Conflict):
-        engine.update(2, marks(engine, wanted), 5, 20, AllocationKind.ALLOCATED, 5)
+        engine.update(2, claims(engine, wanted), 5, 20, AllocationKind.ALLOCATED, 5)
     assert 2 not in engine.jobs
-    assert held(engine.update(2, marks(engine, wanted), 10, 20, AllocationKind.RESERVED, 5)) == [wanted]
+    assert held(engine.update(2, claims(engine, wanted), 10, 20, AllocationKind.RESERVED, 5)) == [wanted]
 
 
 def test_a_live_set_whose_end_has_passed_needs_the_present_instant() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1))
     engine.match(1, slot_request({"core": 1}, duration_s=15), 15)
     with pytest.raises(Conflict):
-        engine.update(2, marks(engine, "node0/core0"), 0, 10, AllocationKind.ALLOCATED, 20)
+        engine.update(2, claims(engine, "node0/core0"), 0, 10, AllocationKind.ALLOCATED, 20)
     engine.release(1)
-    assert engine.update(2, marks(engine, "node0/core0"), 0, 10, AllocationKind.ALLOCATED, 20).end_s == 10
+    assert engine.update(2, claims(engine, "node0/core0"), 0, 10, AllocationKind.ALLOCATED, 20).end_s == 10
 
 
 def test_force_books_what_is_in_use_whatever_the_plan_says() -> None:
     engine = Engine(cluster_of(nodes=2, cores=1), "low")
     engine.match(1, slot_request({"core": 1}), 0)
-    engine.update(2, marks(engine, "node0/core0"), 0, 10, AllocationKind.ALLOCATED, 0, force=True)
+    engine.update(2, claims(engine, "node0/core0"), 0, 10, AllocationKind.ALLOCATED, 0, force=True)
     assert held(engine.match(3, slot_request({"core": 1}), 0)) == ["node1/core0"], "others lose nothing by it"
     engine.release(1)
     assert isinstance(engine.match(4, slot_request({"core": 1}), 0), NotNow)
@@ -221,13 +229,13 @@ def test_force_books_what_is_in_use_whatever_the_plan_says() -> None:
 
 def test_an_update_must_name_a_free_number_a_time_and_something() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1))
-    core = marks(engine, "node0/core0")
+    core = claims(engine, "node0/core0")
     with pytest.raises(BadTime):
         engine.update(1, core, 5, 5, AllocationKind.ALLOCATED, 0)
     with pytest.raises(BadTime):
         engine.update(1, core, -1, 5, AllocationKind.ALLOCATED, 0)
     with pytest.raises(BadRequest):
-        engine.update(1, [Mark(core[0].vertex, 1, False, False)], 0, 5, AllocationKind.ALLOCATED, 0)
+        engine.update(1, [VertexClaim(core[0].vertex, 1, False, False)], 0, 5, AllocationKind.ALLOCATED, 0)
     engine.update(1, core, 0, None, AllocationKind.ALLOCATED, 0)
     with pytest.raises(Conflict):
         engine.update(1, core, 0, 5, AllocationKind.ALLOCATED, 0, force=True)
@@ -236,7 +244,7 @@ def test_an_update_must_name_a_free_number_a_time_and_something() -> None:
 
 def test_a_reservation_has_nothing_to_extend() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1))
-    engine.update(1, marks(engine, "node0/core0"), 10, 20, AllocationKind.RESERVED, 0)
+    engine.update(1, claims(engine, "node0/core0"), 10, 20, AllocationKind.RESERVED, 0)
     with pytest.raises(Conflict):
         engine.extend(1, slot_request({"core": 1}), 0)
     with pytest.raises(UnknownJob):

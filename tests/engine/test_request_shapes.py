@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from builders import asks, held, placed, pools_of, short, sockets_of, want
+from builders import held, placed, pools_of, request_with, resource_of, short, sockets_of
 from penstock.engine import Allocation, Engine, Never, Request, cluster_of, request_of, slot_request
-from penstock.engine.request import BadShape, HoldsNothing
+from penstock.engine.request import InvalidResources, NothingAllocated
 from penstock.errors import BadRequest
 from penstock.model.jobspec import Count, Resource, parse_jobspec
 
@@ -19,27 +19,27 @@ def low(graph_of_cores: int = 2) -> Engine:
     "prefix", [[], ["socket"], ["socket", "node"], ["node", "cluster"], ["socket", "node", "cluster"]]
 )
 def test_the_levels_above_the_first_one_that_is_named_may_be_left_out(prefix: list[str]) -> None:
-    tree = want("slot", 1, want("core", 2))
+    tree = resource_of("slot", 1, resource_of("core", 2))
     if prefix[:1] == ["node"]:
-        tree = want("socket", 1, tree)
+        tree = resource_of("socket", 1, tree)
     for kind in prefix:
-        tree = want(kind, 1, tree)
-    assert held(low().match(1, asks(tree), 0)) == ["node0/socket0/core0", "node0/socket0/core1"]
+        tree = resource_of(kind, 1, tree)
+    assert held(low().match(1, request_with(tree), 0)) == ["node0/socket0/core0", "node0/socket0/core1"]
 
 
 @pytest.mark.parametrize(
     "tree",
     [
-        want("node", 1, want("slot", 1, want("core"))),
-        want("cluster", 1, want("slot", 1, want("core"))),
-        want("cluster", 1, want("socket", 1, want("slot", 1, want("core")))),
-        want("slot", 1, want("node", 1, want("core"))),
-        want("socket", 1, want("node", 1, want("slot", 1, want("core")))),
+        resource_of("node", 1, resource_of("slot", 1, resource_of("core"))),
+        resource_of("cluster", 1, resource_of("slot", 1, resource_of("core"))),
+        resource_of("cluster", 1, resource_of("socket", 1, resource_of("slot", 1, resource_of("core")))),
+        resource_of("slot", 1, resource_of("node", 1, resource_of("core"))),
+        resource_of("socket", 1, resource_of("node", 1, resource_of("slot", 1, resource_of("core")))),
     ],
     ids=["node->slot->core", "cluster->slot->core", "cluster->socket", "slot->node->core", "upside down"],
 )
 def test_a_level_in_between_that_is_not_named_ends_the_branch(tree: Resource) -> None:
-    answer = low().match(1, asks(tree), 0)
+    answer = low().match(1, request_with(tree), 0)
     assert isinstance(answer, Never)
     assert str(answer.reason).startswith("asks for ")
 
@@ -52,7 +52,9 @@ def test_a_slot_is_bundled_from_the_direct_children_of_one_vertex() -> None:
 
 def test_as_many_slots_as_bundles_fit_into_a_vertex() -> None:
     engine = Engine(cluster_of(nodes=1, cores=5), "low")
-    answer = placed(engine.match(1, asks(want("slot", Count(1, 99), want("core", 2))), 0))
+    answer = placed(
+        engine.match(1, request_with(resource_of("slot", Count(1, 99), resource_of("core", 2))), 0)
+    )
     assert [[short(grant.vertex) for grant in slot.grants] for slot in answer.slots] == [
         ["node0/core0", "node0/core1"],
         ["node0/core2", "node0/core3"],
@@ -67,14 +69,24 @@ def test_slots_need_every_type_they_name_in_one_place() -> None:
 
 
 def test_a_slot_may_hold_a_tree() -> None:
-    answer = placed(low().match(1, asks(want("slot", 1, want("socket", 2, want("core", 1)))), 0))
+    answer = placed(
+        low().match(
+            1, request_with(resource_of("slot", 1, resource_of("socket", 2, resource_of("core", 1)))), 0
+        )
+    )
     assert held(answer) == ["node0/socket0/core0", "node0/socket0", "node0/socket1/core0", "node0/socket1"]
     assert len(answer.slots) == 1
 
 
 def test_counts_below_a_named_vertex_hold_for_each_of_them() -> None:
     answer = placed(
-        low().match(1, asks(want("node", 2, want("socket", 1, want("slot", 2, want("core"))))), 0)
+        low().match(
+            1,
+            request_with(
+                resource_of("node", 2, resource_of("socket", 1, resource_of("slot", 2, resource_of("core"))))
+            ),
+            0,
+        )
     )
     assert held(answer) == [f"node{node}/socket0/core{core}" for node in (0, 1) for core in (0, 1)]
     assert len(answer.slots) == 4
@@ -109,28 +121,31 @@ def test_a_slot_may_have_parts_of_two_divisible_pools() -> None:
     ("tree", "summary"),
     [
         (
-            [want("slot", 1, want("core"), want("core", 2))],
+            [resource_of("slot", 1, resource_of("core"), resource_of("core", 2))],
             "siblings in jobspec request same resource type : core",
         ),
-        ([want("slot", 1, want("core")), want("node")], "a slot has siblings"),
-        ([want("node"), want("slot", 1, want("core"))], "a slot has siblings"),
-        ([want("slot", 1)], "a slot holds nothing"),
-        ([want("slot", 1, want("core", exclusive=False))], "exclusivity conflicts"),
-        ([want("node", 1, want("core", exclusive=False), exclusive=True)], "exclusivity conflicts"),
+        ([resource_of("slot", 1, resource_of("core")), resource_of("node")], "a slot has siblings"),
+        ([resource_of("node"), resource_of("slot", 1, resource_of("core"))], "a slot has siblings"),
+        ([resource_of("slot", 1)], "a slot holds nothing"),
+        ([resource_of("slot", 1, resource_of("core", exclusive=False))], "exclusivity conflicts"),
+        (
+            [resource_of("node", 1, resource_of("core", exclusive=False), exclusive=True)],
+            "exclusivity conflicts",
+        ),
         ([], "nothing is asked for"),
-        ([want("node", 1, want("core"))], "nothing would be held"),
+        ([resource_of("node", 1, resource_of("core"))], "nothing would be held"),
     ],
 )
 def test_a_shape_that_contradicts_itself_is_refused(tree: list[Resource], summary: str) -> None:
-    with pytest.raises(BadShape) as caught:
-        low().match(1, asks(*tree), 0)
+    with pytest.raises(InvalidResources) as caught:
+        low().match(1, request_with(*tree), 0)
     assert caught.value.summary == summary
     assert caught.value.where
 
 
 def test_where_nodes_are_taken_whole_a_request_needs_no_slot() -> None:
-    request = asks(want("node", 1, want("core", 2)))
-    with pytest.raises(HoldsNothing):
+    request = request_with(resource_of("node", 1, resource_of("core", 2)))
+    with pytest.raises(NothingAllocated):
         Engine(cluster_of(nodes=2, cores=2), "low").match(1, request, 0)
     answer = Engine(cluster_of(nodes=2, cores=2), "lonodex").match(1, request, 0)
     assert held(answer) == ["node0/core0", "node0/core1", "node0"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builders import asks, at, held, placed, sockets_of, want
+from builders import at, held, placed, request_with, resource_of, sockets_of
 from penstock.engine import (
     Allocation,
     AllocationKind,
@@ -155,7 +155,7 @@ def test_satisfiable_is_what_fits_when_all_is_up_and_free() -> None:
 
 def test_a_structure_that_does_not_exist_is_not_satisfiable() -> None:
     engine = Engine(sockets_of())
-    request = asks(want("node", 1, want("slot", 1, want("core"))))
+    request = request_with(resource_of("node", 1, resource_of("slot", 1, resource_of("core"))))
     assert isinstance(engine.match(1, request, 0, MatchOp.SATISFIABILITY), Never)
 
 
@@ -218,7 +218,7 @@ def test_a_cheap_refusal_says_less_but_the_same() -> None:
     engine = full(100)
     cheap = engine.match(9, slot_request({"core": 1}), 0, explain=False)
     assert isinstance(cheap, NotNow)
-    assert not cheap.reason.steps
+    assert not cheap.reason.stages
     assert isinstance(engine.match(9, slot_request({"core": 3}), 0, explain=False), Never)
 
 

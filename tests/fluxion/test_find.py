@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builders import asks, at, on, short, sockets_of, want
+from builders import at, on, request_with, resource_of, short, sockets_of
 from penstock.engine import Engine, MatchOp, slot_request
 from penstock.engine.graph_updates import set_property, set_status
 from penstock.fluxion.find import BadExpression, find, parse_expression
@@ -15,7 +15,7 @@ def backend() -> Engine:
     engine = Engine(sockets_of(nodes=3, sockets=1, cores=2), "low")
     engine.match(1, slot_request({"socket": 1}, constraint=on("node0")), 0)
     engine.match(2, slot_request({"core": 1}, duration_s=10, constraint=on("node1")), 0)
-    waits = asks(want("slot", 1, want("core", 2)), duration_s=5, constraint=on("node1"))
+    waits = request_with(resource_of("slot", 1, resource_of("core", 2)), duration_s=5, constraint=on("node1"))
     engine.match(3, waits, 0, MatchOp.ALLOCATE_ORELSE_RESERVE)
     set_property(at(engine, "node1"), "fast", "very")
     set_status(at(engine, "node2"), up=False)

@@ -8,8 +8,8 @@ from builders import held, jgf
 from penstock.engine import AllocationKind, BadGraph, Engine, Never, cluster_of, slot_request
 from penstock.errors import BadRequest
 from penstock.fluxion.readers.grug import read_grug
-from penstock.fluxion.readers.jgf import attach_jgf, marks_in_jgf, read_jgf
-from penstock.fluxion.readers.rv1exec import marks_in_rset, ranks_in_rset, read_rv1exec
+from penstock.fluxion.readers.jgf import attach_jgf, claims_in_jgf, read_jgf
+from penstock.fluxion.readers.rv1exec import claims_in_rset, ranks_in_rset, read_rv1exec
 
 Entry = tuple[str, dict[str, object]]
 
@@ -128,16 +128,16 @@ def test_a_set_in_jgf_must_match_the_graph() -> None:
     graph = cluster_of(nodes=1, cores=2)
     core = ("2", {"type": "core", "id": 0, "rank": 0, "path": "/cluster0/node0/core0", "exclusive": True})
     above = ("1", {"type": "node", "id": 0, "rank": 0, "path": "/cluster0/node0"})
-    marks = marks_in_jgf(graph, jgf([core, above], [("1", "2")]))
-    assert [(mark.vertex.name, mark.booked, mark.exclusive) for mark in marks] == [
+    claims = claims_in_jgf(graph, jgf([core, above], [("1", "2")]))
+    assert [(claim.vertex.name, claim.booked, claim.exclusive) for claim in claims] == [
         ("core0", True, True),
         ("node0", False, False),
     ]
     for wrong in ({"id": 1}, {"type": "gpu"}, {"size": 7}, {"rank": 3}, {"path": "/cluster0/node0/core9"}):
         with pytest.raises(BadGraph):
-            marks_in_jgf(graph, jgf([("2", {**core[1], **wrong}), above], [("1", "2")]))
+            claims_in_jgf(graph, jgf([("2", {**core[1], **wrong}), above], [("1", "2")]))
     with pytest.raises(BadGraph):
-        marks_in_jgf(graph, jgf([core, above], [("2", "1")]))
+        claims_in_jgf(graph, jgf([core, above], [("2", "1")]))
 
 
 # R
@@ -165,12 +165,12 @@ def test_r_is_read_as_a_cluster_of_nodes() -> None:
 def test_a_set_in_r_is_located_by_ranks_and_ids() -> None:
     graph = read_rv1exec(R)
     part = R.replace('"0-1", "children": {"core": "0-3", "gpu": "0"}', '"1", "children": {"core": "1-2"}')
-    marks = marks_in_rset(graph, part.replace("host[7-8],login", "host8,login").replace('"0,4"', '"4"'))
-    assert [mark.vertex.path() for mark in marks] == [
+    claims = claims_in_rset(graph, part.replace("host[7-8],login", "host8,login").replace('"0,4"', '"4"'))
+    assert [claim.vertex.path() for claim in claims] == [
         "/cluster0/host8/core1", "/cluster0/host8/core2", "/cluster0/login/core2", "/cluster0/login",
     ]  # fmt: skip
     engine = Engine(graph)
-    engine.update(1, marks, 0, None, AllocationKind.ALLOCATED, 0)
+    engine.update(1, claims, 0, None, AllocationKind.ALLOCATED, 0)
     assert ranks_in_rset(R) == [0, 1, 4]
 
 
@@ -181,7 +181,7 @@ def test_a_set_in_r_is_located_by_ranks_and_ids() -> None:
 def test_a_set_in_r_with_unknown_resources_is_rejected(old: str, new: str) -> None:
     graph = read_rv1exec(R)
     with pytest.raises(BadRequest):
-        marks_in_rset(graph, R.replace(old, new).replace('"fast": "0,4"', '"fast": "0"'))
+        claims_in_rset(graph, R.replace(old, new).replace('"fast": "0,4"', '"fast": "0"'))
 
 
 def test_ranks_without_hosts_are_rejected() -> None:

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from builders import asks, at, jgf, placed, want
+from builders import at, jgf, placed, request_with, resource_of
 from penstock.engine import Allocation, AllocationKind, Engine, Graph, VertexSpec, cluster_of, slot_request
 from penstock.engine.graph_updates import set_property
 from penstock.fluxion.find import find, parse_expression
-from penstock.fluxion.readers.jgf import marks_in_jgf, read_jgf
+from penstock.fluxion.readers.jgf import claims_in_jgf, read_jgf
 from penstock.fluxion.writers import FORMATS, writer_of
 from penstock.fluxion.writers.formats import PickedSet
 
@@ -36,7 +36,9 @@ def text(name: str, allocation: Allocation, **fields: object) -> str | None:
 
 
 def one_core() -> Allocation:
-    request = asks(want("slot", 1, want("socket", 1, want("core"))), duration_s=3600)
+    request = request_with(
+        resource_of("slot", 1, resource_of("socket", 1, resource_of("core"))), duration_s=3600
+    )
     return placed(tiny().match(1, request, 0))
 
 
@@ -132,7 +134,11 @@ def test_rlite_groups_ranks_with_the_same_children() -> None:
         set_property(at(engine, f"node{number}"), "fast", "")
     set_property(at(engine, "node3"), "arch", "arm")
     engine.match(9, slot_request({"core": 2}), 0)
-    answer = placed(engine.match(1, asks(want("node", 4, want("slot", 1, want("core", 2)))), 0))
+    answer = placed(
+        engine.match(
+            1, request_with(resource_of("node", 4, resource_of("slot", 1, resource_of("core", 2)))), 0
+        )
+    )
     assert text("rlite", answer) == (
         '[{"rank": "1-3", "children": {"core": "0-1"}}, {"rank": "0", "children": {"core": "2-3"}}]\n'
     )
@@ -165,11 +171,17 @@ def test_an_unknown_format_has_no_writer() -> None:
 def test_a_written_set_can_be_booked_again_in_the_graph() -> None:
     engine = tiny()
     answer = placed(
-        engine.match(1, asks(want("socket", 1, want("slot", 1, want("core")), exclusive=True)), 0)
+        engine.match(
+            1,
+            request_with(
+                resource_of("socket", 1, resource_of("slot", 1, resource_of("core")), exclusive=True)
+            ),
+            0,
+        )
     )
     engine.release(1)
-    marks = marks_in_jgf(engine.graph, text("jgf", answer) or "")
-    assert engine.update(1, marks, 0, None, answer.kind, 0).picks == answer.picks
+    claims = claims_in_jgf(engine.graph, text("jgf", answer) or "")
+    assert engine.update(1, claims, 0, None, answer.kind, 0).picks == answer.picks
 
 
 def test_a_graph_written_as_jgf_reads_back_unchanged() -> None:

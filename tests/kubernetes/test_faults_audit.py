@@ -226,7 +226,12 @@ def first_job(scheduler: Scheduler) -> int:
     ("kind", "repair", "spoil", "is_foreign"),
     [
         ("hold_missing", "snapshot", lambda it: it.state.cluster.remove_external_usage(first_hold(it)), True),
-        ("held_differs", "restart", lambda it: it.state.cluster.engine.holds.remove(first_hold(it)), True),
+        (
+            "held_differs",
+            "restart",
+            lambda it: it.state.cluster.engine.external_usage.remove(first_hold(it)),
+            True,
+        ),
         ("node_missing", "snapshot", lambda it: it.state.cluster.remove_node("node-1"), True),
         ("member_disagreed", "restart", lambda it: it.state.cluster.engine.release(first_job(it)), False),
     ],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from builders import on, want
+from builders import on, resource_of
 from penstock.engine import Graph, Group, MatchOp, Placement, Request, VertexSpec
 from penstock.model.constraint import Constraint, Properties
 from penstock.model.jobspec import Resource
@@ -87,8 +87,8 @@ AMOUNTS = st.sampled_from(
 
 @st.composite
 def slots(draw: st.DrawFn, alone: bool | None) -> Resource:
-    inner = [want(kind, units, exclusive=alone) for kind, units in draw(AMOUNTS).items()]
-    return want("slot", draw(st.sampled_from([1, 1, 1, 2, 3])), *inner)
+    inner = [resource_of(kind, units, exclusive=alone) for kind, units in draw(AMOUNTS).items()]
+    return resource_of("slot", draw(st.sampled_from([1, 1, 1, 2, 3])), *inner)
 
 
 @st.composite
@@ -103,11 +103,11 @@ def trees(draw: st.DrawFn, leaves_alone: bool | None) -> Resource:
                 slot,
                 slot,
                 slot,
-                want("node", few, slot, exclusive=alone),
-                want("slot", few, want("node", 1, exclusive=alone)),
-                want("node", few, exclusive=True),
-                want("rack", 1, want("node", few, slot, exclusive=alone)),
-                want("rack", 1, want("slot", few, want("node")), exclusive=alone),
+                resource_of("node", few, slot, exclusive=alone),
+                resource_of("slot", few, resource_of("node", 1, exclusive=alone)),
+                resource_of("node", few, exclusive=True),
+                resource_of("rack", 1, resource_of("node", few, slot, exclusive=alone)),
+                resource_of("rack", 1, resource_of("slot", few, resource_of("node")), exclusive=alone),
             ]
         )
     )
@@ -145,15 +145,15 @@ def requests(draw: st.DrawFn) -> Request:
 def socket_requests(draw: st.DrawFn) -> Request:
     """Levels above and below a node, named and unnamed, shared and alone."""
     alone = draw(st.sampled_from([None, True]))
-    core, slot = want("core"), want("slot", 1, want("core", draw(st.integers(1, 2))))
+    core, slot = resource_of("core"), resource_of("slot", 1, resource_of("core", draw(st.integers(1, 2))))
     tree = st.sampled_from(
         [
             slot,
-            want("socket", 1, slot, exclusive=alone),
-            want("slot", 1, want("socket", 1, exclusive=alone)),
-            want("slot", 1, want("socket", 1, core)),
-            want("slot", 1, want("node", 1, exclusive=alone)),
-            want("node", 1, want("socket", draw(st.integers(1, 2)), slot), exclusive=alone),
+            resource_of("socket", 1, slot, exclusive=alone),
+            resource_of("slot", 1, resource_of("socket", 1, exclusive=alone)),
+            resource_of("slot", 1, resource_of("socket", 1, core)),
+            resource_of("slot", 1, resource_of("node", 1, exclusive=alone)),
+            resource_of("node", 1, resource_of("socket", draw(st.integers(1, 2)), slot), exclusive=alone),
         ]
     )
     groups = [Group((draw(tree),), draw(CONSTRAINTS)) for _ in range(draw(st.sampled_from([1, 1, 2])))]

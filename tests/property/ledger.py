@@ -13,7 +13,7 @@ from penstock.engine import Allocation, AllocationKind, Engine, Graph, Request, 
 from penstock.engine.planner import FOREVER
 from penstock.model.jobspec import Resource
 
-__all__ = ["HeldPart", "Ledger", "dump"]
+__all__ = ["Booker", "HeldPart", "dump"]
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ def part_of(answer: Allocation, request: Request | None = None) -> HeldPart:
 
 
 @dataclass(slots=True)
-class Ledger:
+class Booker:
     graph: Graph
     jobs: dict[int, list[HeldPart]] = field(default_factory=dict)
     holds: dict[str, ExternalUsage] = field(default_factory=dict)
@@ -120,8 +120,12 @@ class Ledger:
         for name, hold in self.holds.items():
             hold.units = {}
             for path, vertex in vertices.items():
-                if vertex.state is not None and name in vertex.state.holds and vertex.state.holds[name].units:
-                    hold.units[path] = vertex.state.holds[name].units
+                if (
+                    vertex.state is not None
+                    and name in vertex.state.external
+                    and vertex.state.external[name].units
+                ):
+                    hold.units[path] = vertex.state.external[name].units
             for kind, amount in hold.amounts.items():
                 pools = [v for path, v in vertices.items() if v.type == kind and is_below(path, hold.at)]
                 found = sum(hold.units.get(vertex.path(), 0) for vertex in pools)
@@ -171,14 +175,14 @@ class Ledger:
                 wrong.append(f"{path} remembers what is gone")
             if len(state.bookings) != len(here):
                 wrong.append(f"{path} has {len(state.bookings)} bookings, not {len(here)}")
-            if sum(state.held) != self.held_by_others(path):
-                wrong.append(f"{path} is held with {state.held}, not {self.held_by_others(path)}")
+            if sum(state.external_units) != self.held_by_others(path):
+                wrong.append(f"{path} is held with {state.external_units}, not {self.held_by_others(path)}")
             for instant in instants:
                 booked = sum(p.units.get(path, 0) for p in here if p.start <= instant < p.end)
                 visits = sum(1 for p in here if p.start <= instant < p.end)
-                if state.plan.booked_at(instant) != booked or state.visits.booked_at(instant) != visits:
+                if state.plan.booked_at(instant) != booked or state.presence.booked_at(instant) != visits:
                     wrong.append(f"{path} has other units or visits at {instant}")
-            for planner in (state.plan, state.visits, *state.below.values()):
+            for planner in (state.plan, state.presence, *state.below.values()):
                 planner.check()
         if set(engine.jobs) != set(self.jobs):
             wrong.append(f"jobs {sorted(engine.jobs)}, not {sorted(self.jobs)}")
@@ -214,13 +218,13 @@ def dump(engine: Engine) -> dict[str, object]:
             if state is None
             else (
                 dict(state.bookings),
-                dict(state.holds),
+                dict(state.external),
                 list(state.plan.changes()),
-                list(state.visits.changes()),
+                list(state.presence.changes()),
                 {kind: list(planner.changes()) for kind, planner in state.below.items()},
-                list(state.held),
-                {kind: list(held) for kind, held in state.held_below.items()},
-                state.passing,
+                list(state.external_units),
+                {kind: list(held) for kind, held in state.external_below.items()},
+                state.transient_shares,
                 state.live_end_min,
                 state.excess,
                 dict(state.excess_below),

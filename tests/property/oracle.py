@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ledger import Ledger, is_below
+from ledger import Booker, is_below
 
 from penstock.engine import Group, Policy, Vertex
 from penstock.engine.planner import FOREVER
@@ -77,7 +77,7 @@ def allowed_count(count: Count, available: int) -> int:
 
 @dataclass(slots=True)
 class Oracle:
-    ledger: Ledger
+    ledger: Booker
     policy: Policy
     group: Group
     now: int

@@ -14,9 +14,9 @@ import pytest
 from histories import SHAPES, SOCKET_SHAPES, Shape, Step, histories, requests, socket_requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger import ExternalUsage, HeldPart, Ledger, dump, is_below, part_of
+from ledger import Booker, ExternalUsage, HeldPart, dump, is_below, part_of
 
-from builders import asks, jgf, want
+from builders import jgf, request_with, resource_of
 from penstock.engine import (
     Allocation,
     AllocationKind,
@@ -30,9 +30,9 @@ from penstock.engine import (
     Satisfiable,
     Vertex,
 )
-from penstock.engine.booking import Mark
+from penstock.engine.booking import VertexClaim
 from penstock.engine.graph_updates import remove, resize, set_status
-from penstock.engine.request import BadShape
+from penstock.engine.request import InvalidResources
 from penstock.errors import Conflict
 from penstock.fluxion.attach import attach
 from penstock.model.constraint import matches
@@ -40,20 +40,20 @@ from penstock.model.constraint import matches
 POLICIES = ["first", "low", "high", "lonode", "hinodex", "lonodex", "firstnodex", "pack", "spread"]
 
 
-def marks_of(said: Allocation, part: HeldPart) -> list[Mark]:
+def claims_of(said: Allocation, part: HeldPart) -> list[VertexClaim]:
     """The set as a store would keep it: also which vertices were taken whole."""
     granted = {path for slot in part.slots for path in slot}
-    marks: list[Mark] = []
+    claims: list[VertexClaim] = []
     for pick in said.picks:
         path = pick.vertex.path()
         above, _, _ = path.rpartition("/")
         below = {child.path() for child in pick.vertex.below()} & set(part.units)
         whole = path in part.alone and (bool(below - granted) if path in granted else above not in part.alone)
         if pick.exclusive:
-            marks.append(
-                Mark(pick.vertex, pick.units, True, path in part.alone, pick.label, pick.above, whole)
+            claims.append(
+                VertexClaim(pick.vertex, pick.units, True, path in part.alone, pick.label, pick.above, whole)
             )
-    return marks
+    return claims
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Backend:
     """An engine, the ledger beside it, and what was said so far."""
 
     engine: Engine
-    ledger: Ledger
+    ledger: Booker
     now: int = 0
     jobs_made: int = 0
     attached: int = 0
@@ -84,7 +84,7 @@ class Backend:
         before = dump(self.engine)
         try:
             answer = self.engine.match(job, step.request, self.now, step.op)
-        except BadShape:  # Several slots in one node, and all on distinct ones.
+        except InvalidResources:  # Several slots in one node, and all on distinct ones.
             assert step.request.placement.distinct_nodes
             assert dump(self.engine) == before
             return
@@ -116,7 +116,7 @@ class Backend:
         before = dump(self.engine)
         try:
             answer = self.engine.extend(job, replace(step.request, placement=Placement()), self.now)
-        except BadShape:
+        except InvalidResources:
             assert self.requests[job].placement.distinct_nodes
             assert dump(self.engine) == before
             return
@@ -138,18 +138,18 @@ class Backend:
             return
         if not part.live and part.end <= self.now:
             return  # Nobody applies a reservation that is over.
-        marks = marks_of(said, part)
+        claims = claims_of(said, part)
         conflict = self.ledger.conflict(part, self.now)
         before = dump(self.engine)
         force = step.flag and step.amount == 0
         if conflict is not None and not force:
             with pytest.raises(Conflict):
-                self.engine.update(said.job, marks, said.start_s, said.end_s, said.kind, self.now)
+                self.engine.update(said.job, claims, said.start_s, said.end_s, said.kind, self.now)
             assert dump(self.engine) == before
             return
         again = self.engine.update(
             said.job,
-            marks,
+            claims,
             said.start_s,
             said.end_s,
             said.kind,
@@ -212,14 +212,14 @@ class Backend:
         amounts = {kind: step.amount, "core": step.amount % 3}
         self.ledger.holds.pop(name, None)
         self.ledger.holds[name] = ExternalUsage(node.path(), amounts, step.flag)
-        self.engine.holds.set(name, node, amounts, standing=step.flag)
+        self.engine.external_usage.set(name, node, amounts, standing=step.flag)
         self.ledger.read_holds()
 
     def do_unhold(self, step: Step) -> None:
         name = f"hold {step.which % 3}"
         self.ledger.holds.pop(name, None)
-        self.engine.holds.remove(name)
-        assert name not in self.engine.holds
+        self.engine.external_usage.remove(name)
+        assert name not in self.engine.external_usage
 
     def do_status(self, step: Step) -> None:
         vertices = list(self.engine.graph.vertices.values())
@@ -316,13 +316,13 @@ class Backend:
         for job in list(self.engine.jobs):
             self.engine.release(job)
         for name in list(self.ledger.holds):
-            self.engine.holds.remove(name)
+            self.engine.external_usage.remove(name)
         assert all(vertex.state is None for vertex in self.engine.graph.vertices.values())
 
 
 def world_of(shape: Shape, policy: str) -> Backend:
     engine = Engine(shape.graph(), policy)
-    return Backend(engine, Ledger(engine.graph))
+    return Backend(engine, Booker(engine.graph))
 
 
 @settings(max_examples=settings().max_examples * 2)
@@ -363,13 +363,13 @@ def test_a_restart_that_applies_what_is_known_decides_alike(
         request = replace(request, placement=Placement())
         answer = before.match(job, request, 0, MatchOp.ALLOCATE_ORELSE_RESERVE)
         if isinstance(answer, Allocation):
-            marks = [
-                replace(mark, vertex=after.graph.vertices[mark.vertex.index], above=None)
+            claims = [
+                replace(claim, vertex=after.graph.vertices[claim.vertex.index], above=None)
                 for part in before.jobs[job].parts.values()
-                for mark in part.marks.values()
+                for claim in part.claims.values()
             ]
-            after.update(job, marks, answer.start_s, answer.end_s, answer.kind, 0)
+            after.update(job, claims, answer.start_s, answer.end_s, answer.kind, 0)
     assert dump(before) == dump(after)
-    probe = asks(want("slot", 1, want("core")), duration_s=5)
+    probe = request_with(resource_of("slot", 1, resource_of("core")), duration_s=5)
     told = [engine.match(-1, probe, 0, MatchOp.WITHOUT_ALLOCATING_FUTURE) for engine in (before, after)]
     assert str(told[0]) == str(told[1])

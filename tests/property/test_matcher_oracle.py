@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger import ExternalUsage, Ledger, part_of
+from ledger import Booker, ExternalUsage, part_of
 from oracle import Match, Oracle, allowed_count, fits_somehow
 
-from builders import want
+from builders import resource_of
 from penstock.engine import (
     Allocation,
     Engine,
@@ -30,7 +30,7 @@ from penstock.engine import (
     VertexSpec,
 )
 from penstock.engine.planner import FOREVER
-from penstock.engine.request import BadShape
+from penstock.engine.request import InvalidResources
 from penstock.model.constraint import And, Constraint, Hostlist, Not, Or, Properties, Ranks
 from penstock.model.jobspec import UINT_MAX, Count, Resource
 
@@ -104,7 +104,7 @@ def leaves(draw: st.DrawFn, alone: bool | None = None) -> tuple[Resource, ...]:
     kinds = draw(
         st.sampled_from([["core"], ["core"], ["memory"], ["cpu"], ["gpu", "core"], ["core", "memory", "cpu"]])
     )
-    return tuple(want(kind, draw(COUNTS), exclusive=alone) for kind in kinds)
+    return tuple(resource_of(kind, draw(COUNTS), exclusive=alone) for kind in kinds)
 
 
 @st.composite
@@ -114,13 +114,13 @@ def slots(draw: st.DrawFn) -> Resource:
         st.one_of(
             *[leaves()] * 5,
             leaves(alone),
-            leaves().map(lambda inside: (want("socket", 1, *inside, exclusive=alone),)),
-            leaves().map(lambda inside: (want("node", 1, *inside),)),
-            st.just((want("node", 1, exclusive=alone),)),
-            st.just((want("socket", 1, exclusive=alone),)),
+            leaves().map(lambda inside: (resource_of("socket", 1, *inside, exclusive=alone),)),
+            leaves().map(lambda inside: (resource_of("node", 1, *inside),)),
+            st.just((resource_of("node", 1, exclusive=alone),)),
+            st.just((resource_of("socket", 1, exclusive=alone),)),
         )
     )
-    return want("slot", draw(COUNTS), *inner)
+    return resource_of("slot", draw(COUNTS), *inner)
 
 
 @st.composite
@@ -129,12 +129,14 @@ def trees(draw: st.DrawFn) -> tuple[Resource, ...]:
     alone = draw(st.sampled_from([None, None, None, True]))
     slot = draw(slots())
     if draw(st.integers(0, 4)) == 0:
-        tree = draw(leaves(True)) if draw(st.booleans()) else (want("node", draw(FEW), exclusive=True),)
+        tree = (
+            draw(leaves(True)) if draw(st.booleans()) else (resource_of("node", draw(FEW), exclusive=True),)
+        )
     else:
         tree = (slot,)
     above = [*[[]] * 6, ["node"], ["node"], ["node"], ["socket"], ["rack"], ["node", "rack"]]
     for kind in draw(st.sampled_from(above)):
-        tree = (want(kind, draw(FEW), *tree, exclusive=alone if kind == "node" else None),)
+        tree = (resource_of(kind, draw(FEW), *tree, exclusive=alone if kind == "node" else None),)
     return tree
 
 
@@ -193,7 +195,7 @@ USES = st.builds(
 SHARED_TURNS = st.builds(lambda turn, use: replace(turn, hold=use), TURNS, st.none() | USES)
 
 
-def expected(ledger: Ledger, engine: Engine, turn: Turn, now: int) -> tuple[int, Match] | None:
+def expected(ledger: Booker, engine: Engine, turn: Turn, now: int) -> tuple[int, Match] | None:
     """The start and the set, by trying every instant at which anything begins or ends."""
     parts = [part for parts in ledger.jobs.values() for part in parts]
     events = {time for part in parts for time in (part.start, part.lasts_until(now)) if now < time < FOREVER}
@@ -217,7 +219,7 @@ def in_order(slots: list[dict[str, int]]) -> list[list[tuple[str, int]]]:
 
 def play(graph: Graph, policy: str, turns: list[Turn]) -> None:
     """Matches turn by turn, and compares every answer with the oracle's."""
-    engine, ledger, now = Engine(graph, policy), Ledger(graph), 0
+    engine, ledger, now = Engine(graph, policy), Booker(graph), 0
     for job, turn in enumerate(turns):
         now += turn.wait_s
         if turn.releases and ledger.jobs:
@@ -229,7 +231,7 @@ def play(graph: Graph, policy: str, turns: list[Turn]) -> None:
             node, amounts = nodes[turn.hold.node % len(nodes)], {turn.hold.kind: turn.hold.units}
             ledger.holds.pop("others", None)
             ledger.holds["others"] = ExternalUsage(node.path(), amounts, turn.hold.standing)
-            engine.holds.set("others", node, amounts, standing=turn.hold.standing)
+            engine.external_usage.set("others", node, amounts, standing=turn.hold.standing)
         assert ledger.read_holds() == []
         op = MatchOp.ALLOCATE_ORELSE_RESERVE if turn.may_wait else MatchOp.ALLOCATE
         answer = engine.match(job, Request((turn.group,), turn.duration_s), now, op)
@@ -264,7 +266,7 @@ def test_use_by_others_changes_only_what_it_takes(graph: Graph, policy: str, tur
 PLAIN = st.sampled_from(["core", "core", "gpu", "cpu"])
 PLAIN_TURNS = st.builds(
     lambda kind, amount, count, duration: Turn(
-        0, False, Group((want("slot", count, want(kind, amount)),)), duration, False
+        0, False, Group((resource_of("slot", count, resource_of(kind, amount)),)), duration, False
     ),
     PLAIN,
     st.integers(1, 2),
@@ -311,7 +313,7 @@ def fit_together(tops: list[Vertex], groups: list[Group], distinct: bool) -> boo
 def test_nothing_is_possible_before_the_earliest_time_that_is_told(
     graph: Graph, policy: str, turns: list[Turn]
 ) -> None:
-    engine, ledger = Engine(graph, policy), Ledger(graph)
+    engine, ledger = Engine(graph, policy), Booker(graph)
     for job, turn in enumerate(turns):
         request = Request((turn.group,), turn.duration_s)
         answer = engine.match(job, request, 0)
@@ -352,7 +354,7 @@ def test_never_is_said_only_where_no_packing_exists(
     request = Request(tuple(groups), None, Placement(distinct, within))
     try:
         answer = engine.match(1, request, 0)
-    except BadShape:  # Several slots in one node, and all on distinct ones.
+    except InvalidResources:  # Several slots in one node, and all on distinct ones.
         assert distinct
         return
     tops = graph.of_type(within) if within else [graph.root]
@@ -368,7 +370,7 @@ def test_what_the_rules_find_on_an_idle_graph_is_satisfiable(graph: Graph, polic
     engine = Engine(graph, policy)
     for vertex in graph.vertices.values():
         vertex.up = True
-    found = Oracle(Ledger(graph), engine.policy, group, 0, 0, 1).match()
+    found = Oracle(Booker(graph), engine.policy, group, 0, 0, 1).match()
     answer = engine.match(1, Request((group,)), 0, MatchOp.SATISFIABILITY)
     assert isinstance(answer, NotNow | Never) == (found is None)
 

@@ -19,8 +19,8 @@ from penstock.engine import Engine, Graph, MatchOp, cluster_of, parse_policy, sl
 from penstock.errors import BadRequest
 from penstock.fluxion.find import find, parse_expression
 from penstock.fluxion.readers.grug import read_grug
-from penstock.fluxion.readers.jgf import attach_jgf, marks_in_jgf, read_jgf
-from penstock.fluxion.readers.rv1exec import marks_in_rset, ranks_in_rset, read_rv1exec
+from penstock.fluxion.readers.jgf import attach_jgf, claims_in_jgf, read_jgf
+from penstock.fluxion.readers.rv1exec import claims_in_rset, ranks_in_rset, read_rv1exec
 
 MIB = 1 << 20
 
@@ -148,10 +148,10 @@ def into_filters(text: str) -> None:
 READERS: dict[str, Read] = {
     "jgf": into_graph(read_jgf),
     "attach": into_attach,
-    "jgf marks": into_marks(marks_in_jgf),
+    "jgf marks": into_marks(claims_in_jgf),
     "grug": into_graph(read_grug),
     "rv1exec": into_graph(read_rv1exec),
-    "rset marks": into_marks(marks_in_rset),
+    "rset marks": into_marks(claims_in_rset),
     "rset ranks": ranks_in_rset,
     "expression": into_search,
     "policy": parse_policy,

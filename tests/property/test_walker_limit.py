@@ -8,12 +8,12 @@ import pytest
 
 from penstock.engine import Allocation, Engine, Graph, Placement, VertexSpec
 from penstock.engine.engine import MatchOp
-from penstock.engine.policies import DerivedOrder
+from penstock.engine.policies import MostFreeOrder
 from penstock.engine.request import SLOT, Group, Request
 from penstock.model.jobspec import Count, Resource
 
 
-class LooksEverywhere(DerivedOrder):
+class LooksEverywhere(MostFreeOrder):
     """As if equal scores could come in any order: then nothing may be passed over."""
 
     is_stable = False
@@ -65,7 +65,7 @@ def paths(answer: object) -> object:
 def test_a_walk_that_stops_looking_finds_the_same(policy: str, seed: int) -> None:
     engines = [
         Engine(cluster(random.Random(seed)), policy=policy, filters="ALL:core,ALL:cpu,ALL:node", order=order)
-        for order in (DerivedOrder(), LooksEverywhere())
+        for order in (MostFreeOrder(), LooksEverywhere())
     ]
     chance = random.Random(seed + 1)
     live: list[int] = []
@@ -89,7 +89,7 @@ def test_who_may_have_more_slots_than_it_must_gets_as_many_as_there_are(policy: 
         Engine(cluster(random.Random(0)), policy=policy, filters="ALL:cpu,ALL:node", order=order).match(
             1, wanted, 0
         )
-        for order in (DerivedOrder(), LooksEverywhere())
+        for order in (MostFreeOrder(), LooksEverywhere())
     )
     assert isinstance(quick, Allocation)
     assert len(quick.slots) == 8
@@ -111,7 +111,7 @@ def test_nodes_that_are_known_to_be_full_need_not_be_looked_at_again(policy: str
     for job in range(60):
         kind = chance.randrange(len(wanted))
         op = chance.choice([MatchOp.ALLOCATE, MatchOp.ALLOCATE_ORELSE_RESERVE])
-        steps = engines[0].match_stepwise(job, wanted[kind], 5, op, full=full[kind])
+        steps = engines[0].match_stepwise(job, wanted[kind], 5, op, full_nodes=full[kind])
         try:
             while True:
                 next(steps)

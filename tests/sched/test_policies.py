@@ -129,12 +129,12 @@ def booked(driver: Driver) -> dict[str, object]:
         state = vertex.state
         if state is not None:
             planners = {kind: list(planner.changes()) for kind, planner in sorted(state.below.items())}
-            plan = (list(state.plan.changes()), list(state.visits.changes()), planners)
+            plan = (list(state.plan.changes()), list(state.presence.changes()), planners)
             told[vertex.path()] = (
                 sorted(state.bookings.items(), key=lambda item: item[0]),
                 plan,
                 state.live_end_min,
-                state.alone,
+                state.exclusive_bookings,
             )
     return told
 

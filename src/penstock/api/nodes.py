@@ -47,7 +47,7 @@ class _Pool:
     def add(self, vertex: Vertex, per_unit: int = 1) -> None:
         state = vertex.state
         booked = sum(one.units for one in state.bookings.values() if one.live) if state is not None else 0
-        used = sum(state.held) if state is not None else 0
+        used = sum(state.external_units) if state is not None else 0
         free = max(0, vertex.size - booked - used)
         self.total += vertex.size * per_unit
         self.free += free * per_unit

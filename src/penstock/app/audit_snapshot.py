@@ -54,7 +54,7 @@ def _node(known: KnownNode) -> GraphNode:
         if state is not None:
             live = sum(booking.units for booking in state.bookings.values() if booking.live)
             used[kind] = used.get(kind, 0) + live
-            held[kind] = held.get(kind, 0) + sum(state.held)
+            held[kind] = held.get(kind, 0) + sum(state.external_units)
     return GraphNode(capacity, used, held, known.fact.up)
 
 

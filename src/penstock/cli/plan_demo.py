@@ -360,7 +360,7 @@ def _told_blockers(planned: DemoPlan, reason: Reason) -> str:
 def _refusal_lines(job: DemoJob) -> list[Line]:
     assert job.reason is not None
     lines: list[Line] = [[_badge(job), _text(f" {job.ask.name}: it {job.reason.clause}")]]
-    for step in job.reason.steps:
+    for step in job.reason.stages:
         fails = step.passed < step.needed
         mark = "  <- fails here" if fails else ""
         lines.append([_dim(f"      {step.passed:3} {step.name:20} {step.needed} needed{mark}")])
@@ -414,7 +414,7 @@ def _job_facts(job: DemoJob, names: dict[int, str]) -> dict[str, object]:
 def _reason_document(reason: Reason) -> dict[str, object]:
     return {
         "clause": reason.clause,
-        "steps": [asdict(step) for step in reason.steps],
+        "steps": [asdict(step) for step in reason.stages],
         "blockers": [{"who": str(blocker), "until_s": blocker.until_s} for blocker in reason.blockers],
     }
 

@@ -98,7 +98,7 @@ class Reason:
     """Why not: the clause that failed, the steps up to it, and what stands in the way."""
 
     clause: str
-    steps: tuple[FunnelStage, ...] = ()
+    stages: tuple[FunnelStage, ...] = ()
     blockers: tuple[Blocker, ...] = ()
 
     def __str__(self) -> str:

@@ -10,13 +10,13 @@ how many nodes have room at a time, which is what an explanation needs.
 from __future__ import annotations
 
 from penstock.engine.graph import Graph, Vertex
-from penstock.engine.request import SLOT, Placement, Request, Want
-from penstock.engine.vertex_state import TimeView, Window, free_units, is_untouched
+from penstock.engine.request import SLOT, Demand, Placement, Request
+from penstock.engine.vertex_state import TimeView, Window, free_units, is_idle
 from penstock.engine.walker import CONSTRAINED_TYPES, NODE
 from penstock.model.constraint import Constraint, matches
 from penstock.model.quantity import format_quantity
 
-__all__ = ["IDEAL", "Bounds", "amount", "cannot_ever_fit", "counted"]
+__all__ = ["IDEAL", "Bounds", "cannot_ever_fit", "format_count", "format_units"]
 
 IDEAL = Window(0, 1, 0, TimeView.IDEAL)
 
@@ -31,18 +31,19 @@ _BYTES = frozenset({"memory", "ephemeral-storage"})
 _BYTES_LEAST = 1 << 20  # below that it is no number of bytes, but of larger units
 
 
-def amount(units: int, kind: str) -> str:
+def format_units(units: int, resource_type: str) -> str:
     """Units as people read them: 500m of cpu, 64Mi of memory, 3 of anything else."""
-    if kind in _MILLI:
+    if resource_type in _MILLI:
         return format_quantity(units, scale=1000)
-    if kind in _BYTES and abs(units) >= _BYTES_LEAST:
+    if resource_type in _BYTES and abs(units) >= _BYTES_LEAST:
         return format_quantity(units, binary=True)
     return str(units)
 
 
-def counted(number: int, kind: str) -> str:
+def format_count(number: int, resource_type: str) -> str:
     """A number with what it counts: 1 node, 4 cores, 16 memory."""
-    return f"{amount(number, kind)} {kind}{'s' if kind in _COUNTED and number != 1 else ''}"
+    plural = "s" if resource_type in _COUNTED and number != 1 else ""
+    return f"{format_units(number, resource_type)} {resource_type}{plural}"
 
 
 class Bounds:
@@ -50,19 +51,19 @@ class Bounds:
 
     def __init__(
         self,
-        wants: tuple[Want, ...],
+        demands: tuple[Demand, ...],
         constraint: Constraint | None,
         placement: Placement,
         window: Window,
-        avoid: frozenset[int] = frozenset(),
-        nodes_whole: bool = False,
+        excluded_nodes: frozenset[int] = frozenset(),
+        whole_nodes: bool = False,
     ) -> None:
-        self._nodes_whole = nodes_whole
-        self._wants = wants
+        self._whole_nodes = whole_nodes
+        self._wants = demands
         self._constraint = constraint
         self._placement = placement
         self._window = window
-        self.avoid = avoid  # nodes that a distinct placement has used already
+        self.excluded_nodes = excluded_nodes  # nodes that a distinct placement has used already
         self._known: dict[tuple[int, int, bool, bool], tuple[int, _Sums]] = {}
         self.per_node: dict[int, int] = {}  # slots, or 1 for a node that qualifies as such
         self.most: dict[int, int] = {}  # the most that was found in one place, by the id of a want
@@ -75,97 +76,105 @@ class Bounds:
             sums[top.type] = sums.get(top.type, 0) + own
         return sums
 
-    def _visit(self, u: Vertex, wants: tuple[Want, ...], pristine: bool, excl: bool, to_parent: _Sums) -> int:
+    def _visit(
+        self, vertex: Vertex, demands: tuple[Demand, ...], pristine: bool, excl: bool, to_parent: _Sums
+    ) -> int:
         """Adds what a vertex hands on to the sums of its parent; returns its own units."""
         # A vertex that several contain counts below each of them: more than there is, never less.
         # Looked at once, though: there can be more ways to it than vertices.
-        key = (u.index, id(wants), pristine, excl)
+        key = (vertex.index, id(demands), pristine, excl)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._look(u, wants, pristine, excl)
+            known = self._known[key] = self._look(vertex, demands, pristine, excl)
         own, handed = known
-        for kind, units in handed.items():
-            to_parent[kind] = to_parent.get(kind, 0) + units
+        for resource_type, units in handed.items():
+            to_parent[resource_type] = to_parent.get(resource_type, 0) + units
         return own
 
-    def _look(self, u: Vertex, wants: tuple[Want, ...], pristine: bool, excl: bool) -> tuple[int, _Sums]:
-        matched: Want | None = None
-        slot: Want | None = None
-        for want in wants:
-            if want.type == u.type:
-                matched, slot = want, want.slot
-            elif want.type == SLOT and pristine:
-                slot = want
-        kinds = {child.type for child in u.below()}
-        if slot is not None and any(want.type not in kinds for want in slot.with_):
+    def _look(
+        self, vertex: Vertex, demands: tuple[Demand, ...], pristine: bool, excl: bool
+    ) -> tuple[int, _Sums]:
+        matched: Demand | None = None
+        slot: Demand | None = None
+        for demand in demands:
+            if demand.type == vertex.type:
+                matched, slot = demand, demand.slot
+            elif demand.type == SLOT and pristine:
+                slot = demand
+        resource_types = {child.type for child in vertex.below()}
+        if slot is not None and any(demand.type not in resource_types for demand in slot.with_):
             slot = None
         excl = excl or (matched is not None and matched.exclusive is True)
-        if (matched is None and slot is None and not pristine) or self._is_out(u, matched, excl):
+        if (matched is None and slot is None and not pristine) or self._is_out(vertex, matched, excl):
             return 0, {}
         sums: _Sums = {}
         if slot is not None:
-            self._slots(u, slot, sums)
+            self._slots(vertex, slot, sums)
         else:
-            inner = matched.with_ if matched is not None else wants
-            for child in u.below() if inner else ():
+            inner = matched.with_ if matched is not None else demands
+            for child in vertex.below() if inner else ():
                 self._child(child, inner, pristine and matched is None, excl, sums)
-        fits = all(self._note(want, sums) for want in matched.with_) if matched is not None else True
-        if u.type == NODE and self._placement.distinct_nodes and sums.get(SLOT, 0) > 1:
+        fits = all(self._note(demand, sums) for demand in matched.with_) if matched is not None else True
+        if vertex.type == NODE and self._placement.distinct_nodes and sums.get(SLOT, 0) > 1:
             sums[SLOT] = 1
-        if u.type == NODE:
-            self.per_node[u.index] = sums.get(SLOT, 0) if matched is None else int(fits)
+        if vertex.type == NODE:
+            self.per_node[vertex.index] = sums.get(SLOT, 0) if matched is None else int(fits)
         is_counted_here = matched is not None and bool(matched.with_)
-        return free_units(u, self._window) if fits else 0, {} if is_counted_here else sums
+        return free_units(vertex, self._window) if fits else 0, {} if is_counted_here else sums
 
-    def _child(self, child: Vertex, wants: tuple[Want, ...], pristine: bool, excl: bool, sums: _Sums) -> None:
-        own = self._visit(child, wants, pristine, excl, sums)
-        if own > 0 and any(want.type == child.type for want in wants):
+    def _child(
+        self, child: Vertex, demands: tuple[Demand, ...], pristine: bool, excl: bool, sums: _Sums
+    ) -> None:
+        own = self._visit(child, demands, pristine, excl, sums)
+        if own > 0 and any(demand.type == child.type for demand in demands):
             sums[child.type] = sums.get(child.type, 0) + own
 
-    def _slots(self, u: Vertex, slot: Want, sums: _Sums) -> None:
+    def _slots(self, vertex: Vertex, slot: Demand, sums: _Sums) -> None:
         members: _Sums = {}
-        for child in u.below():
+        for child in vertex.below():
             self._child(child, slot.with_, False, True, members)
         fit = [
-            members.get(want.type, 0) // want.count.min for want in slot.with_ if self._note(want, members)
+            members.get(demand.type, 0) // demand.count.min
+            for demand in slot.with_
+            if self._note(demand, members)
         ]
         sums[SLOT] = min(fit) if len(fit) == len(slot.with_) else 0
 
-    def _note(self, want: Want, sums: _Sums) -> bool:
-        found = sums.get(want.type, 0)
-        self.most[id(want)] = max(self.most.get(id(want), 0), found)
-        return found >= want.count.min
+    def _note(self, demand: Demand, sums: _Sums) -> bool:
+        found = sums.get(demand.type, 0)
+        self.most[id(demand)] = max(self.most.get(id(demand), 0), found)
+        return found >= demand.count.min
 
-    def _is_out(self, u: Vertex, matched: Want | None, excl: bool) -> bool:
+    def _is_out(self, vertex: Vertex, matched: Demand | None, excl: bool) -> bool:
         window = self._window
-        if (not u.up and window.view is not TimeView.IDEAL) or free_units(u, window) <= 0:
+        if (not vertex.up and window.view is not TimeView.IDEAL) or free_units(vertex, window) <= 0:
             return True
-        if u.type in CONSTRAINED_TYPES:
-            if u.index in self.avoid or (
-                self._nodes_whole and u.type == NODE and not is_untouched(u, window)
+        if vertex.type in CONSTRAINED_TYPES:
+            if vertex.index in self.excluded_nodes or (
+                self._whole_nodes and vertex.type == NODE and not is_idle(vertex, window)
             ):
                 return True
-            if self._constraint is not None and not matches(self._constraint, u):
+            if self._constraint is not None and not matches(self._constraint, vertex):
                 return True
-        alone = matched is not None and excl and (not u.divisible or matched.exclusive is True)
-        return alone and not is_untouched(u, window)
+        alone = matched is not None and excl and (not vertex.divisible or matched.exclusive is True)
+        return alone and not is_idle(vertex, window)
 
 
 def cannot_ever_fit(
     graph: Graph,
     request: Request,
-    wants: tuple[tuple[Want, ...], ...],
+    demands: tuple[tuple[Demand, ...], ...],
     tops: list[Vertex] | None = None,
-    avoid: frozenset[int] = frozenset(),
+    excluded_nodes: frozenset[int] = frozenset(),
 ) -> str | None:
     """The clause that no state of these resources could meet; nothing if that is not proven."""
     within = request.placement.within
     if tops is None:
         tops = graph.of_type(within) if within else [graph.root]
-    for group, outer in zip(request.groups, wants, strict=True):
+    for group, outer in zip(request.groups, demands, strict=True):
         told: list[tuple[int, str]] = []  # how much was found below each top, and what is missing there
         for top in tops:
-            bounds = Bounds(outer, group.constraint, request.placement, IDEAL, avoid)
+            bounds = Bounds(outer, group.constraint, request.placement, IDEAL, excluded_nodes)
             shortage = _shortage(graph, bounds, top, outer, group.constraint)
             if shortage is None:
                 break
@@ -175,85 +184,91 @@ def cannot_ever_fit(
                 return f"asks to lie inside one {within}, and no node lies in any"
             clause = max(told, key=lambda shortage: shortage[0])[1]
             return clause + (f" inside one {within}" if within and len(tops) > 1 else "")
-    return _too_much_together(graph, tops, request, wants) if len(wants) > 1 else None
+    return _too_much_together(graph, tops, request, demands) if len(demands) > 1 else None
 
 
 def _too_much_together(
-    graph: Graph, tops: list[Vertex], request: Request, wants: tuple[tuple[Want, ...], ...]
+    graph: Graph, tops: list[Vertex], request: Request, demands: tuple[tuple[Demand, ...], ...]
 ) -> str | None:
     """Groups that fit alone can be more than there is when they are added up."""
     needs: dict[str, int] = {}
-    for group in wants:
-        for want in group:
-            _add_held(want, 1, False, needs)
+    for group in demands:
+        for demand in group:
+            _add_held(demand, 1, False, needs)
     slots = needs.pop(SLOT, 0)
     if request.placement.distinct_nodes:
         needs[NODE] = max(needs.get(NODE, 0), slots)
     short: str | None = None
     for top in tops:
         short = None
-        for kind, units in needs.items():
-            there = [vertex for vertex in graph.walk(top) if vertex.type == kind]
+        for resource_type, units in needs.items():
+            there = [vertex for vertex in graph.walk(top) if vertex.type == resource_type]
             most = sum(max(free_units(vertex, IDEAL), 0) for vertex in there)
             if most < units:
-                asked, there_are = counted(units, kind), amount(most, kind)
-                short = f"asks for {asked} in {len(wants)} groups together, there are {there_are}"
+                requested, there_are = format_count(units, resource_type), format_units(most, resource_type)
+                short = f"asks for {requested} in {len(demands)} groups together, there are {there_are}"
         if short is None:
             return None
     return short
 
 
-def _add_held(want: Want, times: int, inside: bool, needs: dict[str, int]) -> None:
+def _add_held(demand: Demand, times: int, inside: bool, needs: dict[str, int]) -> None:
     """Adds what a want holds at least: slots, what lies in them, and what is asked for alone."""
-    inside = inside or want.exclusive is True
-    least = times * want.count.min
-    if inside or want.type == SLOT:
-        needs[want.type] = needs.get(want.type, 0) + least
-    for inner in want.with_:
-        _add_held(inner, least, inside or want.type == SLOT, needs)
+    inside = inside or demand.exclusive is True
+    least = times * demand.count.min
+    if inside or demand.type == SLOT:
+        needs[demand.type] = needs.get(demand.type, 0) + least
+    for inner in demand.with_:
+        _add_held(inner, least, inside or demand.type == SLOT, needs)
 
 
 def _shortage(
-    graph: Graph, bounds: Bounds, top: Vertex, wants: tuple[Want, ...], constraint: Constraint | None
+    graph: Graph, bounds: Bounds, top: Vertex, demands: tuple[Demand, ...], constraint: Constraint | None
 ) -> tuple[int, str] | None:
     """What is missing below a top, with how much of it there is."""
     sums = bounds.below(top)
-    for want in wants:
-        found = sums.get(want.type, 0)
-        if found < want.count.min:
-            return found, _clause(graph, bounds, want, found, constraint)
+    for demand in demands:
+        found = sums.get(demand.type, 0)
+        if found < demand.count.min:
+            return found, _clause(graph, bounds, demand, found, constraint)
     return None
 
 
-def _clause(graph: Graph, bounds: Bounds, want: Want, found: int, constraint: Constraint | None) -> str:
+def _clause(graph: Graph, bounds: Bounds, demand: Demand, found: int, constraint: Constraint | None) -> str:
     known = graph.types()
-    for level in _levels(want):
+    for level in _levels(demand):
         if level.type != SLOT and level.type not in known:
             return f"asks for {level.type}, and there is no {level.type} here"
     if constraint is not None and not any(
-        matches(constraint, vertex) for kind in CONSTRAINED_TYPES for vertex in graph.of_type(kind)
+        matches(constraint, vertex)
+        for resource_type in CONSTRAINED_TYPES
+        for vertex in graph.of_type(resource_type)
     ):
-        nodes = sum(len(graph.of_type(kind)) for kind in CONSTRAINED_TYPES)
+        nodes = sum(len(graph.of_type(resource_type)) for resource_type in CONSTRAINED_TYPES)
         return f"asks for nodes with a constraint that none of {nodes} meets"
-    if bounds.avoid:
-        asked = counted(want.count.min, want.type)
-        return f"asks for {asked} on nodes that this job is not on, {found} fit there"
-    for level in reversed(_levels(want)):
+    if bounds.excluded_nodes:
+        requested = format_count(demand.count.min, demand.type)
+        return f"asks for {requested} on nodes that this job is not on, {found} fit there"
+    for level in reversed(_levels(demand)):
         most = bounds.most.get(id(level))
-        if level is not want and most is not None and most < level.count.min:
+        if level is not demand and most is not None and most < level.count.min:
             if most == 0:
                 return f"asks for {level.type} in a place that has none"
-            has = amount(most, level.type)
-            return f"asks for {counted(level.count.min, level.type)} together, the largest place has {has}"
-    if any(id(level) not in bounds.most for level in _levels(want)[1:]):
+            has = format_units(most, level.type)
+            return (
+                f"asks for {format_count(level.count.min, level.type)} together, the largest place has {has}"
+            )
+    if any(id(level) not in bounds.most for level in _levels(demand)[1:]):
         return "asks for levels in an order that these resources do not have: " + "->".join(
-            level.type for level in _levels(want)
+            level.type for level in _levels(demand)
         )
-    return f"asks for {counted(want.count.min, want.type)}, at most {found} fit when everything is free"
+    return (
+        f"asks for {format_count(demand.count.min, demand.type)}, at most {found} fit when everything is free"
+    )
 
 
-def _levels(want: Want) -> list[Want]:
-    levels = [want]
+def _levels(demand: Demand) -> list[Demand]:
+    levels = [demand]
     for level in levels:  # grows while it is walked: outer levels stand before inner ones
         levels.extend(level.with_)
     return levels

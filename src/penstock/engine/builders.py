@@ -23,9 +23,9 @@ def cluster_of(
     for number in range(nodes):
         parent = parents[number * len(parents) // nodes]
         node = graph.add_child(parent, VertexSpec("node", number, rank=number))
-        for kind, count in (("core", cores), ("gpu", gpus)):
+        for resource_type, count in (("core", cores), ("gpu", gpus)):
             for child in range(count):
-                graph.add_child(node, VertexSpec(kind, child, rank=number))
-        for kind, size in (pools or {}).items():
-            graph.add_child(node, VertexSpec(kind, 0, rank=number, size=size, divisible=True))
+                graph.add_child(node, VertexSpec(resource_type, child, rank=number))
+        for resource_type, size in (pools or {}).items():
+            graph.add_child(node, VertexSpec(resource_type, 0, rank=number, size=size, divisible=True))
     return graph

@@ -24,31 +24,31 @@ from penstock.engine.allocation import (
     Slot,
 )
 from penstock.engine.booking import (
-    Ledger,
-    Mark,
-    Marks,
+    Booker,
+    Claims,
     Span,
-    collected,
-    marks_of,
+    VertexClaim,
+    claims_of,
+    claims_without_slots,
+    mark_whole_claims,
+    merge_claims,
     parents,
     picks_of,
     slots_of,
-    with_wholes,
-    without_slots,
 )
 from penstock.engine.bounds import cannot_ever_fit
 from penstock.engine.explain import Explainer
-from penstock.engine.external_usage import ExternalUsages
+from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.filters import DEFAULT_FILTERS, Filters
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
-from penstock.engine.policies import DerivedOrder, Policy, SearchOrder, Usage, parse_policy
-from penstock.engine.request import Placement, Request, check_distinct, compile_wants
-from penstock.engine.search import Events, Plan, Search
+from penstock.engine.policies import MostFreeOrder, Policy, SearchOrder, Usage, parse_policy
+from penstock.engine.request import Placement, Request, check_distinct, compile_demands
+from penstock.engine.search import BookingTimes, PreparedRequest, Search
 from penstock.engine.walker import Selection
 from penstock.errors import BadRequest, Conflict
 
-__all__ = ["BadTime", "Engine", "GroupAllocation", "JobAllocation", "MatchOp", "UnknownJob"]
+__all__ = ["AllocationPart", "BadTime", "Engine", "JobAllocation", "MatchOp", "UnknownJob"]
 
 
 class BadTime(BadRequest):
@@ -79,10 +79,10 @@ _BOOKS_NOTHING = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class GroupAllocation:
+class AllocationPart:
     """What was booked at once for a job: with its first match, or with an extension."""
 
-    marks: Marks
+    claims: Claims
     span: Span
     slots: tuple[Slot, ...]
 
@@ -93,20 +93,20 @@ class JobAllocation:
     kind: AllocationKind
     placement: Placement
     top: Vertex  # everything lies below it: the root, or the domain that was chosen
-    parts: dict[int, GroupAllocation]
+    parts: dict[int, AllocationPart]
     parts_made: int = 1
     slots_made: int = 0
 
-    def marks(self) -> Marks:
+    def claims(self) -> Claims:
         """All parts as one; pools that several parts share are added up."""
-        union: Marks = {}
+        union: Claims = {}
         for part in self.parts.values():
-            for index, mark in part.marks.items():
+            for index, claim in part.claims.items():
                 before = union.get(index)
-                if before is not None and mark.booked and before.booked:
-                    union[index] = replace(mark, units=mark.units + before.units)
-                elif before is None or mark.booked:
-                    union[index] = mark
+                if before is not None and claim.booked and before.booked:
+                    union[index] = replace(claim, units=claim.units + before.units)
+                elif before is None or claim.booked:
+                    union[index] = claim
         return union
 
     def nodes(self) -> frozenset[int]:
@@ -127,14 +127,14 @@ class Engine:
         self.graph = graph
         self.policy = parse_policy(policy) if isinstance(policy, str) else policy
         self.filters = Filters(filters, leaves_everywhere=self.policy.usage is not Usage.IGNORED)
-        self.filters.prime(graph)
+        self.filters.compute_totals(graph)
         self.jobs: dict[int, JobAllocation] = {}
-        self.holds = ExternalUsages(graph)
-        self._events = Events()
-        self._ledger = Ledger(self.filters.tracked)
+        self.external_usage = ExternalUsageTable(graph)
+        self._booking_times = BookingTimes()
+        self._booker = Booker(self.filters.tracked)
         horizon = horizon_s if horizon_s is not None else FOREVER
-        search_order = order if order is not None else DerivedOrder()
-        self._search = Search(graph, self.policy, search_order, self._ledger, self._events, horizon)
+        search_order = order if order is not None else MostFreeOrder()
+        self._search = Search(graph, self.policy, search_order, self._booker, self._booking_times, horizon)
 
     # Matching
 
@@ -153,10 +153,10 @@ class Engine:
         With `explain=False` a refusal names no steps, no blockers and no earliest time: cheaper. With
         `prove=False` it is not asked either whether the request could ever fit: cheapest.
         """
-        steps = self.match_stepwise(job, request, now, op, explain=explain, prove=prove)
+        stages = self.match_stepwise(job, request, now, op, explain=explain, prove=prove)
         while True:
             try:
-                next(steps)
+                next(stages)
             except StopIteration as done:
                 answer: MatchResult = done.value
                 return answer
@@ -170,35 +170,35 @@ class Engine:
         *,
         explain: bool = True,
         prove: bool = True,
-        full: set[int] | None = None,
+        full_nodes: set[int] | None = None,
     ) -> Generator[None, None, MatchResult]:
         """As `match`, handing back control after every instant that was tried in vain.
 
         Nothing is booked until it returns, so it may be dropped half-way; but nothing else may change
         the engine meanwhile. Whoever asks for the same again and again at one instant, with bookings only
-        added in between, can give the same `full` each time: nodes without room are noted there.
+        added in between, can give the same `full_nodes` each time: nodes without room are noted there.
         """
-        plan = self._plan(request)
+        prepared = self._prepare(request)
         _check_time(now, request.duration_s)
         if op not in _BOOKS_NOTHING:
             self._check_number(job)
         self._search.preorder = self._search.postorder = 0
         if op is MatchOp.SATISFIABILITY:
-            return Satisfiable() if self._could_ever(plan) else self._refusal(plan, now, explain)
-        found_now = self._search.select(plan, now, now, full)
+            return Satisfiable() if self._could_ever(prepared) else self._refusal(prepared, now, explain)
+        found_now = self._search.select(prepared, now, now, full_nodes)
         if found_now is not None:
             kind = AllocationKind.MATCHED if op in _BOOKS_NOTHING else AllocationKind.ALLOCATED
-            return self._settle(job, plan, found_now, now, kind)
+            return self._accept(job, prepared, found_now, now, kind)
         if op in _MAY_WAIT:
-            for start in self._search.instants(plan, now):
+            for start in self._search.instants(prepared, now):
                 yield
-                found_later = self._search.select(plan, start, now)
+                found_later = self._search.select(prepared, start, now)
                 if found_later is not None:
                     kind = AllocationKind.MATCHED if op in _BOOKS_NOTHING else AllocationKind.RESERVED
-                    return self._settle(job, plan, found_later, start, kind)
+                    return self._accept(job, prepared, found_later, start, kind)
         if not prove:
             return NotNow(None, Reason("not free now"))
-        return self._refusal(plan, now, explain, searched=op in _MAY_WAIT)
+        return self._refusal(prepared, now, explain, searched=op in _MAY_WAIT)
 
     def extend(self, job: int, request: Request, now: int) -> MatchResult:
         """Adds members to a live allocation, under the rules of placement that it was made with.
@@ -213,21 +213,21 @@ class Engine:
         if duration_s is None:
             ends = max(part.span.end for part in holder.parts.values())
             duration_s = max(ends, now + 1) - now if ends < FOREVER else None
-        plan = replace(
-            self._plan(replace(request, duration_s=duration_s, placement=holder.placement)),
+        prepared = replace(
+            self._prepare(replace(request, duration_s=duration_s, placement=holder.placement)),
             top=holder.top,
-            avoid=holder.nodes() if holder.placement.distinct_nodes else frozenset(),
+            excluded_nodes=holder.nodes() if holder.placement.distinct_nodes else frozenset(),
         )
-        found = self._search.select(plan, now, now)
+        found = self._search.select(prepared, now, now)
         if found is None:
-            return self._refusal(plan, now, True)
-        part = self._book(holder, self._part(plan, found, now, live=True))
+            return self._refusal(prepared, now, True)
+        part = self._book(holder, self._part(prepared, found, now, live=True))
         return self._allocation(holder, part)
 
     def could_ever(self, request: Request) -> bool:
         """Whether the walker finds a place when everything is up and free."""
         self._search.preorder = self._search.postorder = 0
-        return self._could_ever(self._plan(request))
+        return self._could_ever(self._prepare(request))
 
     def explain(self, request: Request, now: int) -> Reason | None:
         """Why the request cannot start now; nothing if it can."""
@@ -246,7 +246,7 @@ class Engine:
         for number in list(holder.parts):
             self._unbook(holder, number)
         del self.jobs[job]
-        self.holds.settle()
+        self.external_usage.redistribute()
 
     def release_slots(self, job: int, slots: Iterable[int]) -> bool:
         """Gives back some slots, by their number. True when nothing is left.
@@ -260,7 +260,7 @@ class Engine:
             kept = [slot for slot in part.slots if slot.number not in gone]
             dropped = [slot for slot in part.slots if slot.number in gone]
             if dropped:
-                self._shrink(holder, key, without_slots(part.marks, kept, dropped), tuple(kept))
+                self._shrink(holder, key, claims_without_slots(part.claims, kept, dropped), tuple(kept))
         return self._drop_if_empty(holder)
 
     def release_vertices(self, job: int, vertices: Iterable[Vertex]) -> bool:
@@ -269,8 +269,8 @@ class Engine:
         gone = {vertex.index for vertex in vertices}
         for key in list(holder.parts):
             part = holder.parts[key]
-            left = {index: mark for index, mark in part.marks.items() if index not in gone}
-            if len(left) != len(part.marks):
+            left = {index: claim for index, claim in part.claims.items() if index not in gone}
+            if len(left) != len(part.claims):
                 kept = [
                     replace(
                         slot, grants=tuple(grant for grant in slot.grants if grant.vertex.index not in gone)
@@ -284,8 +284,8 @@ class Engine:
         """Takes up all that a job holds, so that `rebook_job` can lay it down again as it was."""
         holder = self._job(job)
         for key, part in holder.parts.items():
-            self._ledger.unbook((job, key), part.marks)
-            self._events.remove(part.span)
+            self._booker.unbook((job, key), part.claims)
+            self._booking_times.remove(part.span)
         del self.jobs[job]
         return holder
 
@@ -294,15 +294,15 @@ class Engine:
         self._check_number(holder.number)
         self.jobs[holder.number] = holder
         for key, part in holder.parts.items():
-            self._ledger.book((holder.number, key), part.marks, part.span)
-            self._events.add(part.span)
+            self._booker.book((holder.number, key), part.claims, part.span)
+            self._booking_times.add(part.span)
 
     # Re-applying what is known
 
     def update(
         self,
         job: int,
-        marks: Iterable[Mark],
+        claims: Iterable[VertexClaim],
         start: int,
         end: int | None,
         kind: AllocationKind,
@@ -325,13 +325,13 @@ class Engine:
                 "an allocation needs a time", found=f"[{start}, {end})", expected="0 <= start < end"
             )
         span = Span(start, FOREVER if end is None else end, kind is AllocationKind.ALLOCATED)
-        part = GroupAllocation(with_wholes(collected(marks)), span, slots)
-        if not any(mark.booked for mark in part.marks.values()):
+        part = AllocationPart(mark_whole_claims(merge_claims(claims)), span, slots)
+        if not any(claim.booked for claim in part.claims.values()):
             raise BadRequest("the set holds nothing", expected="at least one vertex that is held")
         if not force:
-            self._ledger.check_free(part.marks, part.span, now)
+            self._booker.check_free(part.claims, part.span, now)
         rules = placement or Placement()
-        holder = JobAllocation(job, kind, rules, top or self._domain_of(part.marks, rules), {})
+        holder = JobAllocation(job, kind, rules, top or self._domain_of(part.claims, rules), {})
         self.jobs[job] = holder
         return self._allocation(holder, self._book(holder, part))
 
@@ -343,89 +343,108 @@ class Engine:
         start = min(part.span.start for part in holder.parts.values())
         end = max(part.span.end for part in holder.parts.values())
         slots = tuple(slot for part in holder.parts.values() for slot in part.slots)
-        picks = picks_of(holder.marks(), self.graph.root)
+        picks = picks_of(holder.claims(), self.graph.root)
         return Allocation(job, holder.kind, start, None if end >= FOREVER else end, picks, slots)
 
     def instants(self, now: int) -> list[int]:
         """The instants after `now` at which something begins or ends."""
-        return self._events.after(now)
+        return self._booking_times.after(now)
 
     # Changing the graph (see `elastic`)
 
     def recompute_totals(self) -> None:
         """Counts again what is below every vertex, after vertices came, went or changed size."""
         before = self.filters.tracked
-        self.filters.prime(self.graph)
-        self.holds.settle()
+        self.filters.compute_totals(self.graph)
+        self.external_usage.redistribute()
         if self.filters.tracked != before:
             # A type that is counted from now on must be counted in what is booked already.
             booked = [
                 (holder, key, part) for holder in self.jobs.values() for key, part in holder.parts.items()
             ]
             for holder, key, part in booked:
-                self._ledger.unbook((holder.number, key), part.marks)
-            self._ledger.tracked = self.filters.tracked
+                self._booker.unbook((holder.number, key), part.claims)
+            self._booker.tracked = self.filters.tracked
             for holder, key, part in booked:
-                self._ledger.book((holder.number, key), part.marks, part.span)
+                self._booker.book((holder.number, key), part.claims, part.span)
 
     # Inside
 
-    def _plan(self, request: Request) -> Plan:
+    def _prepare(self, request: Request) -> PreparedRequest:
         tracked = self.filters.tracked
-        nodes_whole = self.policy.node_exclusive
-        wants = tuple(
-            compile_wants(group.resources, tracked, nodes_whole=nodes_whole) for group in request.groups
+        whole_nodes = self.policy.node_exclusive
+        demands = tuple(
+            compile_demands(group.resources, tracked, whole_nodes=whole_nodes) for group in request.groups
         )
-        if not wants:
+        if not demands:
             raise BadRequest("the request has no groups", expected="at least one group")
         if request.placement.distinct_nodes:
-            for group in wants:
+            for group in demands:
                 check_distinct(group)
-        return Plan(request, wants)
+        return PreparedRequest(request, demands)
 
-    def _settle(
-        self, job: int, plan: Plan, found: tuple[Selection, ...], start: int, kind: AllocationKind
+    def _accept(
+        self,
+        job: int,
+        prepared: PreparedRequest,
+        found: tuple[Selection, ...],
+        start: int,
+        kind: AllocationKind,
     ) -> Allocation:
-        top = found[0].top if plan.request.placement.within else self.graph.root
-        part = self._part(plan, found, start, live=kind is AllocationKind.ALLOCATED)
-        holder = JobAllocation(job, kind, plan.request.placement, top, {})
+        top = found[0].top if prepared.request.placement.within else self.graph.root
+        part = self._part(prepared, found, start, live=kind is AllocationKind.ALLOCATED)
+        holder = JobAllocation(job, kind, prepared.request.placement, top, {})
         if kind is not AllocationKind.MATCHED:
             self.jobs[job] = holder
             part = self._book(holder, part)
         return self._allocation(holder, part)
 
-    def _part(self, plan: Plan, found: tuple[Selection, ...], start: int, live: bool) -> GroupAllocation:
-        span = Span(start, self._search.window(plan, start, start).end, live)
-        return GroupAllocation(marks_of(found, self.policy.node_exclusive), span, slots_of(found))
+    def _part(
+        self, prepared: PreparedRequest, found: tuple[Selection, ...], start: int, live: bool
+    ) -> AllocationPart:
+        span = Span(start, self._search.window(prepared, start, start).end, live)
+        return AllocationPart(claims_of(found, self.policy.node_exclusive), span, slots_of(found))
 
-    def _allocation(self, holder: JobAllocation, part: GroupAllocation) -> Allocation:
+    def _allocation(self, holder: JobAllocation, part: AllocationPart) -> Allocation:
         end = None if part.span.end >= FOREVER else part.span.end
-        picks = picks_of(part.marks, self.graph.root)
+        picks = picks_of(part.claims, self.graph.root)
         return Allocation(holder.number, holder.kind, part.span.start, end, picks, part.slots)
 
-    def _refusal(self, plan: Plan, now: int, explain: bool, searched: bool = False) -> NotNow | Never:
+    def _refusal(
+        self, prepared: PreparedRequest, now: int, explain: bool, searched: bool = False
+    ) -> NotNow | Never:
         search = self._search
-        explainer = Explainer(self.graph, plan.request, plan.wants, plan.avoid, self.policy.node_exclusive)
-        proof = None if search.could_ever(plan) and len(plan.wants) == 1 else self._proof(plan)
+        explainer = Explainer(
+            self.graph,
+            prepared.request,
+            prepared.demands,
+            prepared.excluded_nodes,
+            self.policy.node_exclusive,
+        )
+        proof = None if search.could_ever(prepared) and len(prepared.demands) == 1 else self._proof(prepared)
         if proof is not None:
             reason = explainer.never(proof) if explain else Reason(proof)
-            if plan.avoid and self._proof(replace(plan, avoid=frozenset())) is None:
+            if prepared.excluded_nodes and self._proof(replace(prepared, excluded_nodes=frozenset())) is None:
                 return NotNow(None, reason)  # It waits for a member of its own job to leave a node.
             return Never(reason)
         if not explain:
             return NotNow(None, Reason("not free now"))
         earliest = None
         if not searched:
-            earliest = next((t for t in search.instants(plan, now) if search.select(plan, t, now)), None)
-        return NotNow(earliest, explainer.not_now(search.window(plan, now, now)))
+            earliest = next(
+                (t for t in search.instants(prepared, now) if search.select(prepared, t, now)), None
+            )
+        return NotNow(earliest, explainer.not_now(search.window(prepared, now, now)))
 
-    def _could_ever(self, plan: Plan) -> bool:
+    def _could_ever(self, prepared: PreparedRequest) -> bool:
         """In the ideal the walker looks at groups one by one; together they must not be too much."""
-        return self._search.could_ever(plan) and (len(plan.wants) == 1 or self._proof(plan) is None)
+        return self._search.could_ever(prepared) and (
+            len(prepared.demands) == 1 or self._proof(prepared) is None
+        )
 
-    def _proof(self, plan: Plan) -> str | None:
-        tops = None if plan.top is None else [plan.top]
-        return cannot_ever_fit(self.graph, plan.request, plan.wants, tops, plan.avoid)
+    def _proof(self, prepared: PreparedRequest) -> str | None:
+        tops = None if prepared.top is None else [prepared.top]
+        return cannot_ever_fit(self.graph, prepared.request, prepared.demands, tops, prepared.excluded_nodes)
 
     def _check_number(self, job: int) -> None:
         if job < 0:
@@ -433,14 +452,14 @@ class Engine:
         if job in self.jobs:
             raise Conflict(f"job {job} holds resources already")
 
-    def _domain_of(self, marks: Marks, placement: Placement) -> Vertex:
+    def _domain_of(self, claims: Claims, placement: Placement) -> Vertex:
         """The vertex of the level that a placement names, below which all marks lie."""
         if not placement.within:
             return self.graph.root
         domains: dict[int, Vertex] = {}
-        for mark in marks.values():
-            for vertex in (mark.vertex, *parents(mark.vertex)):
-                if mark.booked and vertex.type == placement.within:
+        for claim in claims.values():
+            for vertex in (claim.vertex, *parents(claim.vertex)):
+                if claim.booked and vertex.type == placement.within:
                     domains[vertex.index] = vertex
         if len(domains) != 1:
             found = ", ".join(vertex.path() for vertex in domains.values()) or "none"
@@ -453,7 +472,7 @@ class Engine:
             raise UnknownJob(job)
         return holder
 
-    def _book(self, holder: JobAllocation, part: GroupAllocation) -> GroupAllocation:
+    def _book(self, holder: JobAllocation, part: AllocationPart) -> AllocationPart:
         """Books a part and numbers its slots."""
         slots: list[Slot] = []
         for slot in part.slots:
@@ -465,24 +484,24 @@ class Engine:
         key = holder.parts_made
         holder.parts_made += 1
         holder.parts[key] = part
-        self._ledger.book((holder.number, key), part.marks, part.span)
-        self._events.add(part.span)
+        self._booker.book((holder.number, key), part.claims, part.span)
+        self._booking_times.add(part.span)
         return part
 
-    def _unbook(self, holder: JobAllocation, key: int) -> GroupAllocation:
+    def _unbook(self, holder: JobAllocation, key: int) -> AllocationPart:
         part = holder.parts.pop(key)
-        self._ledger.unbook((holder.number, key), part.marks)
-        self._events.remove(part.span)
+        self._booker.unbook((holder.number, key), part.claims)
+        self._booking_times.remove(part.span)
         return part
 
-    def _shrink(self, holder: JobAllocation, key: int, marks: Marks, slots: tuple[Slot, ...]) -> None:
+    def _shrink(self, holder: JobAllocation, key: int, claims: Claims, slots: tuple[Slot, ...]) -> None:
         part = self._unbook(holder, key)
-        if any(mark.booked for mark in marks.values()):
-            holder.parts[key] = GroupAllocation(marks, part.span, slots)
+        if any(claim.booked for claim in claims.values()):
+            holder.parts[key] = AllocationPart(claims, part.span, slots)
             holder.parts = dict(sorted(holder.parts.items()))
-            self._ledger.book((holder.number, key), marks, part.span)
-            self._events.add(part.span)
-        self.holds.settle()
+            self._booker.book((holder.number, key), claims, part.span)
+            self._booking_times.add(part.span)
+        self.external_usage.redistribute()
 
     def _drop_if_empty(self, holder: JobAllocation) -> bool:
         if holder.parts:

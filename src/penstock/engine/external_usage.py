@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
-from penstock.engine.vertex_state import Holding, VertexState, refresh_excess
+from penstock.engine.vertex_state import ExternalShare, VertexState, refresh_excess
 from penstock.errors import BadRequest
 
-__all__ = ["ExternalUsage", "ExternalUsages"]
+__all__ = ["ExternalUsage", "ExternalUsageTable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +27,29 @@ class ExternalUsage:
     standing: bool
 
 
-class ExternalUsages:
+class ExternalUsageTable:
     """All holds of an engine, by name."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._where: dict[str, list[Vertex]] = {}
+        self._vertices: dict[str, list[Vertex]] = {}
         self._told: dict[str, ExternalUsage] = {}
         self._crowded: set[str] = set()  # holds that did not find room beside us and the others
-        self._homeless: dict[str, dict[str, None]] = {}  # by type: holds that found no vertex of it below
+        self._unplaced: dict[str, dict[str, None]] = {}  # by type: holds that found no vertex of it below
         self._newest: dict[str, int] = {}  # by such a type: its newest vertex when that was last looked at
 
     def __contains__(self, name: str) -> bool:
-        return name in self._where
+        return name in self._vertices
 
     def set(self, name: str, at: Vertex, amounts: Mapping[str, int], *, standing: bool = False) -> None:
         """Records that others use `amounts` (type to units) at or below a vertex."""
-        for kind, units in amounts.items():
+        for resource_type, units in amounts.items():
             if units < 0:
                 raise BadRequest(
-                    "a hold cannot give", where=f"{name}.{kind}", found=str(units), expected=">= 0"
+                    "a hold cannot give", where=f"{name}.{resource_type}", found=str(units), expected=">= 0"
                 )
-        self._take_up(name)
-        own, is_crowded = self._spread(name, at, amounts)
+        self._detach(name)
+        own, is_crowded = self._distribute(name, at, amounts)
         if is_crowded:
             self._crowded.add(name)
         below: dict[int, dict[str, int]] = {}
@@ -66,58 +66,58 @@ class ExternalUsages:
         for vertex in touched.values():
             if vertex.state is None:
                 vertex.state = VertexState()
-            holding = Holding(units_of.get(vertex.index, 0), below.get(vertex.index, {}), standing)
-            vertex.state.hold(name, holding)
+            share = ExternalShare(units_of.get(vertex.index, 0), below.get(vertex.index, {}), standing)
+            vertex.state.add_external(name, share)
         for vertex in touched.values():
             refresh_excess(vertex)
-        self._where[name] = list(touched.values())
+        self._vertices[name] = list(touched.values())
         self._told[name] = ExternalUsage(name, at, dict(amounts), standing)
 
     def remove(self, name: str) -> None:
         """Forgets a hold; one that is not there is forgotten already."""
-        self._take_up(name)
-        self.settle()
+        self._detach(name)
+        self.redistribute()
 
-    def _take_up(self, name: str) -> None:
+    def _detach(self, name: str) -> None:
         told = self._told.pop(name, None)
         self._crowded.discard(name)
-        for kind in told.amounts if told is not None and self._homeless else ():
-            homeless = self._homeless.get(kind, {})
-            if name in homeless:
-                del homeless[name]
-                if not homeless:
-                    del self._homeless[kind], self._newest[kind]
-        touched = self._where.pop(name, [])
+        for resource_type in told.amounts if told is not None and self._unplaced else ():
+            unplaced = self._unplaced.get(resource_type, {})
+            if name in unplaced:
+                del unplaced[name]
+                if not unplaced:
+                    del self._unplaced[resource_type], self._newest[resource_type]
+        touched = self._vertices.pop(name, [])
         for vertex in touched:
             state = vertex.state
-            if state is not None and name in state.holds:
-                state.unhold(name)
+            if state is not None and name in state.external:
+                state.remove_external(name)
                 refresh_excess(vertex)
         for vertex in touched:
             if vertex.state is not None and vertex.state.is_empty():
                 vertex.state = None
 
-    def lift(self, vertices: Iterable[Vertex]) -> list[ExternalUsage]:
+    def detach(self, vertices: Iterable[Vertex]) -> list[ExternalUsage]:
         """Takes up every hold that touches one of these vertices, so that it can be set again."""
         states = (vertex.state for vertex in vertices)
-        names = dict.fromkeys(name for state in states if state is not None for name in state.holds)
-        lifted = [self._told[name] for name in names]
-        for hold in lifted:
-            self._take_up(hold.name)
-        return lifted
+        names = dict.fromkeys(name for state in states if state is not None for name in state.external)
+        detached = [self._told[name] for name in names]
+        for add_external in detached:
+            self._detach(add_external.name)
+        return detached
 
-    def settle(self) -> None:
+    def redistribute(self) -> None:
         """Spreads anew the holds that did not find room; to be called when something has changed."""
         again = set(self._crowded)
-        for kind, homeless in self._homeless.items():
-            if self._graph.newest(kind) != self._newest[kind]:
-                self._newest[kind] = self._graph.newest(kind)
-                again.update(homeless)
+        for resource_type, unplaced in self._unplaced.items():
+            if self._graph.newest(resource_type) != self._newest[resource_type]:
+                self._newest[resource_type] = self._graph.newest(resource_type)
+                again.update(unplaced)
         for name in [name for name in self._told if name in again] if again else ():
-            hold = self._told[name]
-            self.set(hold.name, hold.at, hold.amounts, standing=hold.standing)
+            add_external = self._told[name]
+            self.set(add_external.name, add_external.at, add_external.amounts, standing=add_external.standing)
 
-    def _spread(
+    def _distribute(
         self, name: str, at: Vertex, amounts: Mapping[str, int]
     ) -> tuple[list[tuple[Vertex, int]], bool]:
         """Which vertices the amounts burden, and whether there was too little room for them.
@@ -127,13 +127,13 @@ class ExternalUsages:
         """
         own: list[tuple[Vertex, int]] = []
         is_crowded = False
-        for kind, units in amounts.items():
-            pools = [vertex for vertex in self._graph.walk(at) if vertex.type == kind]
+        for resource_type, units in amounts.items():
+            pools = [vertex for vertex in self._graph.walk(at) if vertex.type == resource_type]
             if not pools:
                 # No end of anything makes room for it, only a vertex that comes: thousands of such holds
                 # (ports of nodes that nobody else asks for) would be spread anew each time.
-                self._homeless.setdefault(kind, {})[name] = None
-                self._newest.setdefault(kind, self._graph.newest(kind))
+                self._unplaced.setdefault(resource_type, {})[name] = None
+                self._newest.setdefault(resource_type, self._graph.newest(resource_type))
                 continue
             shares = [0] * len(pools)
             left = units
@@ -155,4 +155,4 @@ def _room(vertex: Vertex, with_ours: bool) -> int:
     if state is None:
         return vertex.size
     booked = 0 if with_ours else state.plan.booked_most(0, FOREVER)
-    return vertex.size - state.held[0] - state.held[1] - booked
+    return vertex.size - state.external_units[0] - state.external_units[1] - booked

@@ -34,7 +34,9 @@ class Filters:
     def __init__(self, spec: str = DEFAULT_FILTERS, *, leaves_everywhere: bool = False) -> None:
         self._leaf_anchor = _ANY if leaves_everywhere else _LEAF_ANCHOR
         self._kept: dict[str, list[str]] = {}
-        self._order: dict[str, int] = {kind: place for place, kind in enumerate(_KNOWN_TYPES)}
+        self._order: dict[str, int] = {
+            resource_type: place for place, resource_type in enumerate(_KNOWN_TYPES)
+        }
         self._all: set[str] = set()
         for pair in spec.split(",") if spec else ():
             high, colon, low = ("".join(part.split()) for part in pair.partition(":"))
@@ -52,11 +54,13 @@ class Filters:
         """Every type that is counted somewhere."""
         return frozenset(self._all)
 
-    def at(self, kind: str) -> list[str]:
-        """The filter types of a vertex of type `kind`, in order."""
-        return self._kept.get(kind, []) + [low for low in self._kept.get(_ANY, []) if low != kind]
+    def at(self, resource_type: str) -> list[str]:
+        """The filter types of a vertex of type `resource_type`, in order."""
+        return self._kept.get(resource_type, []) + [
+            low for low in self._kept.get(_ANY, []) if low != resource_type
+        ]
 
-    def prime(self, graph: Graph) -> None:
+    def compute_totals(self, graph: Graph) -> None:
         """Counts what is below every vertex. To be called again when the graph has changed."""
         for vertex in graph.vertices.values():
             if not vertex.children and vertex.type not in self._all:
@@ -75,15 +79,17 @@ class Filters:
         for vertex in reversed(order):
             below = sums.pop(vertex.index, {})
             vertex.totals = (
-                {kind: below.get(kind, 0) for kind in self.at(vertex.type)} if vertex.children else None
+                {resource_type: below.get(resource_type, 0) for resource_type in self.at(vertex.type)}
+                if vertex.children
+                else None
             )
             above = vertex.parent()
             if above is not None:
                 totals = sums.setdefault(above.index, {})
                 if vertex.type in self._all:
                     totals[vertex.type] = totals.get(vertex.type, 0) + vertex.size
-                for kind, units in below.items():
-                    totals[kind] = totals.get(kind, 0) + units
+                for resource_type, units in below.items():
+                    totals[resource_type] = totals.get(resource_type, 0) + units
 
     def _count_shared(self, graph: Graph) -> None:
         """As `_count`, where a vertex can lie below several others: each counts it once."""
@@ -116,4 +122,4 @@ class Filters:
         kept = self._kept.setdefault(anchor, [])
         if low not in kept:
             kept.append(low)
-            kept.sort(key=lambda kind: self._order[kind])
+            kept.sort(key=lambda resource_type: self._order[resource_type])

@@ -22,10 +22,10 @@ from penstock.errors import BadRequest
 if TYPE_CHECKING:
     from penstock.engine.vertex_state import VertexState
 
-__all__ = ["CONTAINMENT", "LEVELS_MAX", "BadGraph", "Graph", "Vertex", "VertexSpec"]
+__all__ = ["CONTAINMENT", "DEPTH_MAX", "BadGraph", "Graph", "Vertex", "VertexSpec"]
 
 CONTAINMENT: Final = "containment"
-LEVELS_MAX: Final = 64
+DEPTH_MAX: Final = 64
 
 _NO_PROPERTIES: Final[dict[str, str]] = {}
 _NO_CHILDREN: Final[list[Vertex]] = []
@@ -127,7 +127,7 @@ class Graph:
         self.vertices: dict[int, Vertex] = {}
         self.roots: dict[str, Vertex] = {}
         self.has_shared = False  # some vertex lies below several others in containment
-        self._further_edges: set[tuple[int, int, str]] = set()  # to vertices that have a parent already
+        self._extra_edges: set[tuple[int, int, str]] = set()  # to vertices that have a parent already
         self._by_path: dict[str, list[Vertex]] = {}
         self._by_type: dict[str, dict[int, Vertex]] = {}
         self._by_rank: dict[int, dict[int, Vertex]] = {}
@@ -153,15 +153,15 @@ class Graph:
         return sum(len(kids) for vertex in self.vertices.values() for kids in vertex.children.values())
 
     def types(self) -> frozenset[str]:
-        return frozenset(kind for kind, members in self._by_type.items() if members)
+        return frozenset(resource_type for resource_type, members in self._by_type.items() if members)
 
-    def of_type(self, kind: str) -> list[Vertex]:
+    def of_type(self, resource_type: str) -> list[Vertex]:
         """Every vertex of a type, in the order in which they were added."""
-        return list(self._by_type.get(kind, {}).values())
+        return list(self._by_type.get(resource_type, {}).values())
 
-    def newest(self, kind: str) -> int:
+    def newest(self, resource_type: str) -> int:
         """The index of the vertex of a type that was added last: another one when one has come."""
-        return next(reversed(self._by_type.get(kind, {})), -1)
+        return next(reversed(self._by_type.get(resource_type, {})), -1)
 
     def of_rank(self, rank: int) -> list[Vertex]:
         return list(self._by_rank.get(rank, {}).values())
@@ -205,7 +205,7 @@ class Graph:
         self.set_path(vertex, subsystem, path or f"{parent.path(subsystem)}/{vertex.name}")
         return vertex
 
-    def add_loose(self, spec: VertexSpec) -> Vertex:
+    def add_unlinked(self, spec: VertexSpec) -> Vertex:
         """A vertex without a place yet; the reader links it or the graph stays incomplete."""
         return self._add(spec)
 
@@ -219,12 +219,12 @@ class Graph:
             )
         first = child.parents.get(subsystem)
         edge = (parent.index, child.index, subsystem)
-        if first is parent or edge in self._further_edges:
+        if first is parent or edge in self._extra_edges:
             return  # It is there already.
         if first is None:
             child.parents[subsystem] = parent
         else:
-            self._further_edges.add(edge)
+            self._extra_edges.add(edge)
             self.has_shared = self.has_shared or subsystem == CONTAINMENT
         kids = parent.children.get(subsystem)
         if kids is None:
@@ -261,7 +261,7 @@ class Graph:
                     above.children[subsystem] = left
                 else:
                     del above.children[subsystem]
-        self._further_edges = {edge for edge in self._further_edges if not inside & set(edge[:2])}
+        self._extra_edges = {edge for edge in self._extra_edges if not inside & set(edge[:2])}
         for vertex in gone:
             self._forget(vertex)
         if self.has_shared:
@@ -316,17 +316,17 @@ class Graph:
             above = above.parents.get(subsystem)
 
     def check_complete(self) -> None:
-        """Every vertex must hang below the root of containment, at most `LEVELS_MAX` deep, in no cycle."""
+        """Every vertex must hang below the root of containment, at most `DEPTH_MAX` deep, in no cycle."""
         depth = {self.root.index: 1}
         pending = [self.root]
         while pending:
             vertex = pending.pop()
-            if depth[vertex.index] > LEVELS_MAX:
+            if depth[vertex.index] > DEPTH_MAX:
                 raise BadGraph(
                     "a cycle, or too many levels",
                     where=vertex.path(),
-                    found=f"{vertex.name} on level {LEVELS_MAX + 1} or again below itself",
-                    expected=f"at most {LEVELS_MAX} levels",
+                    found=f"{vertex.name} on level {DEPTH_MAX + 1} or again below itself",
+                    expected=f"at most {DEPTH_MAX} levels",
                 )
             for child in vertex.below():
                 if depth.get(child.index, 0) <= depth[vertex.index]:

@@ -58,11 +58,11 @@ def remove(engine: Engine, top: Vertex, *, recount: bool = True) -> Removal:
     losers = (*inside, *engine.graph.ancestors(top))
     jobs = sorted({job for vertex in losers for job in _holders(vertex)})
     emptied = tuple(job for job in jobs if engine.release_vertices(job, inside))
-    lifted = engine.holds.lift(inside)
+    detached = engine.external_usage.detach(inside)
     gone = {vertex.index for vertex in engine.graph.remove_subtree(top)}
-    for hold in lifted:
+    for hold in detached:
         if hold.at.index not in gone:
-            engine.holds.set(hold.name, hold.at, hold.amounts, standing=hold.standing)
+            engine.external_usage.set(hold.name, hold.at, hold.amounts, standing=hold.standing)
     if recount:
         engine.recompute_totals()
     return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)

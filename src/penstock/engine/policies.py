@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from penstock.engine.graph import Vertex
-from penstock.engine.vertex_state import TimeView, Window, room_below
+from penstock.engine.vertex_state import TimeView, Window, expected_free_below
 from penstock.errors import BadRequest
 
 __all__ = [
     "NAMED_POLICIES",
     "NODE_FACTOR",
     "BadPolicy",
-    "DerivedOrder",
+    "MostFreeOrder",
     "Policy",
     "SearchOrder",
     "Usage",
     "parse_policy",
 ]
 
-_UNTOUCHED: Final = 1 << 62
+_IDLE: Final = 1 << 62
 NODE_FACTOR: Final = 10_000  # a node's part of a score is at least so many times its number and two
 
 
@@ -56,7 +56,7 @@ class Policy:
     stop_on_first: bool = False
     usage: Usage = Usage.IGNORED
 
-    def node_part(self, node: Vertex) -> int:
+    def node_score(self, node: Vertex) -> int:
         """What the score of everything below a node gets from it."""
         if not self.node_centric:
             return 0
@@ -130,7 +130,7 @@ class SearchOrder(Protocol):
         """Positions in ascending order of their keys; the order of equal keys is the point."""
 
 
-class DerivedOrder:
+class MostFreeOrder:
     """Untouched children first, then the ones with most free; the youngest first among equals."""
 
     is_stable = True
@@ -147,6 +147,6 @@ class DerivedOrder:
 
     def _weight(self, child: Vertex, window: Window) -> int:
         if child.state is None or not child.state.bookings or not child.totals:
-            return _UNTOUCHED
+            return _IDLE
         last = next(reversed(child.totals))
-        return room_below(child, last, window)
+        return expected_free_below(child, last, window)

@@ -2,7 +2,7 @@
 
 A `Group` is a tree of resources as a jobspec writes it, with its own constraint; a request has one
 or more of them, a limit, and rules of placement that hold for all. A jobspec is one way to make a
-request (`request_of`); a group of unlike pods is another. `compile_wants` checks the shape and adds
+request (`request_of`); a group of unlike pods is another. `compile_demands` checks the shape and adds
 to every level what one of it needs below, so that a walk can turn back early.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from penstock.engine.graph import LEVELS_MAX
+from penstock.engine.graph import DEPTH_MAX
 from penstock.errors import BadRequest
 from penstock.model.constraint import Constraint
 from penstock.model.jobspec import Count, Jobspec, Resource
@@ -20,14 +20,14 @@ from penstock.model.jobspec import Count, Jobspec, Resource
 __all__ = [
     "SLOT",
     "SLOTS_MAX",
-    "BadShape",
+    "Demand",
     "Group",
-    "HoldsNothing",
+    "InvalidResources",
+    "NothingAllocated",
     "Placement",
     "Request",
-    "Want",
     "check_distinct",
-    "compile_wants",
+    "compile_demands",
     "request_of",
     "slot_request",
 ]
@@ -36,11 +36,11 @@ SLOT: Final = "slot"
 SLOTS_MAX: Final = 1 << 16  # in one request
 
 
-class BadShape(BadRequest):
+class InvalidResources(BadRequest):
     """Resources that contradict each other, whatever the graph."""
 
 
-class HoldsNothing(BadShape):
+class NothingAllocated(InvalidResources):
     """Resources that would only be passed through: no slot, and nothing exclusive."""
 
     def __init__(self) -> None:
@@ -73,19 +73,19 @@ class Request:
     placement: Placement = _ANYWHERE
 
 
-class Want:
+class Demand:
     """A level of a group: the resource, and what one of it needs below in units of filter types."""
 
     __slots__ = ("count", "exclusive", "label", "needs", "slot", "type", "with_")
 
-    def __init__(self, resource: Resource, with_: tuple[Want, ...], needs: dict[str, int]) -> None:
+    def __init__(self, resource: Resource, with_: tuple[Demand, ...], needs: dict[str, int]) -> None:
         self.type = resource.type
         self.count: Count = resource.count
         self.exclusive = resource.exclusive
         self.label = resource.label
         self.with_ = with_
         self.needs = needs
-        self.slot: Want | None = next((want for want in with_ if want.type == SLOT), None)
+        self.slot: Demand | None = next((demand for demand in with_ if demand.type == SLOT), None)
 
 
 def request_of(jobspec: Jobspec, placement: Placement = _ANYWHERE) -> Request:
@@ -103,57 +103,59 @@ def slot_request(
     placement: Placement = _ANYWHERE,
 ) -> Request:
     """So many equal slots, each with these amounts: the shape of most jobs."""
-    inner = tuple(Resource(kind, Count(units, units)) for kind, units in amounts.items())
+    inner = tuple(Resource(resource_type, Count(units, units)) for resource_type, units in amounts.items())
     slot = Resource(SLOT, Count(slots, slots), with_=inner, label="default")
     return Request((Group((slot,), constraint),), duration_s, placement)
 
 
-def compile_wants(
-    resources: tuple[Resource, ...], tracked: frozenset[str], *, nodes_whole: bool = False
-) -> tuple[Want, ...]:
+def compile_demands(
+    resources: tuple[Resource, ...], tracked: frozenset[str], *, whole_nodes: bool = False
+) -> tuple[Demand, ...]:
     """Checks the shape of a group and prepares it for the walk.
 
-    With `nodes_whole` every node that is touched is held, so a request may do without a slot.
+    With `whole_nodes` every node that is touched is held, so a request may do without a slot.
     """
     if not resources:
-        raise BadShape("nothing is asked for", where="resources", expected="at least one resource")
-    wants = _compile(resources, tracked, "resources", under_exclusive=False)
-    if not nodes_whole and not _books_something(wants):
-        raise HoldsNothing
-    return wants
+        raise InvalidResources("nothing is asked for", where="resources", expected="at least one resource")
+    demands = _compile(resources, tracked, "resources", under_exclusive=False)
+    if not whole_nodes and not _books_something(demands):
+        raise NothingAllocated
+    return demands
 
 
 def _compile(
     resources: tuple[Resource, ...], tracked: frozenset[str], where: str, under_exclusive: bool
-) -> tuple[Want, ...]:
+) -> tuple[Demand, ...]:
     seen: set[str] = set()
-    wants: list[Want] = []
+    demands: list[Demand] = []
     for place, resource in enumerate(resources):
         here = f"{where}[{place}]"
         if resource.type in seen:
-            raise BadShape(
+            raise InvalidResources(
                 f"siblings in jobspec request same resource type : {resource.type}",
                 where=here,
                 expected="one entry per type at a level",
             )
         if SLOT in seen or (resource.type == SLOT and seen):
-            raise BadShape("a slot has siblings", where=here, expected="a slot alone at its level")
+            raise InvalidResources("a slot has siblings", where=here, expected="a slot alone at its level")
         seen.add(resource.type)
         if resource.count.min < 1:
-            raise BadShape(
+            raise InvalidResources(
                 "nothing of it is asked for", where=f"{here}.count", found="0", expected="1 or more"
             )
         if resource.type == SLOT and resource.count.min > SLOTS_MAX:
             found = str(resource.count.min)
-            raise BadShape(
+            raise InvalidResources(
                 "too many slots", where=f"{here}.count", found=found, expected=f"at most {SLOTS_MAX}"
             )
-        if where.count(".with") >= LEVELS_MAX:
-            raise BadShape("nested too deep", where=here, expected=f"at most {LEVELS_MAX} levels")
+        if where.count(".with") >= DEPTH_MAX:
+            raise InvalidResources("nested too deep", where=here, expected=f"at most {DEPTH_MAX} levels")
         if resource.type == SLOT and not resource.with_:
-            raise BadShape("a slot holds nothing", where=here, expected="`with` and at least one resource")
+            raise InvalidResources(
+                "a slot holds nothing", where=here, expected="`with` and at least one resource"
+            )
         if under_exclusive and resource.exclusive is False:
-            raise BadShape(
+            raise InvalidResources(
                 "exclusivity conflicts",
                 where=here,
                 found="exclusive: false",
@@ -161,41 +163,44 @@ def _compile(
             )
         inside = under_exclusive or resource.type == SLOT or resource.exclusive is True
         inner = _compile(resource.with_, tracked, f"{here}.with", inside) if resource.with_ else ()
-        wants.append(Want(resource, inner, _needs(inner, tracked)))
-    return tuple(wants)
+        demands.append(Demand(resource, inner, _needs(inner, tracked)))
+    return tuple(demands)
 
 
-def check_distinct(wants: tuple[Want, ...]) -> None:
+def check_distinct(demands: tuple[Demand, ...]) -> None:
     """No two slots of a request on one node: slots are outermost, or one in each named node."""
-    for want in wants:
-        if want.type != SLOT:
-            _check_one_slot(want, inside_node=False)
+    for demand in demands:
+        if demand.type != SLOT:
+            _check_one_slot(demand, inside_node=False)
 
 
-def _check_one_slot(want: Want, inside_node: bool) -> None:
-    one = (want.count.min, want.count.max) == (1, 1)
-    is_loose = want.type == SLOT and not inside_node
-    if is_loose or (inside_node and want.with_ and not one):
-        raise BadShape(
+def _check_one_slot(demand: Demand, inside_node: bool) -> None:
+    one = (demand.count.min, demand.count.max) == (1, 1)
+    is_loose = demand.type == SLOT and not inside_node
+    if is_loose or (inside_node and demand.with_ and not one):
+        raise InvalidResources(
             "distinct nodes, and maybe several slots in one node",
             where="placement",
-            found=f"{want.count.min} {want.type} {'outside any' if is_loose else 'below a'} node",
+            found=f"{demand.count.min} {demand.type} {'outside any' if is_loose else 'below a'} node",
             expected="one slot in each named node, or slots without anything around them",
         )
-    for inner in want.with_ if want.type != SLOT else ():
-        _check_one_slot(inner, inside_node or want.type == "node")
+    for inner in demand.with_ if demand.type != SLOT else ():
+        _check_one_slot(inner, inside_node or demand.type == "node")
 
 
-def _needs(inner: tuple[Want, ...], tracked: frozenset[str]) -> dict[str, int]:
+def _needs(inner: tuple[Demand, ...], tracked: frozenset[str]) -> dict[str, int]:
     needs: dict[str, int] = {}
-    for want in inner:
-        least = want.count.min
-        if want.type in tracked:
-            needs[want.type] = needs.get(want.type, 0) + least
-        for kind, units in want.needs.items():
-            needs[kind] = needs.get(kind, 0) + least * units
+    for demand in inner:
+        least = demand.count.min
+        if demand.type in tracked:
+            needs[demand.type] = needs.get(demand.type, 0) + least
+        for resource_type, units in demand.needs.items():
+            needs[resource_type] = needs.get(resource_type, 0) + least * units
     return needs
 
 
-def _books_something(wants: tuple[Want, ...]) -> bool:
-    return any(want.type == SLOT or want.exclusive is True or _books_something(want.with_) for want in wants)
+def _books_something(demands: tuple[Demand, ...]) -> bool:
+    return any(
+        demand.type == SLOT or demand.exclusive is True or _books_something(demand.with_)
+        for demand in demands
+    )

@@ -1,11 +1,11 @@
 """The search for a place and a time: walks over the graph, instant by instant.
 
-A `Plan` is a request made ready. `Search.select` tries one instant: it walks once per group, each
+A `PreparedRequest` is a request made ready. `Search.select` tries one instant: it walks once per group, each
 walk seeing what the groups before it took, and answers with all selections or none. Where all must
 lie below one vertex of a level, the vertices of that level are tried in the order of the policy.
 
 A start may be at the end of any booking (and never between), so the instants worth trying are the
-starts and ends of what is booked; `Events` keeps them.
+starts and ends of what is booked; `BookingTimes` keeps them.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.engine.booking import Ledger, Marks, Span, marks_of, slots_of
+from penstock.engine.booking import Booker, Claims, Span, claims_of, slots_of
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import Policy, SearchOrder, Usage
-from penstock.engine.request import SLOT, Request, Want
-from penstock.engine.vertex_state import TimeView, Window, free_below, room_below
+from penstock.engine.request import SLOT, Demand, Request
+from penstock.engine.vertex_state import TimeView, Window, expected_free_below, free_below
 from penstock.engine.walker import Selection, Walk
 
-__all__ = ["Events", "Plan", "Search"]
+__all__ = ["BookingTimes", "PreparedRequest", "Search"]
 
 _TENTATIVE: Final = -1  # no job has this number
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PreparedRequest:
     """A request made ready, and where it may go: below which vertex, on which nodes not."""
 
     request: Request
-    wants: tuple[tuple[Want, ...], ...]
+    demands: tuple[tuple[Demand, ...], ...]
     top: Vertex | None = None  # None: below the root, or below a vertex of the level it names
-    avoid: frozenset[int] = frozenset()
+    excluded_nodes: frozenset[int] = frozenset()
 
 
-class Events:
+class BookingTimes:
     """The instants at which something begins or ends, each with how often."""
 
     def __init__(self) -> None:
@@ -67,67 +67,75 @@ class Events:
 
 class Search:
     def __init__(
-        self, graph: Graph, policy: Policy, order: SearchOrder, ledger: Ledger, events: Events, horizon_s: int
+        self,
+        graph: Graph,
+        policy: Policy,
+        order: SearchOrder,
+        booker: Booker,
+        booking_times: BookingTimes,
+        horizon_s: int,
     ) -> None:
         self._graph = graph
         self._policy = policy
         self._order = order
-        self._ledger = ledger
-        self._events = events
+        self._booker = booker
+        self._booking_times = booking_times
         self._horizon_s = horizon_s
         # What the last question took: vertices entered, and left with a result.
         self.preorder = 0
         self.postorder = 0
 
-    def window(self, plan: Plan, start: int, now: int) -> Window:
+    def window(self, prepared: PreparedRequest, start: int, now: int) -> Window:
         """The time that a start would take. What would end beyond the horizon ends there."""
-        duration_s = plan.request.duration_s
+        duration_s = prepared.request.duration_s
         end = self._horizon_s if duration_s is None else min(start + duration_s, self._horizon_s)
         return Window(start, end, now, TimeView.NOW if start <= now else TimeView.LATER)
 
     def select(
-        self, plan: Plan, start: int, now: int, full: set[int] | None = None
+        self, prepared: PreparedRequest, start: int, now: int, full_nodes: set[int] | None = None
     ) -> tuple[Selection, ...] | None:
         """What a start at this instant would get; nothing if it cannot be.
 
-        `full` has nodes that are known to have no room, and gets those that are found to have none.
+        `full_nodes` has nodes that are known to have no room, and gets those that are found to have none.
         """
         if start >= self._horizon_s:
             return None
-        return self._select(plan, self.window(plan, start, now), full)
+        return self._select(prepared, self.window(prepared, start, now), full_nodes)
 
-    def could_ever(self, plan: Plan) -> bool:
+    def could_ever(self, prepared: PreparedRequest) -> bool:
         """Whether the walker finds a place when everything is up and free."""
-        return self._select(plan, Window(0, 1, 0, TimeView.IDEAL)) is not None
+        return self._select(prepared, Window(0, 1, 0, TimeView.IDEAL)) is not None
 
-    def instants(self, plan: Plan, now: int) -> Iterator[int]:
+    def instants(self, prepared: PreparedRequest, now: int) -> Iterator[int]:
         """Instants after now at which the totals at the root would suffice."""
         root = self._graph.root
         totals = root.totals or {}
         needs: dict[str, int] = {}
-        for group in plan.wants:
-            for want in group:
-                for kind, units in (*want.needs.items(), (want.type, 1)):
-                    if kind in totals:
-                        needs[kind] = needs.get(kind, 0) + units * want.count.min
-        times = self._events.after(now)
+        for group in prepared.demands:
+            for demand in group:
+                for resource_type, units in (*demand.needs.items(), (demand.type, 1)):
+                    if resource_type in totals:
+                        needs[resource_type] = needs.get(resource_type, 0) + units * demand.count.min
+        times = self._booking_times.after(now)
         if root.state is not None and root.state.live_end_min <= now and (not times or times[0] > now + 1):
             times.insert(0, now + 1)  # What should have ended by now may end at the next instant.
         for start in self._order.instants(times, root, needs):
             if start >= self._horizon_s:
                 return
-            window = self.window(plan, start, now)
-            if all(free_below(root, kind, window) >= units for kind, units in needs.items()):
+            window = self.window(prepared, start, now)
+            if all(
+                free_below(root, resource_type, window) >= units for resource_type, units in needs.items()
+            ):
                 yield start
 
     def _select(
-        self, plan: Plan, window: Window, full: set[int] | None = None
+        self, prepared: PreparedRequest, window: Window, full_nodes: set[int] | None = None
     ) -> tuple[Selection, ...] | None:
-        within = plan.request.placement.within
-        if plan.top is not None or not within:
-            return self._select_below(plan, window, plan.top or self._graph.root, full)
+        within = prepared.request.placement.within
+        if prepared.top is not None or not within:
+            return self._select_below(prepared, window, prepared.top or self._graph.root, full_nodes)
         for top in self._domains(within, window):
-            found = self._select_below(plan, window, top, full)
+            found = self._select_below(prepared, window, top, full_nodes)
             if found is not None:
                 return found
         return None
@@ -143,70 +151,72 @@ class Search:
         return sorted(tops, key=lambda top: -top.id if self._policy.high_first else top.id)
 
     def _select_below(
-        self, plan: Plan, window: Window, top: Vertex, full: set[int] | None
+        self, prepared: PreparedRequest, window: Window, top: Vertex, full_nodes: set[int] | None
     ) -> tuple[Selection, ...] | None:
-        if len(plan.wants) == 1:
-            found = self._walk(plan, 0, window, top, plan.avoid, full)
+        if len(prepared.demands) == 1:
+            found = self._walk(prepared, 0, window, top, prepared.excluded_nodes, full_nodes)
             return (found,) if found is not None else None
-        natural = list(range(len(plan.wants)))
+        natural = list(range(len(prepared.demands)))
         if window.view is TimeView.IDEAL:
             # Bookings do not count in the ideal, so the groups are looked at one by one.
-            alone = [self._walk(plan, group, window, top, plan.avoid) for group in natural]
+            alone = [self._walk(prepared, group, window, top, prepared.excluded_nodes) for group in natural]
             return tuple(s for s in alone if s is not None) if None not in alone else None
         hardest = sorted(
-            natural, key=lambda group: -sum(sum(want.needs.values()) for want in plan.wants[group])
+            natural, key=lambda group: -sum(sum(demand.needs.values()) for demand in prepared.demands[group])
         )
         for order in (natural, hardest) if hardest != natural else (natural,):
-            selections = self._select_in_order(plan, order, window, top)
+            selections = self._select_in_order(prepared, order, window, top)
             if selections is not None:
                 return selections
         return None
 
     def _select_in_order(
-        self, plan: Plan, order: list[int], window: Window, top: Vertex
+        self, prepared: PreparedRequest, order: list[int], window: Window, top: Vertex
     ) -> tuple[Selection, ...] | None:
         """Every group in turn, each seeing what the ones before it took; whole or nothing."""
         selections: dict[int, Selection] = {}
-        tried: list[tuple[int, Marks]] = []
-        avoid = plan.avoid
+        tried: list[tuple[int, Claims]] = []
+        excluded_nodes = prepared.excluded_nodes
         span = Span(window.start, window.end, live=window.view is TimeView.NOW)
         try:
             for group in order:
-                selection = self._walk(plan, group, window, top, avoid)
+                selection = self._walk(prepared, group, window, top, excluded_nodes)
                 if selection is None:
                     return None
                 selections[group] = selection
-                if plan.request.placement.distinct_nodes:
-                    avoid |= {slot.node.index for slot in slots_of([selection]) if slot.node is not None}
-                marks = marks_of([selection], self._policy.node_exclusive)
-                self._ledger.book((_TENTATIVE, group), marks, span)
-                tried.append((group, marks))
+                if prepared.request.placement.distinct_nodes:
+                    excluded_nodes |= {
+                        slot.node.index for slot in slots_of([selection]) if slot.node is not None
+                    }
+                claims = claims_of([selection], self._policy.node_exclusive)
+                self._booker.book((_TENTATIVE, group), claims, span)
+                tried.append((group, claims))
         finally:
-            for group, marks in reversed(tried):
-                self._ledger.unbook((_TENTATIVE, group), marks)
+            for group, claims in reversed(tried):
+                self._booker.unbook((_TENTATIVE, group), claims)
         return tuple(selections[group] for group in sorted(selections))
 
     def _walk(
         self,
-        plan: Plan,
+        prepared: PreparedRequest,
         group: int,
         window: Window,
         top: Vertex,
-        avoid: frozenset[int],
-        full: set[int] | None = None,
+        excluded_nodes: frozenset[int],
+        full_nodes: set[int] | None = None,
     ) -> Selection | None:
-        request = plan.request
+        request = prepared.request
         constraint = request.groups[group].constraint
         walk = Walk(
             self._graph,
             self._policy,
             self._order,
             window,
-            plan.wants[group],
+            prepared.demands[group],
             constraint,
             request.placement,
-            avoid,
-            full if _is_slots_alone(plan.wants[group]) else None,
+            excluded_nodes,
+            full_nodes if _is_slots_alone(prepared.demands[group]) else None,
         )
         found = walk.select(top)
         self.preorder += walk.preorder
@@ -214,15 +224,18 @@ class Search:
         if found is None or not self._policy.node_exclusive:
             return found
         # Where nodes are taken whole a request need not ask for more, but then it must touch one.
-        held = any(mark.booked for mark in marks_of([found], True).values())
+        held = any(claim.booked for claim in claims_of([found], True).values())
         return found if held else None
 
 
-def _is_slots_alone(wants: tuple[Want, ...]) -> bool:
-    return len(wants) == 1 and wants[0].type == SLOT
+def _is_slots_alone(demands: tuple[Demand, ...]) -> bool:
+    return len(demands) == 1 and demands[0].type == SLOT
 
 
 def _free_share(top: Vertex, window: Window) -> int:
     """How much of a domain is free, as a sum of shares: bytes and cores cannot be added."""
-    totals = {kind: total for kind, total in (top.totals or {}).items() if total > 0}
-    return sum(room_below(top, kind, window) * 1_000_000 // total for kind, total in totals.items())
+    totals = {resource_type: total for resource_type, total in (top.totals or {}).items() if total > 0}
+    return sum(
+        expected_free_below(top, resource_type, window) * 1_000_000 // total
+        for resource_type, total in totals.items()
+    )

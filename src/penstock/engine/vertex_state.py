@@ -24,15 +24,15 @@ from penstock.engine.planner import FOREVER, Planner
 __all__ = [
     "Booking",
     "BookingKey",
-    "Holding",
+    "ExternalShare",
     "TimeView",
     "VertexState",
     "Window",
+    "expected_free_below",
     "free_below",
     "free_units",
-    "is_untouched",
+    "is_idle",
     "refresh_excess",
-    "room_below",
 ]
 
 
@@ -66,7 +66,7 @@ class Booking:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ExternalShare:
     """What one hold takes at one vertex: own units, and units of filter types below it."""
 
     units: int
@@ -78,90 +78,90 @@ class VertexState:
     """The bookings and holds at one vertex. Made with the first, dropped with the last."""
 
     __slots__ = (
-        "alone",
         "below",
         "bookings",
         "excess",
         "excess_below",
-        "held",
-        "held_below",
-        "holds",
+        "exclusive_bookings",
+        "external",
+        "external_below",
+        "external_units",
         "live_end_min",
-        "passing",
         "plan",
+        "presence",
         "standing_excess",
         "standing_excess_below",
-        "visits",
+        "transient_shares",
     )
 
     def __init__(self) -> None:
         self.bookings: dict[BookingKey, Booking] = {}
-        self.holds: dict[str, Holding] = {}
+        self.external: dict[str, ExternalShare] = {}
         self.plan = Planner()  # own units
-        self.visits = Planner()  # jobs that are here or below
+        self.presence = Planner()  # jobs that are here or below
         self.below: dict[str, Planner] = {}
-        self.held = [0, 0]  # own units held by others: passing, standing
-        self.held_below: dict[str, list[int]] = {}
-        self.passing = 0  # passing holds here or below
+        self.external_units = [0, 0]  # own units held by others: passing, standing
+        self.external_below: dict[str, list[int]] = {}
+        self.transient_shares = 0  # passing holds here or below
         self.live_end_min = FOREVER  # the earliest planned end of what is live
-        self.alone = 0  # bookings that have the vertex for themselves
+        self.exclusive_bookings = 0  # bookings that have the vertex for themselves
         self.excess = 0  # own units that are promised more than once, at the worst instant
         self.excess_below: dict[str, int] = {}
         self.standing_excess = 0  # the same of standing holds alone
         self.standing_excess_below: dict[str, int] = {}
 
     def is_empty(self) -> bool:
-        return not self.bookings and not self.holds
+        return not self.bookings and not self.external
 
     def book(self, key: BookingKey, booking: Booking) -> None:
         self.bookings[key] = booking
-        self.alone += 1 if booking.exclusive else 0
+        self.exclusive_bookings += 1 if booking.exclusive else 0
         self.plan.add(booking.start, booking.end, booking.units)
-        self.visits.add(booking.start, booking.end, 1)
-        for kind, units in booking.below.items():
+        self.presence.add(booking.start, booking.end, 1)
+        for resource_type, units in booking.below.items():
             if units == 0:
                 continue
-            planner = self.below.get(kind)
+            planner = self.below.get(resource_type)
             if planner is None:
-                planner = self.below[kind] = Planner()
+                planner = self.below[resource_type] = Planner()
             planner.add(booking.start, booking.end, units)
         if booking.live:
             self.live_end_min = min(self.live_end_min, booking.end)
 
     def unbook(self, key: BookingKey) -> None:
         booking = self.bookings.pop(key)
-        self.alone -= 1 if booking.exclusive else 0
+        self.exclusive_bookings -= 1 if booking.exclusive else 0
         self.plan.remove(booking.start, booking.end, booking.units)
-        self.visits.remove(booking.start, booking.end, 1)
-        for kind, units in booking.below.items():
+        self.presence.remove(booking.start, booking.end, 1)
+        for resource_type, units in booking.below.items():
             if units == 0:
                 continue
-            planner = self.below[kind]
+            planner = self.below[resource_type]
             planner.remove(booking.start, booking.end, units)
             if planner.is_empty():
-                del self.below[kind]
+                del self.below[resource_type]
         if booking.live and booking.end == self.live_end_min < FOREVER:
             self.live_end_min = min((b.end for b in self.bookings.values() if b.live), default=FOREVER)
 
-    def hold(self, name: str, holding: Holding) -> None:
-        self.holds[name] = holding
-        self._shift_external_usage(holding, 1)
+    def add_external(self, name: str, share: ExternalShare) -> None:
+        self.external[name] = share
+        self._shift_external_usage(share, 1)
 
-    def unhold(self, name: str) -> None:
-        self._shift_external_usage(self.holds.pop(name), -1)
+    def remove_external(self, name: str) -> None:
+        self._shift_external_usage(self.external.pop(name), -1)
 
-    def _shift_external_usage(self, holding: Holding, sign: int) -> None:
-        which = 1 if holding.standing else 0
-        self.held[which] += sign * holding.units
-        for kind, units in holding.below.items():
-            held = self.held_below.setdefault(kind, [0, 0])
-            held[which] += sign * units
-            if held == [0, 0]:
-                del self.held_below[kind]
-        if not holding.standing:
-            self.passing += sign
+    def _shift_external_usage(self, share: ExternalShare, sign: int) -> None:
+        which = 1 if share.standing else 0
+        self.external_units[which] += sign * share.units
+        for resource_type, units in share.below.items():
+            external_units = self.external_below.setdefault(resource_type, [0, 0])
+            external_units[which] += sign * units
+            if external_units == [0, 0]:
+                del self.external_below[resource_type]
+        if not share.standing:
+            self.transient_shares += sign
 
-    def late(self, now: int) -> list[Booking]:
+    def overdue(self, now: int) -> list[Booking]:
         """Live bookings whose planned end has come: they hold on until they are released."""
         if self.live_end_min > now:
             return []
@@ -174,63 +174,73 @@ def free_units(vertex: Vertex, window: Window) -> int:
     if state is None:
         return vertex.size
     if window.view is TimeView.IDEAL:
-        return vertex.size - state.held[1]
+        return vertex.size - state.external_units[1]
     booked = state.plan.booked_most(window.start, window.end)
     if window.start <= window.now and state.live_end_min <= window.now:
-        late = sum(b.units for b in state.late(window.now))
-        booked = max(booked, state.plan.booked_at(window.now) + late)
-    free = vertex.size - booked - state.held[0] - state.held[1]
-    if free > 0 and state.alone > 0 and any(_is_alone(b, window) for b in state.bookings.values()):
+        overdue = sum(b.units for b in state.overdue(window.now))
+        booked = max(booked, state.plan.booked_at(window.now) + overdue)
+    free = vertex.size - booked - state.external_units[0] - state.external_units[1]
+    if (
+        free > 0
+        and state.exclusive_bookings > 0
+        and any(_is_exclusive(b, window) for b in state.bookings.values())
+    ):
         return 0  # Somebody has it alone, also what has been added to it since.
     return free
 
 
-def _is_alone(booking: Booking, window: Window) -> bool:
+def _is_exclusive(booking: Booking, window: Window) -> bool:
     if not booking.exclusive:
         return False
     end = max(booking.end, window.now + 1) if booking.live else booking.end
     return booking.start < window.end and window.start < end
 
 
-def free_below(vertex: Vertex, kind: str, window: Window) -> int:
+def free_below(vertex: Vertex, resource_type: str, window: Window) -> int:
     """Units of a filter type below the vertex that are free all through the window, at most.
 
     Never less than what the vertices below have: what is late is left out, and what is promised
     twice at one vertex is not taken from the others.
     """
     totals = vertex.totals
-    total = totals.get(kind, 0) if totals is not None else 0
+    total = totals.get(resource_type, 0) if totals is not None else 0
     state = vertex.state
     if state is None:
         return total
-    held = state.held_below.get(kind)
+    external_units = state.external_below.get(resource_type)
     if window.view is TimeView.IDEAL:
-        return total - (held[1] if held is not None else 0) + state.standing_excess_below.get(kind, 0)
-    planner = state.below.get(kind)
+        return (
+            total
+            - (external_units[1] if external_units is not None else 0)
+            + state.standing_excess_below.get(resource_type, 0)
+        )
+    planner = state.below.get(resource_type)
     booked = planner.booked_most(window.start, window.end) if planner is not None else 0
-    excess = state.excess_below.get(kind, 0)
-    return total - booked - (held[0] + held[1] if held is not None else 0) + excess
+    excess = state.excess_below.get(resource_type, 0)
+    return (
+        total - booked - (external_units[0] + external_units[1] if external_units is not None else 0) + excess
+    )
 
 
-def room_below(vertex: Vertex, kind: str, window: Window) -> int:
+def expected_free_below(vertex: Vertex, resource_type: str, window: Window) -> int:
     """As `free_below`, less what is late: how much room there really seems to be, to order by."""
-    room = free_below(vertex, kind, window)
+    room = free_below(vertex, resource_type, window)
     state = vertex.state
     if state is None or window.start > window.now or state.live_end_min > window.now:
         return room
-    planner = state.below.get(kind)
-    late = sum(booking.below.get(kind, 0) for booking in state.late(window.now))
+    planner = state.below.get(resource_type)
+    overdue = sum(booking.below.get(resource_type, 0) for booking in state.overdue(window.now))
     booked = planner.booked_most(window.start, window.end) if planner is not None else 0
     at_once = planner.booked_at(window.now) if planner is not None else 0
-    return room + booked - max(booked, at_once + late)
+    return room + booked - max(booked, at_once + overdue)
 
 
-def is_untouched(vertex: Vertex, window: Window) -> bool:
+def is_idle(vertex: Vertex, window: Window) -> bool:
     """Nobody is on the vertex or below it at any instant of the window: it can be had alone."""
     state = vertex.state
     if state is None or window.view is TimeView.IDEAL:
         return True
-    if state.passing > 0 or state.visits.booked_most(window.start, window.end) > 0:
+    if state.transient_shares > 0 or state.presence.booked_most(window.start, window.end) > 0:
         return False
     if window.start > window.now:
         return True
@@ -247,9 +257,9 @@ def refresh_excess(vertex: Vertex) -> None:
     state = vertex.state
     if state is None:
         return
-    held = state.held[0] + state.held[1]
-    excess = max(0, state.plan.booked_most(0, FOREVER) + held - vertex.size)
-    standing = max(0, state.held[1] - vertex.size)
+    external_units = state.external_units[0] + state.external_units[1]
+    excess = max(0, state.plan.booked_most(0, FOREVER) + external_units - vertex.size)
+    standing = max(0, state.external_units[1] - vertex.size)
     delta, standing_delta = excess - state.excess, standing - state.standing_excess
     state.excess, state.standing_excess = excess, standing
     if delta == 0 and standing_delta == 0:
@@ -262,7 +272,7 @@ def refresh_excess(vertex: Vertex) -> None:
         above = above.parent()
 
 
-def _shift(amounts: dict[str, int], kind: str, delta: int) -> None:
-    amounts[kind] = amounts.get(kind, 0) + delta
-    if amounts[kind] <= 0:
-        del amounts[kind]
+def _shift(amounts: dict[str, int], resource_type: str, delta: int) -> None:
+    amounts[resource_type] = amounts.get(resource_type, 0) + delta
+    if amounts[resource_type] <= 0:
+        del amounts[resource_type]

@@ -27,8 +27,15 @@ from typing import Final
 
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.policies import NODE_FACTOR, Policy, SearchOrder, Usage
-from penstock.engine.request import SLOT, SLOTS_MAX, Placement, Want
-from penstock.engine.vertex_state import TimeView, Window, free_below, free_units, is_untouched, room_below
+from penstock.engine.request import SLOT, SLOTS_MAX, Demand, Placement
+from penstock.engine.vertex_state import (
+    TimeView,
+    Window,
+    expected_free_below,
+    free_below,
+    free_units,
+    is_idle,
+)
 from penstock.model.constraint import Constraint, matches
 from penstock.model.jobspec import UINT_MAX
 
@@ -41,7 +48,7 @@ _MET: Final = 1  # the score of a vertex before its id
 _USAGE_SHIFT: Final = 104  # how full a node is outweighs its place, and that every id
 _PLACE_SHIFT: Final = 64
 _PPM: Final = 1_000_000
-_NO_NODE_PART: Final = 1 << 200  # more than any node's
+_NO_NODE_SCORE: Final = 1 << 200  # more than any node's
 
 
 class Choice:
@@ -114,22 +121,24 @@ class Walk:
         policy: Policy,
         order: SearchOrder,
         window: Window,
-        wants: tuple[Want, ...],
+        demands: tuple[Demand, ...],
         constraint: Constraint | None,
         placement: Placement,
-        avoid: frozenset[int] = frozenset(),
-        full: set[int] | None = None,
+        excluded_nodes: frozenset[int] = frozenset(),
+        full_nodes: set[int] | None = None,
     ) -> None:
         self._graph = graph
         self._policy = policy
         self._order = order
         self._window = window
-        self._wants = wants
+        self._wants = demands
         self._constraint = constraint
         self._placement = placement
-        self._avoid = avoid  # nodes that a distinct placement has used already
-        self._full = full  # nodes without room for this request, as far as is known; None: nobody asks
-        self._limit = _limit(policy, order, wants)
+        self._excluded_nodes = excluded_nodes  # nodes that a distinct placement has used already
+        self._full_nodes = (
+            full_nodes  # nodes without room for this request, as far as is known; None: nobody asks
+        )
+        self._limit = _limit(policy, order, demands)
         self._slots_made = 0
         self._entered: set[int] = set()
         self.preorder = 0
@@ -138,19 +147,19 @@ class Walk:
     def select(self, top: Vertex) -> Selection | None:
         """The best match below `top`, or nothing."""
         found: Found = {}
-        node_part = 0
+        node_score = 0
         for above in self._graph.ancestors(top):
             if self._is_pruned(above, (), None, False) or free_units(above, self._window) <= 0:
                 return None
             if above.type == NODE:
-                node_part = self._node_part(above, self._wants)
-        whole = self._visit(top, None, self._wants, True, False, node_part, found)
+                node_score = self._node_score(above, self._wants)
+        whole = self._visit(top, None, self._wants, True, False, node_score, found)
         if whole is None:
             return None
         found.setdefault(top.type, []).append(whole)
         chosen: list[Choice] = []
-        for want in self._wants:
-            best = self._best(found.get(want.type, []), want)
+        for demand in self._wants:
+            best = self._best(found.get(demand.type, []), demand)
             if best is None:
                 return None
             for candidate in best:
@@ -159,126 +168,133 @@ class Walk:
 
     def _visit(
         self,
-        u: Vertex,
+        vertex: Vertex,
         above: Vertex | None,
-        wants: tuple[Want, ...],
+        demands: tuple[Demand, ...],
         pristine: bool,
         excl: bool,
-        node_part: int,
+        node_score: int,
         to_parent: Found,
     ) -> Candidate | None:
-        if self._graph.has_shared and u.index in self._entered:
+        if self._graph.has_shared and vertex.index in self._entered:
             return None
         self.preorder += 1
-        matched: Want | None = None
-        slot: Want | None = None
-        for want in wants:
-            if want.type == u.type:
-                matched = want
-                slot = want.slot
-            elif want.type == SLOT and pristine:
-                slot = want
-        if u.type == NODE and self._limit is not None and slot is not None:
-            node_part = self._node_part(u, wants)
-            if node_part >= self._limit.beyond:
+        matched: Demand | None = None
+        slot: Demand | None = None
+        for demand in demands:
+            if demand.type == vertex.type:
+                matched = demand
+                slot = demand.slot
+            elif demand.type == SLOT and pristine:
+                slot = demand
+        if vertex.type == NODE and self._limit is not None and slot is not None:
+            node_score = self._node_score(vertex, demands)
+            if node_score >= self._limit.beyond:
                 return None
         if matched is None and slot is None and not pristine:
             return None
         excl = excl or (matched is not None and matched.exclusive is True)
-        if self._is_pruned(u, wants, matched, excl):
-            self._note_full(u, matched)
+        if self._is_pruned(vertex, demands, matched, excl):
+            self._note_full_node(vertex, matched)
             return None
-        free = free_units(u, self._window)
+        free = free_units(vertex, self._window)
         if free <= 0:
-            self._note_full(u, matched)
+            self._note_full_node(vertex, matched)
             return None
-        if slot is not None and not _can_bundle(u, slot):
+        if slot is not None and not _can_bundle(vertex, slot):
             slot = None
             if matched is None and not pristine:
                 return None
         if self._graph.has_shared:
-            self._entered.add(u.index)
+            self._entered.add(vertex.index)
         found: Found = {}
-        if u.type == NODE:
-            node_part = self._node_part(u, wants)
+        if vertex.type == NODE:
+            node_score = self._node_score(vertex, demands)
         if slot is not None:
-            self._bundle(u, slot, node_part, found)
+            self._bundle(vertex, slot, node_score, found)
             if not found.get(SLOT):
-                self._note_full(u, matched)
+                self._note_full_node(vertex, matched)
         elif matched is not None:
-            self._explore(u, matched.with_, False, excl, node_part, found, 1)
+            self._explore(vertex, matched.with_, False, excl, node_score, found, 1)
         else:
-            self._explore(u, wants, pristine, excl, node_part, found, 1)
+            self._explore(vertex, demands, pristine, excl, node_score, found, 1)
         inner: list[Choice] = []
         if matched is not None and matched.with_:
-            for want in matched.with_:
-                best = self._best(found.get(want.type, []), want)
+            for demand in matched.with_:
+                best = self._best(found.get(demand.type, []), demand)
                 if best is None:
                     return None
                 for candidate in best:
                     inner.extend(candidate.choices)
         else:
-            self._hand_on(u, found, to_parent)
+            self._hand_on(vertex, found, to_parent)
         self.postorder += 1
         label = matched.label if matched is not None else ""
-        score = _MET + u.id + 1
-        if u.type != NODE or self._policy.usage is not Usage.IGNORED:
-            score += node_part
+        score = _MET + vertex.id + 1
+        if vertex.type != NODE or self._policy.usage is not Usage.IGNORED:
+            score += node_score
         whole = matched is not None and matched.exclusive is True
-        choice = Choice(u, above, free, excl, inner, label, whole)
-        return Candidate(score, free, [choice], u.divisible and not whole)
+        choice = Choice(vertex, above, free, excl, inner, label, whole)
+        return Candidate(score, free, [choice], vertex.divisible and not whole)
 
-    def _note_full(self, u: Vertex, matched: Want | None) -> None:
+    def _note_full_node(self, vertex: Vertex, matched: Demand | None) -> None:
         """A node that has no slot for the request has none either when more is booked."""
-        if self._full is not None and u.type == NODE and matched is None and u.index not in self._avoid:
-            self._full.add(u.index)
+        if (
+            self._full_nodes is not None
+            and vertex.type == NODE
+            and matched is None
+            and vertex.index not in self._excluded_nodes
+        ):
+            self._full_nodes.add(vertex.index)
 
-    def _is_pruned(self, u: Vertex, wants: tuple[Want, ...], matched: Want | None, excl: bool) -> bool:
+    def _is_pruned(
+        self, vertex: Vertex, demands: tuple[Demand, ...], matched: Demand | None, excl: bool
+    ) -> bool:
         window = self._window
-        if not u.up and window.view is not TimeView.IDEAL:
+        if not vertex.up and window.view is not TimeView.IDEAL:
             return True
-        if u.type in CONSTRAINED_TYPES:
-            if self._constraint is not None and not matches(self._constraint, u):
+        if vertex.type in CONSTRAINED_TYPES:
+            if self._constraint is not None and not matches(self._constraint, vertex):
                 return True
-            if u.index in self._avoid:
+            if vertex.index in self._excluded_nodes:
                 return True
-            if u.type == NODE and self._policy.node_exclusive and not is_untouched(u, window):
+            if vertex.type == NODE and self._policy.node_exclusive and not is_idle(vertex, window):
                 return True
         # Of a divisible vertex others may have parts, unless it is asked for as a whole.
-        alone = matched is not None and excl and (not u.divisible or matched.exclusive is True)
-        if alone and not is_untouched(u, window):
+        alone = matched is not None and excl and (not vertex.divisible or matched.exclusive is True)
+        if alone and not is_idle(vertex, window):
             return True
-        if alone and self._graph.has_shared and not all(is_untouched(v, window) for v in self._graph.walk(u)):
+        if alone and self._graph.has_shared and not all(is_idle(v, window) for v in self._graph.walk(vertex)):
             return True  # Somebody has what lies below, but came to it from another side.
-        totals = u.totals
+        totals = vertex.totals
         if totals is None:
             return False
-        for want in wants:
-            if want is matched or want.type == SLOT:
-                for kind, units in want.needs.items():
-                    if kind in totals and free_below(u, kind, window) < units:
+        for demand in demands:
+            if demand is matched or demand.type == SLOT:
+                for resource_type, units in demand.needs.items():
+                    if resource_type in totals and free_below(vertex, resource_type, window) < units:
                         return True
         return False
 
     def _explore(
         self,
-        u: Vertex,
-        wants: tuple[Want, ...],
+        vertex: Vertex,
+        demands: tuple[Demand, ...],
         pristine: bool,
         excl: bool,
-        node_part: int,
+        node_score: int,
         found: Found,
         shares: int,
     ) -> None:
         """Visits the children; `shares` is how many times the wants are needed here."""
-        if not wants:
+        if not demands:
             return
-        children = u.below()
+        children = vertex.below()
         tallies: dict[str, _Tally] | None = None
         if self._policy.stop_on_first:
             children = self._order.ordered(children, self._window.now)
-            tallies = {want.type: _Tally(want.count.pick(UINT_MAX), shares) for want in wants}
-        named = {want.type for want in wants}
+            tallies = {demand.type: _Tally(demand.count.pick(UINT_MAX), shares) for demand in demands}
+        named = {demand.type for demand in demands}
         is_slot_wanted = SLOT in named
         # The outer nodes of a large cluster are passed by here, at the price of a comparison.
         limit = self._limit if is_slot_wanted and self._policy.node_centric else None
@@ -286,41 +302,41 @@ class Walk:
             if child.type == NODE:
                 if limit is not None and (child.id + 2) * NODE_FACTOR >= limit.beyond:
                     continue
-                if self._full is not None and child.index in self._full:
+                if self._full_nodes is not None and child.index in self._full_nodes:
                     continue
             if not pristine and not is_slot_wanted and child.type not in named:
                 self.preorder += 1
                 continue  # After the first match, a level that is not named ends the branch.
             if tallies is not None and child.type in tallies and tallies[child.type].is_enough():
                 continue
-            candidate = self._visit(child, u, wants, pristine, excl, node_part, found)
+            candidate = self._visit(child, vertex, demands, pristine, excl, node_score, found)
             if candidate is None:
                 continue
             if child.type in named:
                 found.setdefault(child.type, []).append(candidate)
             if tallies is not None:
-                for kind, tally in tallies.items():
-                    tally.add(found.get(kind, []))
+                for resource_type, tally in tallies.items():
+                    tally.add(found.get(resource_type, []))
                 if all(tally.is_enough() for tally in tallies.values()):
                     break
 
-    def _bundle(self, u: Vertex, slot: Want, node_part: int, found: Found) -> None:
+    def _bundle(self, vertex: Vertex, slot: Demand, node_score: int, found: Found) -> None:
         """Makes as many slots as whole children (or parts of divisible ones) allow, best first."""
         members: Found = {}
-        self._explore(u, slot.with_, False, True, node_part, members, slot.count.pick(UINT_MAX))
+        self._explore(vertex, slot.with_, False, True, node_score, members, slot.count.pick(UINT_MAX))
         most = SLOTS_MAX
         piles: list[Iterator[list[tuple[Candidate, int]]]] = []
-        for want in slot.with_:
-            candidates = self._sorted(members.get(want.type, []))
-            per_slot = want.count.pick(sum(candidate.count for candidate in candidates))
+        for demand in slot.with_:
+            candidates = self._sorted(members.get(demand.type, []))
+            per_slot = demand.count.pick(sum(candidate.count for candidate in candidates))
             if per_slot == 0:
                 return
             if any(candidate.divisible for candidate in candidates):
                 most = min(most, slot.count.pick(UINT_MAX))  # A large pool would give no end of slots.
             piles.append(_bundles(candidates, per_slot))
-        step = self._slot_step(u, slot)
+        step = self._slot_step(vertex, slot)
         # How full the node is counts once for a slot, however many vertices the slot has.
-        shared = node_part if self._policy.usage is not Usage.IGNORED else 0
+        shared = node_score if self._policy.usage is not Usage.IGNORED else 0
         slots = found.setdefault(SLOT, [])
         for place, parts in zip(range(most), zip(*piles, strict=False), strict=False):
             score = _MET + shared + place * step
@@ -332,7 +348,7 @@ class Walk:
                     choices.append(
                         Choice(
                             picked.vertex,
-                            u,
+                            vertex,
                             units,
                             True,
                             picked.inner,
@@ -345,19 +361,19 @@ class Walk:
             self._slots_made += 1
             # With distinct nodes one slot of a node counts, and the first is the best.
             if self._limit is not None and (
-                (place == 0 and u.type == NODE) or not self._placement.distinct_nodes
+                (place == 0 and vertex.type == NODE) or not self._placement.distinct_nodes
             ):
                 self._limit.note(score)
 
-    def _hand_on(self, u: Vertex, found: Found, to_parent: Found) -> None:
-        if self._placement.distinct_nodes and u.type == NODE and SLOT in found:
+    def _hand_on(self, vertex: Vertex, found: Found, to_parent: Found) -> None:
+        if self._placement.distinct_nodes and vertex.type == NODE and SLOT in found:
             found[SLOT] = self._sorted(found[SLOT])[:1]
-        for kind, candidates in found.items():
-            to_parent.setdefault(kind, []).extend(candidates)
+        for resource_type, candidates in found.items():
+            to_parent.setdefault(resource_type, []).extend(candidates)
 
-    def _best(self, candidates: list[Candidate], want: Want) -> list[Candidate] | None:
+    def _best(self, candidates: list[Candidate], demand: Demand) -> list[Candidate] | None:
         """The best candidates that make up the largest count the want allows."""
-        left = want.count.pick(sum(candidate.count for candidate in candidates))
+        left = demand.count.pick(sum(candidate.count for candidate in candidates))
         if left == 0:
             return None
         best: list[Candidate] = []
@@ -373,31 +389,41 @@ class Walk:
         ranking = self._order.ranking([sign * candidate.score for candidate in candidates])
         return [candidates[place] for place in ranking]
 
-    def _node_part(self, node: Vertex, wants: tuple[Want, ...]) -> int:
+    def _node_score(self, node: Vertex, demands: tuple[Demand, ...]) -> int:
         if self._policy.usage is Usage.IGNORED:
-            return self._policy.node_part(node)
-        used = self._usage_ppm(node, wants)
+            return self._policy.node_score(node)
+        used = self._usage_ppm(node, demands)
         rank = used if self._policy.usage is Usage.SPREAD else _PPM - used
         return (rank << _USAGE_SHIFT) + (node.order << _PLACE_SHIFT)
 
-    def _usage_ppm(self, node: Vertex, wants: tuple[Want, ...]) -> int:
+    def _usage_ppm(self, node: Vertex, demands: tuple[Demand, ...]) -> int:
         """How full a node is, over the filter types that the request needs (all, if it names none)."""
-        totals = {kind: total for kind, total in (node.totals or {}).items() if total > 0}
-        named = {kind for want in wants for kind in (*want.needs, want.type) if kind in totals}
-        kinds = [kind for kind in totals if kind in named] or list(totals)
-        if not kinds:
-            return 0 if is_untouched(node, self._window) else _PPM
+        totals = {resource_type: total for resource_type, total in (node.totals or {}).items() if total > 0}
+        named = {
+            resource_type
+            for demand in demands
+            for resource_type in (*demand.needs, demand.type)
+            if resource_type in totals
+        }
+        resource_types = [resource_type for resource_type in totals if resource_type in named] or list(totals)
+        if not resource_types:
+            return 0 if is_idle(node, self._window) else _PPM
         used = sum(
-            (totals[kind] - room_below(node, kind, self._window)) * _PPM // totals[kind] for kind in kinds
+            (totals[resource_type] - expected_free_below(node, resource_type, self._window))
+            * _PPM
+            // totals[resource_type]
+            for resource_type in resource_types
         )
-        return used // len(kinds)
+        return used // len(resource_types)
 
-    def _slot_step(self, u: Vertex, slot: Want) -> int:
+    def _slot_step(self, vertex: Vertex, slot: Demand) -> int:
         """By how much each further slot on a node worsens it, so that `spread` goes round."""
-        if self._policy.usage is not Usage.SPREAD or not u.totals:
+        if self._policy.usage is not Usage.SPREAD or not vertex.totals:
             return 0
         shares = [
-            units * _PPM // u.totals[kind] for kind, units in slot.needs.items() if u.totals.get(kind, 0) > 0
+            units * _PPM // vertex.totals[resource_type]
+            for resource_type, units in slot.needs.items()
+            if vertex.totals.get(resource_type, 0) > 0
         ]
         return ((sum(shares) // len(shares)) << _USAGE_SHIFT) if shares else 0
 
@@ -413,7 +439,7 @@ class _ScoreCutoff:
         self._base = base  # what every slot scores at least, wherever it is
         self._weight = weight  # how often the node's part counts in it
         # The least part of a node on which no slot can be chosen: of equals, those found first are.
-        self.beyond = _NO_NODE_PART
+        self.beyond = _NO_NODE_SCORE
 
     def note(self, score: int) -> None:
         if len(self._best) < self._count:
@@ -424,13 +450,13 @@ class _ScoreCutoff:
             self.beyond = -((self._base + self._best[0]) // self._weight)
 
 
-def _limit(policy: Policy, order: SearchOrder, wants: tuple[Want, ...]) -> _ScoreCutoff | None:
+def _limit(policy: Policy, order: SearchOrder, demands: tuple[Demand, ...]) -> _ScoreCutoff | None:
     """Only where scores decide alone, low ones first, and one slot counts as much as another."""
     if policy.high_first or policy.stop_on_first or not order.is_stable:
         return None
-    if len(wants) != 1 or wants[0].type != SLOT:
+    if len(demands) != 1 or demands[0].type != SLOT:
         return None
-    count, parts = wants[0].count, len(wants[0].with_)
+    count, parts = demands[0].count, len(demands[0].with_)
     if count.min != count.max or not parts:
         return None
     # Every kind of resource in the slot gives at least one vertex, and no vertex scores less than this.
@@ -464,9 +490,9 @@ class _Tally:
         return self._missing <= 0
 
 
-def _can_bundle(u: Vertex, slot: Want) -> bool:
-    kinds = {child.type for child in u.below()}
-    return all(want.type in kinds for want in slot.with_)
+def _can_bundle(vertex: Vertex, slot: Demand) -> bool:
+    resource_types = {child.type for child in vertex.below()}
+    return all(demand.type in resource_types for demand in slot.with_)
 
 
 def _bundles(candidates: list[Candidate], per_slot: int) -> Iterator[list[tuple[Candidate, int]]]:

@@ -48,7 +48,7 @@ class _Facts:
 _Test = Callable[[Vertex, _Facts], bool]
 
 
-class _Joint(enum.Enum):
+class _Operator(enum.Enum):
     AND = "and"
     OR = "or"
 
@@ -115,12 +115,12 @@ def usage_below(picks: tuple[Pick, ...], job: int | None, now: int) -> dict[int,
     for pick in picks:
         vertex = pick.vertex
         used: dict[str, str] = {}
-        for kind, total in (vertex.totals or {}).items():
+        for resource_type, total in (vertex.totals or {}).items():
             if job is None:
-                units = total - free_below(vertex, kind, window)
+                units = total - free_below(vertex, resource_type, window)
             else:
-                units = sum(booking.below.get(kind, 0) for booking in _bookings(vertex, job))
-            used[kind] = f"used:{units}, total:{total}"
+                units = sum(booking.below.get(resource_type, 0) for booking in _bookings(vertex, job))
+            used[resource_type] = f"used:{units}, total:{total}"
         usage[vertex.index] = used
     return usage
 
@@ -145,19 +145,19 @@ class _Parser:
             )
         test = self._operand(depth)
         while True:
-            joint = self._joint(depth)
-            if joint is None:
+            operator = self._operator(depth)
+            if operator is None:
                 return test
-            test = _joined(test, joint, self._operand(depth))
+            test = _combined(test, operator, self._operand(depth))
 
-    def _joint(self, depth: int) -> _Joint | None:
+    def _operator(self, depth: int) -> _Operator | None:
         word = self._peek()
         if not word or (depth and word.startswith(")")):
             return None
         if word in ("and", "or"):
             self._skip(word)
-            return _Joint.AND if word == "and" else _Joint.OR
-        return _Joint.AND
+            return _Operator.AND if word == "and" else _Operator.OR
+        return _Operator.AND
 
     def _operand(self, depth: int) -> _Test:
         word = self._peek()
@@ -228,8 +228,8 @@ class _Parser:
         return lambda vertex, _: any(b.live is live and b.units > 0 for b in _bookings(vertex, job))
 
 
-def _joined(left: _Test, joint: _Joint, right: _Test) -> _Test:
-    if joint is _Joint.AND:
+def _combined(left: _Test, operator: _Operator, right: _Test) -> _Test:
+    if operator is _Operator.AND:
         return lambda vertex, facts: left(vertex, facts) and right(vertex, facts)
     return lambda vertex, facts: left(vertex, facts) or right(vertex, facts)
 

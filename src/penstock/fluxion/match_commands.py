@@ -11,7 +11,7 @@ from typing import Final, TextIO
 
 from penstock.engine.allocation import Allocation, AllocationKind
 from penstock.engine.engine import MatchOp
-from penstock.engine.request import BadShape, HoldsNothing, Request, request_of
+from penstock.engine.request import InvalidResources, NothingAllocated, Request, request_of
 from penstock.errors import BadRequest, Conflict
 from penstock.fluxion.checks import HORIZON_S, NOW, check_types, has_enough_nodes, is_satisfiable
 from penstock.fluxion.rsets import reapply, release_part, vertices_named
@@ -76,9 +76,9 @@ class MatchCommands:
             if not has_enough_nodes(engine, request, op):
                 return self._refuse(op, began, unsatisfiable=op is MatchOp.ALLOCATE_WITH_SATISFIABILITY)
             answer = engine.match(state.next_job, request, NOW, op, explain=False)
-        except HoldsNothing:
+        except NothingAllocated:
             return self._refuse(op, began, unsatisfiable=False)
-        except BadShape as error:
+        except InvalidResources as error:
             state.error(f"match_allocate: ERROR: {error.summary}")
             return self._refuse(op, began, unsatisfiable=op in _REPORTS_UNSATISFIABLE)
         if not isinstance(answer, Allocation):
@@ -119,10 +119,10 @@ class MatchCommands:
     def _keep_unwritable(self, answer: Allocation, op: MatchOp, began: float) -> bool:
         """Books an answer that the match format cannot represent without a job, as Fluxion does."""
         if answer.kind is not AllocationKind.MATCHED:
-            marks = self._engine.jobs[answer.job].marks()
+            claims = self._engine.jobs[answer.job].claims()
             self._engine.release(answer.job)
             self._engine.update(
-                self._hidden_job, marks.values(), answer.start_s, answer.end_s, answer.kind, NOW, force=True
+                self._hidden_job, claims.values(), answer.start_s, answer.end_s, answer.kind, NOW, force=True
             )
             self._hidden_job += 1
         self._state.error("match_allocate: ERROR: match writer emit: Invalid argument")

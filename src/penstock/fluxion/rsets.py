@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.engine.allocation import Allocation, AllocationKind
-from penstock.engine.booking import Mark
+from penstock.engine.booking import VertexClaim
 from penstock.engine.engine import Engine
 from penstock.engine.graph import Graph, Vertex
 from penstock.errors import BadRequest
 from penstock.fluxion.checks import NOW
-from penstock.fluxion.readers.jgf import marks_in_jgf, vertices_in_jgf
-from penstock.fluxion.readers.rv1exec import marks_in_rset, ranks_in_rset
+from penstock.fluxion.readers.jgf import claims_in_jgf, vertices_in_jgf
+from penstock.fluxion.readers.rv1exec import claims_in_rset, ranks_in_rset
 
 __all__ = ["reapply", "release_part", "vertices_named"]
 
@@ -20,8 +20,8 @@ def reapply(engine: Engine, job: int, reader: str, text: bytes, start: int, end:
     """Books a resource set in JGF or R for a job number."""
     graph = engine.graph
     if reader == "jgf":
-        return engine.update(job, marks_in_jgf(graph, text), start, end, AllocationKind.ALLOCATED, NOW)
-    answer = engine.update(job, marks_in_rset(graph, text), start, end, AllocationKind.ALLOCATED, NOW)
+        return engine.update(job, claims_in_jgf(graph, text), start, end, AllocationKind.ALLOCATED, NOW)
+    answer = engine.update(job, claims_in_rset(graph, text), start, end, AllocationKind.ALLOCATED, NOW)
     # Fluxion prints every node named in R as exclusive, but books only those with all children named.
     picks = tuple(
         replace(pick, exclusive=pick.exclusive or pick.vertex.type == "node") for pick in answer.picks
@@ -58,6 +58,6 @@ def release_part(engine: Engine, job: int, vertices: list[Vertex]) -> bool:
         return True
     released = {vertex.index for vertex in vertices}
     remaining = [pick.vertex for pick in before.picks if pick.vertex.index not in released]
-    shared = [Mark(vertex, 0, True, False) for vertex in remaining]
+    shared = [VertexClaim(vertex, 0, True, False) for vertex in remaining]
     engine.update(job, shared, before.start_s, before.end_s, AllocationKind.ALLOCATED, NOW, force=True)
     return False

@@ -26,8 +26,8 @@ from penstock.engine import (
     graph_updates,
 )
 from penstock.engine.allocation import Grant
-from penstock.engine.booking import Mark, Span
-from penstock.engine.engine import GroupAllocation, JobAllocation
+from penstock.engine.booking import Span, VertexClaim
+from penstock.engine.engine import AllocationPart, JobAllocation
 from penstock.engine.planner import FOREVER
 from penstock.model.idset import encode_idset
 from penstock.protocol.facts import Capacity, ExternalUsageSet, NodeSet
@@ -125,7 +125,7 @@ class Cluster:
         known = self.nodes.get(fact.node)
         if known is not None:
             amounts = {kind: units for kind, units in fact.usage if units > 0}
-            self.engine.holds.set(fact.key, known.vertex, amounts, standing=fact.standing)
+            self.engine.external_usage.set(fact.key, known.vertex, amounts, standing=fact.standing)
 
     def remove_external_usage(self, hold: str) -> None:
         fact = self._external_usage.pop(hold, None)
@@ -133,7 +133,7 @@ class Cluster:
             del self._external_usage_on[fact.node][hold]
             if not self._external_usage_on[fact.node]:
                 del self._external_usage_on[fact.node]
-        self.engine.holds.remove(hold)
+        self.engine.external_usage.remove(hold)
 
     def holds(self) -> list[str]:
         return list(self._external_usage)
@@ -153,21 +153,23 @@ class Cluster:
         self, job: int, rows: Iterable[tuple[int, Plain, int, int | None]], freed: Iterable[int]
     ) -> None:
         """Books again what a job held, part by part; what lay on nodes that are gone stays away."""
-        parts: dict[int, GroupAllocation] = {}
+        parts: dict[int, AllocationPart] = {}
         placement = Placement()
         for key, data, start_s, end_s in rows:
-            marks = {mark.vertex.index: mark for mark in self._marks(data)}
+            claims = {claim.vertex.index: claim for claim in self._claims(data)}
             rules = data.get("placement")
             if isinstance(rules, list):
                 placement = Placement(bool(rules[0]), str(rules[1]))
             span = Span(start_s, FOREVER if end_s is None else end_s, live=True)
-            parts[key] = GroupAllocation(marks, span, tuple(self._slots(data)))
+            parts[key] = AllocationPart(claims, span, tuple(self._slots(data)))
         made = 1 + max((slot.number for part in parts.values() for slot in part.slots), default=-1)
         last = max(parts, default=0)
-        kept = {key: part for key, part in parts.items() if any(mark.booked for mark in part.marks.values())}
+        kept = {
+            key: part for key, part in parts.items() if any(claim.booked for claim in part.claims.values())
+        }
         if not kept:
             return
-        top = self._domain([mark for part in kept.values() for mark in part.marks.values()], placement)
+        top = self._domain([claim for part in kept.values() for claim in part.claims.values()], placement)
         if top is None:
             placement, top = Placement(placement.distinct_nodes), self.engine.graph.root
         self.engine.rebook_job(
@@ -177,28 +179,30 @@ class Cluster:
         if gone:
             self.engine.release_slots(job, gone)
 
-    def _domain(self, marks: list[Mark], placement: Placement) -> Vertex | None:
+    def _domain(self, claims: list[VertexClaim], placement: Placement) -> Vertex | None:
         """The vertex that all of a job lies below; none if that is not one any more."""
         graph = self.engine.graph
         if not placement.within:
             return graph.root
         domains = {
             above.index: above
-            for mark in marks
-            if mark.booked
-            for above in (mark.vertex, *graph.ancestors(mark.vertex))
+            for claim in claims
+            if claim.booked
+            for above in (claim.vertex, *graph.ancestors(claim.vertex))
             if above.type == placement.within
         }
         return next(iter(domains.values())) if len(domains) == 1 else None
 
-    def _marks(self, data: Mapping[str, object]) -> list[Mark]:
+    def _claims(self, data: Mapping[str, object]) -> list[VertexClaim]:
         found = data.get("marks")
-        marks: list[Mark] = []
+        claims: list[VertexClaim] = []
         for place, units, booked, exclusive, label, whole in found if isinstance(found, list) else ():
             vertex = self._at(place)
             if vertex is not None:
-                marks.append(Mark(vertex, units, bool(booked), bool(exclusive), label, None, bool(whole)))
-        return marks
+                claims.append(
+                    VertexClaim(vertex, units, bool(booked), bool(exclusive), label, None, bool(whole))
+                )
+        return claims
 
     def _slots(self, data: Mapping[str, object]) -> list[Slot]:
         found = data.get("slots")
@@ -289,7 +293,7 @@ class Cluster:
     def _take_out(self, known: KnownNode) -> tuple[int, ...]:
         """Takes a node's vertices out of the graph. Returns the jobs that hold nothing any more."""
         for hold in self._external_usage_on.get(known.fact.node, ()):
-            self.engine.holds.remove(hold)
+            self.engine.external_usage.remove(hold)
         self._is_dirty = True
         return graph_updates.remove(self.engine, known.vertex, recount=False).emptied
 
@@ -297,11 +301,11 @@ class Cluster:
         known.vertex.up = known.fact.up and not known.is_drained
 
 
-def booking_of(part: GroupAllocation, placement: Placement) -> dict[str, object]:
+def booking_of(part: AllocationPart, placement: Placement) -> dict[str, object]:
     """A part of what a job holds, as plain values."""
-    marks = [
-        [_place_of(mark.vertex), mark.units, mark.booked, mark.exclusive, mark.label, mark.whole]
-        for mark in part.marks.values()
+    claims = [
+        [_place_of(claim.vertex), claim.units, claim.booked, claim.exclusive, claim.label, claim.whole]
+        for claim in part.claims.values()
     ]
     slots = [
         [
@@ -312,7 +316,7 @@ def booking_of(part: GroupAllocation, placement: Placement) -> dict[str, object]
         ]
         for slot in part.slots
     ]
-    told: dict[str, object] = {"marks": marks, "slots": slots}
+    told: dict[str, object] = {"marks": claims, "slots": slots}
     if placement != Placement():
         told["placement"] = [placement.distinct_nodes, placement.within]
     return told

@@ -139,7 +139,7 @@ def _try(
     result.matches += 1
     full = result.full.setdefault(bucket.shape, set())
     answer = yield from plan.engine.match_stepwise(
-        entry.job, request, plan.now, op, explain=False, prove=False, full=full
+        entry.job, request, plan.now, op, explain=False, prove=False, full_nodes=full
     )
     if isinstance(answer, Allocation) and answer.kind is AllocationKind.ALLOCATED:
         result.started.append((entry, answer))

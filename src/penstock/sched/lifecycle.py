@@ -171,7 +171,7 @@ def _held(state: SchedulerState, job: Job) -> dict[str, dict[str, str]]:
     """What the job holds, by node and kind: ids of whole units, a number for pools."""
     ids: dict[str, dict[str, list[int]]] = {}
     pools: dict[str, dict[str, int]] = {}
-    for mark in state.cluster.engine.jobs[job.id].marks().values():
+    for mark in state.cluster.engine.jobs[job.id].claims().values():
         node = mark.vertex.parent()
         if not mark.booked or mark.vertex.type == "node" or node is None:
             continue

@@ -96,7 +96,7 @@ def _asked(state: SchedulerState, request: Request, now: float) -> Why:
         return Why("behind", "")
     blockers = tuple(_blocker(state, blocker, now) for blocker in reason.blockers)
     clause = _in_words(reason.clause)
-    return Why("resources", _sentence(clause, blockers), clause, reason.steps, blockers)
+    return Why("resources", _sentence(clause, blockers), clause, reason.stages, blockers)
 
 
 def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> tuple[str, int | None, float | None]:

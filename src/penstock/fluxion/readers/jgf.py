@@ -1,7 +1,7 @@
 """JGF (JSON Graph Format): a resource graph, or a part of one, as JSON.
 
 It has three uses: `read_jgf` loads a graph; `attach_jgf` adds a subgraph to an existing graph and leaves
-existing vertices unchanged; `marks_in_jgf` and `vertices_in_jgf` locate the vertices of a resource set in an
+existing vertices unchanged; `claims_in_jgf` and `vertices_in_jgf` locate the vertices of a resource set in an
 existing graph, to book or to release them. A document's vertex is identified with a vertex of the graph if
 they share a path and the rank. Where Fluxion has an error message for a mistake, its text is used.
 """
@@ -12,11 +12,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from penstock.engine.booking import Mark
-from penstock.engine.graph import CONTAINMENT, LEVELS_MAX, BadGraph, Graph, Vertex, VertexSpec
+from penstock.engine.booking import VertexClaim
+from penstock.engine.graph import CONTAINMENT, DEPTH_MAX, BadGraph, Graph, Vertex, VertexSpec
 from penstock.model.document import Mapping, Node, Scalar, Sequence, parse_document, shown
 
-__all__ = ["SIZE_MAX", "attach_jgf", "marks_in_jgf", "read_jgf", "vertices_in_jgf"]
+__all__ = ["SIZE_MAX", "attach_jgf", "claims_in_jgf", "read_jgf", "vertices_in_jgf"]
 
 SIZE_MAX: Final = 512 << 20
 _NODES_MAX: Final = 200_000_000
@@ -77,11 +77,11 @@ def attach_jgf(graph: Graph, text: str | bytes) -> list[Vertex]:
     return [by_key[key] for key in added]
 
 
-def marks_in_jgf(graph: Graph, text: str | bytes) -> list[Mark]:
-    """Marks for the vertices of a resource set: those marked exclusive in the document are booked."""
+def claims_in_jgf(graph: Graph, text: str | bytes) -> list[VertexClaim]:
+    """Claims on the vertices of a resource set: those marked exclusive in the document are booked."""
     entries, edges = _parse(text)
-    marks = _marks(graph, entries)
-    by_key = {entry.key: mark.vertex for entry, mark in zip(entries, marks, strict=True)}
+    claims = _claims(graph, entries)
+    by_key = {entry.key: claim.vertex for entry, claim in zip(entries, claims, strict=True)}
     above: dict[int, Vertex] = {}
     for edge in edges:
         source, target = by_key[edge.source], by_key[edge.target]
@@ -94,17 +94,17 @@ def marks_in_jgf(graph: Graph, text: str | bytes) -> list[Mark]:
             )
         if edge.subsystem == CONTAINMENT:
             above[target.index] = source
-    return [replace(mark, above=above.get(mark.vertex.index)) for mark in marks]
+    return [replace(claim, above=above.get(claim.vertex.index)) for claim in claims]
 
 
 def vertices_in_jgf(graph: Graph, text: str | bytes) -> list[Vertex]:
     """The vertices of a resource set, to release them. The edges of the document are not compared."""
     entries, _ = _parse(text)
-    return [mark.vertex for mark in _marks(graph, entries)]
+    return [claim.vertex for claim in _claims(graph, entries)]
 
 
-def _marks(graph: Graph, entries: list[_Entry]) -> list[Mark]:
-    marks: list[Mark] = []
+def _claims(graph: Graph, entries: list[_Entry]) -> list[VertexClaim]:
+    claims: list[VertexClaim] = []
     for entry in entries:
         vertex = _find(graph, entry)
         if vertex is None:
@@ -115,7 +115,7 @@ def _marks(graph: Graph, entries: list[_Entry]) -> list[Mark]:
                 expected="the path and rank of a vertex of the graph",
             )
         spec = entry.spec
-        held = vertex.state.held[1] if vertex.state is not None else 0
+        held = vertex.state.external_units[1] if vertex.state is not None else 0
         sizes = range(1, vertex.size + 1) if vertex.divisible else (vertex.size, vertex.size - held)
         if (vertex.type, vertex.id) != (spec.type, spec.id) or (entry.exclusive and spec.size not in sizes):
             raise BadGraph(
@@ -125,12 +125,12 @@ def _marks(graph: Graph, entries: list[_Entry]) -> list[Mark]:
                 expected=f"{vertex.type} id {vertex.id} size {vertex.size}",
             )
         alone = entry.exclusive and not vertex.divisible
-        marks.append(Mark(vertex, spec.size, entry.exclusive, alone))
-    return marks
+        claims.append(VertexClaim(vertex, spec.size, entry.exclusive, alone))
+    return claims
 
 
 def _add(graph: Graph, entry: _Entry) -> Vertex:
-    vertex = graph.add_loose(entry.spec)
+    vertex = graph.add_unlinked(entry.spec)
     for subsystem, path in entry.paths:
         if path.count("/") == 1:
             graph.roots[subsystem] = vertex
@@ -195,12 +195,12 @@ def _check_tree(graph: Graph, entries: list[_Entry], edges: list[_Edge]) -> None
                 found=", ".join(path for _, path in entry.paths),
                 expected="a path of edges from the root to every vertex, without cycles",
             )
-        if depth.get(entry.key, 0) > LEVELS_MAX:
+        if depth.get(entry.key, 0) > DEPTH_MAX:
             raise BadGraph(
                 "too many levels",
                 where=f"node {entry.key}",
                 found=f"level {depth[entry.key]}",
-                expected=f"at most {LEVELS_MAX}",
+                expected=f"at most {DEPTH_MAX}",
             )
 
 

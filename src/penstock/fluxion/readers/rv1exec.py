@@ -2,7 +2,7 @@
 
 Only the `execution` section is read: every rank becomes a node below one cluster, with the children that its
 R_lite group names (core, gpu, or any other type). Properties belong to ranks, hence to nodes, including those
-that name a child type (`amd-mi60@gpu`). `marks_in_rset` locates a resource set in a graph by ranks and ids,
+that name a child type (`amd-mi60@gpu`). `claims_in_rset` locates a resource set in a graph by ranks and ids,
 to book it; `ranks_in_rset` returns whole ranks, to release them.
 """
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.engine.booking import Mark
+from penstock.engine.booking import VertexClaim
 from penstock.engine.graph import BadGraph, Graph, Vertex, VertexSpec
 from penstock.model.rset import ResourceSet, parse_rset, rank_hosts
 
-__all__ = ["marks_in_rset", "ranks_in_rset", "read_rv1exec"]
+__all__ = ["claims_in_rset", "ranks_in_rset", "read_rv1exec"]
 
 _SUFFIX = re.compile(r"([0-9]{1,18})\Z")
 _VERTICES_MAX: Final = 8_000_000
@@ -56,10 +56,10 @@ def read_rv1exec(text: str | bytes) -> Graph:
     return graph
 
 
-def marks_in_rset(graph: Graph, text: str | bytes) -> list[Mark]:
+def claims_in_rset(graph: Graph, text: str | bytes) -> list[VertexClaim]:
     """Exclusive marks for the children named in R, and for a node all of whose children are named."""
     rset = parse_rset(text)
-    marks: list[Mark] = []
+    claims: list[VertexClaim] = []
     for group in rset.groups:
         for rank in group.ranks:
             vertices = graph.of_rank(rank)
@@ -82,8 +82,10 @@ def marks_in_rset(graph: Graph, text: str | bytes) -> list[Mark]:
                     named[vertex.index] = vertex
             nodes = [vertex for vertex in vertices if vertex.type == "node"]
             complete = [node for node in nodes if all(child.index in named for child in node.below())]
-            marks.extend(Mark(vertex, vertex.size, True, True) for vertex in (*named.values(), *complete))
-    return marks
+            claims.extend(
+                VertexClaim(vertex, vertex.size, True, True) for vertex in (*named.values(), *complete)
+            )
+    return claims
 
 
 def ranks_in_rset(text: str | bytes) -> list[int]:
