@@ -1,4 +1,4 @@
-"""Elections on a virtual clock: at no instant are there two that believe to be in office."""
+"""Leader election in virtual time: at no instant do two candidates consider themselves leader."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from penstock.errors import BadRequest
 from penstock.kube.errors import AlreadyExists, ApiConflict, NotFound, OutcomeUnknown, Unreachable
 from penstock.kube.lease import LeaderElector, LeaseLost
 
-LONGEST_S = 3.0
+REQUEST_S_MAX = 3.0
 
 
-class _Jump(selectors.SelectSelector):
-    """Nothing here waits for the outside: where a loop would sleep, the clock is set forward."""
+class _VirtualTimeSelector(selectors.SelectSelector):
+    """No test waits for I/O: where the event loop would sleep, the clock advances instead."""
 
     now = 1_000.0
 
     def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "everybody waits for everybody"
+        assert timeout is not None, "deadlock: all tasks wait for each other"
         self.now += timeout
         return super().select(0)
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    selector = _Jump()
+    selector = _VirtualTimeSelector()
     loop = asyncio.SelectorEventLoop(selector)
     loop.time = lambda: selector.now  # type: ignore[method-assign]
     try:
@@ -48,81 +48,84 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
         loop.close()
 
 
-class Leases:
-    """The one lease, as a server keeps it."""
+class FakeLease:
+    """The one Lease, as the API server stores it."""
 
     timeout_s = 2.0
 
     def __init__(self) -> None:
-        self.record: dict[str, Any] | None = None
+        self.lease: dict[str, Any] | None = None
         self.version = 0
         self.written: list[tuple[float, dict[str, Any]]] = []
 
     def write(self, body: dict[str, Any]) -> dict[str, Any]:
         self.version += 1
-        self.record = copy.deepcopy(body)
-        self.record["metadata"]["resourceVersion"] = str(self.version)
-        self.written.append((asyncio.get_running_loop().time(), self.record["spec"]))
-        return copy.deepcopy(self.record)
+        self.lease = copy.deepcopy(body)
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        self.written.append((asyncio.get_running_loop().time(), self.lease["spec"]))
+        return copy.deepcopy(self.lease)
 
     @property
     def spec(self) -> dict[str, Any]:
-        assert self.record is not None
-        return self.record["spec"]
+        assert self.lease is not None
+        return self.lease["spec"]
 
 
-class Road:
-    """One candidate's way to the server. `fault` is asked before each request; `open` closes it."""
+class FakeLeaseClient:
+    """The client of one candidate.
+
+    `fault` names the fault of each request. While `connected` is not set, requests and responses hang.
+    """
 
     timeout_s = 2.0
 
-    def __init__(self, leases: Leases, fault: Callable[[], str] = lambda: "") -> None:
-        self.leases = leases
+    def __init__(self, server: FakeLease, fault: Callable[[], str] = lambda: "") -> None:
+        self.server = server
         self.fault = fault
-        self.open = asyncio.Event()
-        self.open.set()
+        self.connected = asyncio.Event()
+        self.connected.set()
 
     async def get(self, _path: str, type: Any, **_: object) -> Any:  # noqa: A002
-        async with self._travel(is_write=False):
-            if self.leases.record is None:
+        async with self._round_trip(is_write=False):
+            if self.server.lease is None:
                 raise NotFound(404)
-            return msgspec.convert(copy.deepcopy(self.leases.record), type)
+            return msgspec.convert(copy.deepcopy(self.server.lease), type)
 
     async def create(self, _path: str, body: dict[str, Any], type: Any, **_: object) -> Any:  # noqa: A002
-        async with self._travel(is_write=True):
-            if self.leases.record is not None:
+        async with self._round_trip(is_write=True):
+            if self.server.lease is not None:
                 raise AlreadyExists(409)
-            return msgspec.convert(self.leases.write(body), type)
+            return msgspec.convert(self.server.write(body), type)
 
     async def replace(self, _path: str, body: dict[str, Any], type: Any, **_: object) -> Any:  # noqa: A002
-        async with self._travel(is_write=True):
-            if self.leases.record is None:
+        async with self._round_trip(is_write=True):
+            if self.server.lease is None:
                 raise NotFound(404)
-            if body["metadata"]["resourceVersion"] != self.leases.record["metadata"]["resourceVersion"]:
+            if body["metadata"]["resourceVersion"] != self.server.lease["metadata"]["resourceVersion"]:
                 raise ApiConflict(409)
-            return msgspec.convert(self.leases.write(body), type)
+            return msgspec.convert(self.server.write(body), type)
 
     @contextlib.asynccontextmanager
-    async def _travel(self, *, is_write: bool) -> Any:
+    async def _round_trip(self, *, is_write: bool) -> Any:
         fault = self.fault()
         await asyncio.sleep(0.01)
-        await self.open.wait()
+        await self.connected.wait()
         if fault == "unreachable":
-            raise Unreachable("no way")
-        if fault == "lost on the way":
+            raise Unreachable("no connection")
+        if fault == "request lost":
             await asyncio.sleep(self.timeout_s)
             raise OutcomeUnknown("?") if is_write else Unreachable("?")
         if fault == "late":
             await asyncio.sleep(self.timeout_s * 0.9)
         yield
-        if fault == "answer lost":
+        if fault == "response lost":
             await asyncio.sleep(self.timeout_s)
             raise OutcomeUnknown("?") if is_write else Unreachable("?")
-        await self.open.wait()
+        await self.connected.wait()
 
 
 def candidate(
-    road: Road,
+    client: FakeLeaseClient,
     identity: str,
     *,
     offset_s: float = 0.0,
@@ -135,22 +138,22 @@ def candidate(
     def clock() -> float:
         return offset_s + loop.time() * rate
 
-    given = {"request_s_max": LONGEST_S, **settings}
+    options = {"request_s_max": REQUEST_S_MAX, **settings}
     return LeaderElector(
-        road,  # type: ignore[arg-type]
+        client,  # type: ignore[arg-type]
         "ns",
         "penstock",
         identity,
         clock=clock,
-        wall=lambda: datetime.fromtimestamp(clock(), UTC),
+        wall_clock=lambda: datetime.fromtimestamp(clock(), UTC),
         jitter=lambda: jitter,
-        **given,
+        **options,
     )
 
 
 @contextmanager
-def task(work: Coroutine[Any, Any, None]) -> Iterator[asyncio.Task[None]]:
-    started = asyncio.ensure_future(work)
+def task(coroutine: Coroutine[Any, Any, None]) -> Iterator[asyncio.Task[None]]:
+    started = asyncio.ensure_future(coroutine)
     try:
         yield started
     finally:
@@ -161,407 +164,421 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_the_first_one_makes_the_lease_and_renews_it() -> None:
+def test_the_first_candidate_creates_the_lease_and_renews_it() -> None:
     async def scenario() -> None:
-        leases = Leases()
-        one = candidate(Road(leases), "one")
+        server = FakeLease()
+        one = candidate(FakeLeaseClient(server), "one")
         assert not one.is_leader()
         await one.acquire()
         assert one.is_leader()
         assert one.is_leader(margin_s=14)
         assert not one.is_leader(margin_s=15)
-        with task(one.hold()):
+        with task(one.renew()):
             await asyncio.sleep(100)
             assert one.is_leader(margin_s=12)
-        assert leases.spec["holderIdentity"] == "one"
-        assert leases.spec["leaseTransitions"] == 0
-        assert leases.spec["leaseDurationSeconds"] == 15
-        assert leases.spec["acquireTime"] == "1970-01-01T00:16:40.010000Z"  # µs, as the API wants them
-        assert 45 <= len(leases.written) <= 65
+        assert server.spec["holderIdentity"] == "one"
+        assert server.spec["leaseTransitions"] == 0
+        assert server.spec["leaseDurationSeconds"] == 15
+        assert server.spec["acquireTime"] == "1970-01-01T00:16:40.010000Z"  # MicroTime, as the API requires.
+        assert 45 <= len(server.written) <= 65
         assert (one.holder, one.transitions) == ("one", 0)
 
     run(scenario())
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_term_counts_from_before_its_renewal_was_sent(is_new: bool) -> None:
-    """Others may see the record as soon as the server has it, however long its answer takes to come back."""
+def test_the_lease_duration_counts_from_before_the_renewal_was_sent(is_new: bool) -> None:
+    """Other candidates may read the Lease as soon as it is stored, however late the response arrives."""
 
     async def scenario() -> None:
-        leases = Leases()
+        server = FakeLease()
         if not is_new:
-            leases.write({"metadata": {"name": "penstock"}, "spec": {"holderIdentity": ""}})
-        one = candidate(Road(leases, lambda: "late"), "one", renew_s=1.0)
-        began = now()
+            server.write({"metadata": {"name": "penstock"}, "spec": {"holderIdentity": ""}})
+        one = candidate(FakeLeaseClient(server, lambda: "late"), "one", renew_interval_s=1.0)
+        started_at = now()
         await one.acquire()
-        assert now() > began + 3  # a read and a write
-        assert one.until <= now() - 1.8 + 15
+        assert now() > started_at + 3  # A read and a write.
+        assert one.expires_at <= now() - 1.8 + 15
 
     run(scenario())
 
 
-def test_the_second_one_waits_and_is_let_in_at_once_after_a_release() -> None:
+def test_the_second_candidate_waits_and_acquires_at_once_after_a_release() -> None:
     async def scenario() -> None:
-        leases = Leases()
-        one, two = candidate(Road(leases), "one"), candidate(Road(leases), "two")
+        server = FakeLease()
+        one, two = candidate(FakeLeaseClient(server), "one"), candidate(FakeLeaseClient(server), "two")
         await one.acquire()
-        holding = asyncio.ensure_future(one.hold())
-        with task(two.acquire()) as taking:
+        renewing = asyncio.ensure_future(one.renew())
+        with task(two.acquire()) as acquiring:
             await asyncio.sleep(200)
-            assert not taking.done()
+            assert not acquiring.done()
             assert two.holder == "one"
-            holding.cancel()
+            renewing.cancel()
             await one.release()
             assert not one.is_leader()
-            assert one.lost.is_set()
-            assert leases.spec["holderIdentity"] == ""
-            assert leases.spec["leaseDurationSeconds"] == 1
-            released = now()
-            await taking
-            assert now() - released < 2.5
+            assert server.spec["holderIdentity"] == ""
+            assert server.spec["leaseDurationSeconds"] == 1
+            released_at = now()
+            await acquiring
+            assert now() - released_at < 2.5
         assert two.is_leader()
-        assert leases.spec["leaseTransitions"] == 1
+        assert server.spec["leaseTransitions"] == 1
 
     run(scenario())
 
 
-def test_a_holder_that_died_is_waited_for_as_long_as_its_requests_may_live() -> None:
+def test_after_the_death_of_a_leader_a_candidate_waits_for_its_requests_in_flight() -> None:
     async def scenario() -> None:
-        leases = Leases()
-        one, two = candidate(Road(leases), "one"), candidate(Road(leases), "two")
+        server = FakeLease()
+        one, two = candidate(FakeLeaseClient(server), "one"), candidate(FakeLeaseClient(server), "two")
         await one.acquire()
-        died = now()
+        last_renewal_at = now()
         await two.acquire()
-        assert died + 15 + LONGEST_S <= now() < died + 15 + LONGEST_S + 2.5
+        assert last_renewal_at + 15 + REQUEST_S_MAX <= now() < last_renewal_at + 15 + REQUEST_S_MAX + 2.5
         assert not one.is_leader()
 
     run(scenario())
 
 
-def test_an_heir_waits_only_for_the_requests_of_the_dead() -> None:
+def test_a_successor_waits_only_for_the_requests_of_its_predecessor() -> None:
     async def scenario() -> None:
-        leases = Leases()
-        one = candidate(Road(leases), "place_1")
-        heir = candidate(Road(leases), "place_2", predecessor_prefix="place_")
+        server = FakeLease()
+        one = candidate(FakeLeaseClient(server), "instance_1")
+        successor = candidate(FakeLeaseClient(server), "instance_2", predecessor_prefix="instance_")
         await one.acquire()
-        died = now()
-        await heir.acquire()
-        assert died + LONGEST_S <= now() < died + LONGEST_S + 2.5
+        last_renewal_at = now()
+        await successor.acquire()
+        assert last_renewal_at + REQUEST_S_MAX <= now() < last_renewal_at + REQUEST_S_MAX + 2.5
 
     run(scenario())
 
 
-def test_a_paused_holder_finds_out_before_it_acts() -> None:
+def test_a_paused_leader_notices_that_its_lease_expired() -> None:
     async def scenario() -> None:
-        leases = Leases()
-        road = Road(leases)
-        one, two = candidate(road, "one"), candidate(Road(leases), "two")
+        server = FakeLease()
+        client = FakeLeaseClient(server)
+        one, two = candidate(client, "one"), candidate(FakeLeaseClient(server), "two")
         await one.acquire()
-        with task(one.hold()) as holding:
+        with task(one.renew()) as renewing:
             await asyncio.sleep(20)
-            road.open.clear()
+            client.connected.clear()
             await two.acquire()
             assert not one.is_leader()
             assert two.is_leader()
-            road.open.set()
+            client.connected.set()
             with pytest.raises(LeaseLost):
-                await holding
-            assert one.lost.is_set()
-            assert leases.spec["holderIdentity"] == "two"
+                await renewing
+            assert not one.is_leader()
+            assert server.spec["holderIdentity"] == "two"
 
     run(scenario())
 
 
-@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no clock here counts a suspension")
-def test_a_holder_whose_machine_was_suspended_finds_out_before_it_acts(
+@pytest.mark.skipif(
+    not hasattr(time, "CLOCK_BOOTTIME"), reason="no clock of this platform advances during a suspension"
+)
+def test_a_leader_on_a_suspended_host_notices_that_its_lease_expired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`time.monotonic` stands still meanwhile."""
+    """`time.monotonic` does not advance during a suspension."""
     suspended_s, read = 0.0, time.clock_gettime
     monkeypatch.setattr(time, "clock_gettime", lambda which: read(which) + suspended_s)
 
     async def scenario() -> None:
         nonlocal suspended_s
-        election = LeaderElector(Road(Leases()), "ns", "penstock", "a")  # type: ignore[arg-type]
-        await election.acquire()
-        assert election.is_leader(5.0)
+        elector = LeaderElector(FakeLeaseClient(FakeLease()), "ns", "penstock", "a")  # type: ignore[arg-type]
+        await elector.acquire()
+        assert elector.is_leader(5.0)
         suspended_s = 60.0
-        assert not election.is_leader()
+        assert not elector.is_leader()
 
     run(scenario())
 
 
-def test_where_no_clock_counts_a_suspension_another_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_boottime_the_monotonic_clock_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
 
     async def scenario() -> None:
-        election = LeaderElector(Road(Leases()), "ns", "penstock", "a")  # type: ignore[arg-type]
-        await election.acquire()
-        assert election.is_leader(5.0)
+        elector = LeaderElector(FakeLeaseClient(FakeLease()), "ns", "penstock", "a")  # type: ignore[arg-type]
+        await elector.acquire()
+        assert elector.is_leader(5.0)
 
     run(scenario())
 
 
-def test_a_holder_without_a_way_to_the_server_gives_up_at_its_deadline() -> None:
+def test_a_leader_without_connection_gives_up_at_the_renew_deadline() -> None:
     async def scenario() -> None:
-        leases = Leases()
+        server = FakeLease()
         faults = ""
-        one = candidate(Road(leases, lambda: faults), "one")
+        one = candidate(FakeLeaseClient(server, lambda: faults), "one")
         await one.acquire()
-        with task(one.hold()) as holding:
+        with task(one.renew()) as renewing:
             await asyncio.sleep(20)
             faults = "unreachable"
-            last_at = leases.written[-1][0]
+            last_at = server.written[-1][0]
             with pytest.raises(LeaseLost, match="not renewed for 10 s"):
-                await holding
+                await renewing
             assert last_at + 9 < now() <= last_at + 11
             assert not one.is_leader()
 
     run(scenario())
 
 
-def test_a_record_that_can_be_read_and_not_written_is_not_renewed() -> None:
-    """It still has our name, but for the others it runs out."""
+def test_a_lease_that_can_be_read_but_not_written_is_lost() -> None:
+    """It still names this process as holder, but for other candidates it expires."""
 
     async def scenario() -> None:
-        leases = Leases()
+        server = FakeLease()
         faults: Iterator[str] = iter(())
-        one, two = candidate(Road(leases, lambda: next(faults, "")), "one"), candidate(Road(leases), "two")
+        one, two = (
+            candidate(FakeLeaseClient(server, lambda: next(faults, "")), "one"),
+            candidate(FakeLeaseClient(server), "two"),
+        )
         await one.acquire()
-        with task(two.acquire()) as taking:
-            faults = itertools.cycle(["lost on the way", ""])  # each write, and each look after it
+        with task(two.acquire()) as acquiring:
+            faults = itertools.cycle(["request lost", ""])  # Each write fails, each read after it succeeds.
             last_at = now()
             with pytest.raises(LeaseLost, match="not renewed for 10 s"):
                 async with asyncio.timeout(60):
-                    await one.hold()
+                    await one.renew()
             assert now() <= last_at + 11
-            await taking
+            await acquiring
             assert not one.is_leader()
 
     run(scenario())
 
 
-@pytest.mark.parametrize("fault", ["unreachable", "lost on the way", "answer lost", "late"])
-def test_a_short_disturbance_costs_nothing(fault: str) -> None:
+@pytest.mark.parametrize("fault", ["unreachable", "request lost", "response lost", "late"])
+def test_a_short_disturbance_does_not_cost_the_lease(fault: str) -> None:
     async def scenario() -> None:
-        leases = Leases()
+        server = FakeLease()
         faults: list[str] = []
-        one = candidate(Road(leases, lambda: faults.pop() if faults else ""), "one")
+        one = candidate(FakeLeaseClient(server, lambda: faults.pop() if faults else ""), "one")
         await one.acquire()
-        with task(one.hold()) as holding:
+        with task(one.renew()) as renewing:
             for _ in range(20):
                 faults[:] = [fault] * 2
                 await asyncio.sleep(15)
                 assert one.is_leader(margin_s=5)
-            assert not holding.done()
+            assert not renewing.done()
 
     run(scenario())
 
 
-def test_a_first_write_whose_answer_is_lost_is_recognised() -> None:
+def test_a_first_write_is_recognised_after_its_response_was_lost() -> None:
     async def scenario() -> None:
         for prior in (None, {"holderIdentity": "", "leaseDurationSeconds": 1}):
-            leases = Leases()
+            server = FakeLease()
             if prior is not None:
-                leases.write({"metadata": {"name": "penstock"}, "spec": prior})
-            faults = ["answer lost", ""]
-            one = candidate(Road(leases, lambda faults=faults: faults.pop() if faults else ""), "one")  # type: ignore[misc]
+                server.write({"metadata": {"name": "penstock"}, "spec": prior})
+            faults = ["response lost", ""]
+            client = FakeLeaseClient(server, lambda faults=faults: faults.pop() if faults else "")  # type: ignore[misc]
+            one = candidate(client, "one")
             faults.insert(0, "")
-            began = now()
+            started_at = now()
             await one.acquire()
-            assert now() - began < 10
+            assert now() - started_at < 10
             assert one.is_leader(margin_s=10)
 
     run(scenario())
 
 
-def test_own_name_in_a_record_of_somebody_else_is_waited_out() -> None:
-    """A process that was started again under its old name cannot know what its former self has under way."""
+def test_a_candidate_waits_for_a_lease_that_it_did_not_write_itself() -> None:
+    """A restarted process with the same identity cannot know which requests are still in flight."""
 
     async def scenario() -> None:
-        leases = Leases()
-        first = candidate(Road(leases), "same")
+        server = FakeLease()
+        first = candidate(FakeLeaseClient(server), "same")
         await first.acquire()
-        second = candidate(Road(leases), "same")
-        began = now()
+        second = candidate(FakeLeaseClient(server), "same")
+        started_at = now()
         await second.acquire()
-        assert now() - began > 15 + LONGEST_S - 1
+        assert now() - started_at > 15 + REQUEST_S_MAX - 1
 
     run(scenario())
 
 
-def test_somebody_who_only_labels_the_lease_neither_ends_nor_prolongs_it() -> None:
+def test_a_change_of_labels_neither_ends_nor_prolongs_the_lease() -> None:
     async def scenario() -> None:
-        leases = Leases()
-        one, two = candidate(Road(leases), "one"), candidate(Road(leases), "two")
+        server = FakeLease()
+        one, two = candidate(FakeLeaseClient(server), "one"), candidate(FakeLeaseClient(server), "two")
         await one.acquire()
 
         async def label() -> None:
             while True:
                 await asyncio.sleep(0.7)
-                assert leases.record is not None
-                body = copy.deepcopy(leases.record)
+                assert server.lease is not None
+                body = copy.deepcopy(server.lease)
                 body["metadata"]["labels"] = {"touched": str(now())}
-                leases.write(body)
+                server.write(body)
 
         with task(label()):
-            with task(one.hold()) as holding:
+            with task(one.renew()) as renewing:
                 await asyncio.sleep(60)
-                assert not holding.done()
+                assert not renewing.done()
                 assert one.is_leader(margin_s=8)
-            stopped = now()
+            stopped_at = now()
             await two.acquire()
-            assert now() < stopped + 15 + LONGEST_S + 3
-        assert leases.record is not None
-        assert "touched" in leases.record["metadata"]["labels"], "a replacement keeps what others put there"
+            assert now() < stopped_at + 15 + REQUEST_S_MAX + 3
+        assert server.lease is not None
+        assert "touched" in server.lease["metadata"]["labels"], "an update keeps the fields of other writers"
 
     run(scenario())
 
 
-def test_a_lease_that_somebody_wrote_over_is_lost_at_once() -> None:
+def test_a_lease_with_another_holder_is_lost_at_once() -> None:
     async def scenario() -> None:
-        leases = Leases()
-        one = candidate(Road(leases), "one")
+        server = FakeLease()
+        one = candidate(FakeLeaseClient(server), "one")
         await one.acquire()
-        assert leases.record is not None
-        leases.write({**leases.record, "spec": {**leases.spec, "holderIdentity": "two"}})
-        began = now()
+        assert server.lease is not None
+        server.write({**server.lease, "spec": {**server.spec, "holderIdentity": "two"}})
+        started_at = now()
         with pytest.raises(LeaseLost, match="two holds the lease"):
-            await one.hold()
-        assert now() < began + 3
+            await one.renew()
+        assert now() < started_at + 3
         assert not one.is_leader()
-        assert leases.spec["holderIdentity"] == "two"
+        assert server.spec["holderIdentity"] == "two"
 
     run(scenario())
 
 
-def test_a_lease_that_is_deleted_is_lost() -> None:
+def test_a_deleted_lease_is_lost() -> None:
     async def scenario() -> None:
-        leases = Leases()
-        one = candidate(Road(leases), "one")
+        server = FakeLease()
+        one = candidate(FakeLeaseClient(server), "one")
         await one.acquire()
-        leases.record = None
+        server.lease = None
         with pytest.raises(LeaseLost, match="deleted"):
-            await one.hold()
+            await one.renew()
 
     run(scenario())
 
 
-def test_a_lease_that_is_deleted_is_not_made_again_while_its_holder_may_not_know() -> None:
+def test_a_deleted_lease_is_not_recreated_while_the_leader_may_not_know() -> None:
     async def scenario() -> None:
-        leases = Leases()
-        one, two = candidate(Road(leases), "one"), candidate(Road(leases), "two")
+        server = FakeLease()
+        one, two = candidate(FakeLeaseClient(server), "one"), candidate(FakeLeaseClient(server), "two")
         await one.acquire()
-        with task(two.acquire()) as taking:
+        with task(two.acquire()) as acquiring:
             await asyncio.sleep(5)
-            leases.record = None
-            deleted = now()
-            await taking
-            assert now() >= deleted + 10
+            server.lease = None
+            deleted_at = now()
+            await acquiring
+            assert now() >= deleted_at + 10
         assert not one.is_leader()
-        assert leases.spec["leaseTransitions"] == 1
+        assert server.spec["leaseTransitions"] == 1
 
     run(scenario())
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"renew_s": 10.0}, {"deadline_s": 15.0}, {"duration_s": 5}, {"renew_s": 0}]
+    "wrong",
+    [
+        {"renew_interval_s": 10.0},
+        {"renew_deadline_s": 15.0},
+        {"lease_duration_s": 5},
+        {"renew_interval_s": 0},
+    ],
 )
-def test_times_that_let_two_in_are_refused(wrong: dict[str, Any]) -> None:
+def test_durations_that_allow_two_leaders_are_rejected(wrong: dict[str, Any]) -> None:
     async def scenario() -> None:
-        with pytest.raises(BadRequest, match="before others may take over"):
-            candidate(Road(Leases()), "one", **wrong)
+        with pytest.raises(BadRequest, match="before another candidate may take over"):
+            candidate(FakeLeaseClient(FakeLease()), "one", **wrong)
 
     run(scenario())
 
 
-def test_times_in_the_record_mean_nothing() -> None:
-    """Clocks an hour apart: neither a renewal in the past lets others in, nor does one in the future hold."""
+def test_times_in_the_lease_have_no_effect() -> None:
+    """With clocks one hour apart, a renewTime in the past does not expire, one in the future does."""
 
     async def scenario() -> None:
         for offset_s in (-3600.0, 3600.0):
-            leases = Leases()
-            one, two = candidate(Road(leases), "one", offset_s=offset_s), candidate(Road(leases), "two")
+            server = FakeLease()
+            one, two = (
+                candidate(FakeLeaseClient(server), "one", offset_s=offset_s),
+                candidate(FakeLeaseClient(server), "two"),
+            )
             await one.acquire()
-            holding = asyncio.ensure_future(one.hold())
-            with task(two.acquire()) as taking:
+            renewing = asyncio.ensure_future(one.renew())
+            with task(two.acquire()) as acquiring:
                 await asyncio.sleep(100)
-                assert not taking.done()
-                holding.cancel()
-                stopped = now()
-                await taking
-                assert stopped + 15 <= now() < stopped + 15 + LONGEST_S + 3
+                assert not acquiring.done()
+                renewing.cancel()
+                stopped_at = now()
+                await acquiring
+                assert stopped_at + 15 <= now() < stopped_at + 15 + REQUEST_S_MAX + 3
 
     run(scenario())
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_there_are_never_two_in_office(seed: int) -> None:
-    """Three candidates with bad roads, pauses, releases and clocks that go up to 2 % wrong."""
+def test_there_are_never_two_leaders(seed: int) -> None:
+    """Three candidates with network faults, pauses, releases and clock rates up to 2 % apart."""
 
     async def scenario() -> None:
-        chance = random.Random(seed)
-        leases = Leases()
-        trouble = 0.0
-        kinds = ["unreachable", "lost on the way", "answer lost", "late"]
+        rng = random.Random(seed)
+        server = FakeLease()
+        fault_rate = 0.0
+        faults = ["unreachable", "request lost", "response lost", "late"]
 
         def fault() -> str:
-            return chance.choice(kinds) if chance.random() < trouble else ""
+            return rng.choice(faults) if rng.random() < fault_rate else ""
 
-        roads = [Road(leases, fault) for _ in range(3)]
-        elections = [
+        clients = [FakeLeaseClient(server, fault) for _ in range(3)]
+        electors = [
             candidate(
-                road,
+                client,
                 f"candidate-{number}",
-                offset_s=chance.uniform(0, 1e6),
-                rate=chance.uniform(0.99, 1.01),
-                jitter=chance.random(),
+                offset_s=rng.uniform(0, 1e6),
+                rate=rng.uniform(0.99, 1.01),
+                jitter=rng.random(),
             )
-            for number, road in enumerate(roads)
+            for number, client in enumerate(clients)
         ]
 
-        async def live(election: LeaderElector, road: Road) -> None:
+        async def campaign(elector: LeaderElector, client: FakeLeaseClient) -> None:
             while True:
-                await election.acquire()
-                holding = asyncio.ensure_future(election.hold())
+                await elector.acquire()
+                renewing = asyncio.ensure_future(elector.renew())
                 try:
-                    async with asyncio.timeout(chance.uniform(5, 120)):
-                        await asyncio.shield(holding)
+                    async with asyncio.timeout(rng.uniform(5, 120)):
+                        await asyncio.shield(renewing)
                 except LeaseLost:
                     pass
                 except TimeoutError:
-                    holding.cancel()
-                    if chance.random() < 0.5:
-                        await election.release()
-                    elif chance.random() < 0.5:
-                        road.open.clear()
-                        await asyncio.sleep(chance.uniform(1, 40))
-                        road.open.set()
+                    renewing.cancel()
+                    if rng.random() < 0.5:
+                        await elector.release()
+                    elif rng.random() < 0.5:
+                        client.connected.clear()
+                        await asyncio.sleep(rng.uniform(1, 40))
+                        client.connected.set()
                 finally:
-                    holding.cancel()
+                    renewing.cancel()
                     with contextlib.suppress(LeaseLost, asyncio.CancelledError):
-                        await holding
-                await asyncio.sleep(chance.uniform(0, 3))
+                        await renewing
+                await asyncio.sleep(rng.uniform(0, 3))
 
         with contextlib.ExitStack() as stack:
-            lives = [
-                stack.enter_context(task(live(election, road)))
-                for election, road in zip(elections, roads, strict=True)
+            candidates = [
+                stack.enter_context(task(campaign(elector, client)))
+                for elector, client in zip(electors, clients, strict=True)
             ]
-            in_office: set[str] = set()
+            leaders_seen: set[str] = set()
             for step in range(4_000):
                 if step % 100 == 0:
-                    trouble = chance.choice([0.0, 0.0, 0.1, 0.5, 0.9])
-                    for road in roads:
-                        if chance.random() < 0.1:
-                            road.open.clear()
+                    fault_rate = rng.choice([0.0, 0.0, 0.1, 0.5, 0.9])
+                    for client in clients:
+                        if rng.random() < 0.1:
+                            client.connected.clear()
                         else:
-                            road.open.set()
-                await asyncio.sleep(chance.uniform(0.05, 0.5))
-                leaders = [election.identity for election in elections if election.is_leader()]
+                            client.connected.set()
+                await asyncio.sleep(rng.uniform(0.05, 0.5))
+                leaders = [elector.identity for elector in electors if elector.is_leader()]
                 assert len(leaders) <= 1, leaders
-                in_office.update(leaders)
-                assert not any(life.done() for life in lives)
-            assert len(in_office) == 3, "the office changed hands"
+                leaders_seen.update(leaders)
+                assert not any(candidate_task.done() for candidate_task in candidates)
+            assert len(leaders_seen) == 3, "every candidate was leader at some time"
 
     run(scenario())

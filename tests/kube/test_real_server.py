@@ -271,15 +271,15 @@ def test_a_definition_that_comes_and_goes(cluster: DevCluster) -> None:
 def test_an_election(cluster: DevCluster) -> None:
     async def scenario(client: KubeClient) -> None:
         settings: dict[str, Any] = {
-            "duration_s": 3,
-            "renew_s": 0.3,
-            "deadline_s": 2.0,
+            "lease_duration_s": 3,
+            "renew_interval_s": 0.3,
+            "renew_deadline_s": 2.0,
             "request_s_max": 0.5,
         }
         one = LeaderElector(client, "default", "office", "one", **settings)
         two = LeaderElector(client, "default", "office", "two", **settings)
         await one.acquire()
-        holding = asyncio.ensure_future(one.hold())
+        holding = asyncio.ensure_future(one.renew())
         taking = asyncio.ensure_future(two.acquire())
         await asyncio.sleep(2.0)
         assert one.is_leader(margin_s=1.0)
@@ -295,6 +295,6 @@ def test_an_election(cluster: DevCluster) -> None:
         assert (term["holderIdentity"], term["leaseTransitions"]) == ("two", 1)
         await client.delete(LEASES.path("default", "office"))
         with pytest.raises(LeaseLost):
-            await two.hold()
+            await two.renew()
 
     run(cluster, scenario)

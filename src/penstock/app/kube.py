@@ -139,7 +139,7 @@ class KubeRuntime:
     ) -> None:
         """Until the lease is lost, or somebody else has taken over in the store."""
         tasks = [
-            asyncio.ensure_future(self._election.hold()),
+            asyncio.ensure_future(self._election.renew()),
             asyncio.ensure_future(self._live_here(instance, live)),
             asyncio.ensure_future(self._say_why_not_ready(instance)),
             asyncio.ensure_future(auditor.run()),

@@ -1,16 +1,17 @@
-"""Who is in office: one holder of a Lease, by clocks that nobody compares.
+"""Leader election by Lease.
 
-A candidate takes a lease only after the record stood unchanged, as it saw it, for the whole duration written
-there and for the time that the longest request of the old holder can still be under way. Times in the record
-are for people. The holder in turn counts from before it sent a renewal that was accepted, so its `until` is
-always earlier than any taker's; it stops at `deadline_s`, earlier still. A holder that was paused, or whose
-machine was suspended, finds that out by its own clock, before it acts.
+Uses only the local monotonic clock, so clock skew between hosts cannot produce two leaders; the times in the
+Lease are informational. A candidate acquires the Lease only after it has observed it unchanged for the lease
+duration plus `request_s_max`, the time that a request of the previous leader can still be in flight. The
+leader counts from before it sent the last accepted renewal, so its `expires_at` precedes every takeover; it
+gives up at `renew_deadline_s`, earlier still. A process that was paused, or whose host was suspended, learns
+from its own clock that its term has ended before it writes.
 
-Every write carries the version that was read, so of two writers one loses. A write whose outcome is unknown
-is looked up before anything else is believed. `identity` is of one process: who finds its own name in a
-record that it has not written waits like everybody. Only an heir waits less: whoever knows, by a lock of
-its own, that processes whose names begin with `predecessor_prefix` are dead, need not wait until their lease
-runs out.
+Every write carries the resourceVersion that was read, so one of two concurrent writers gets a conflict. After
+a write with unknown outcome, the Lease is read before the next decision. `identity` is unique per process: a
+candidate that finds its own identity in a Lease that it did not write waits like any other. A candidate that
+knows, by a lock of its own, that its predecessors are dead waits only `request_s_max` after a holder whose
+identity starts with `predecessor_prefix`.
 """
 
 from __future__ import annotations
@@ -34,23 +35,29 @@ from penstock.kube.resources import LEASES
 __all__ = ["LeaderElector", "LeaseLost"]
 
 _LOG: Final = logging.getLogger(__name__)
-_DURATION_S: Final = 15  # of a record that does not say
-_TERMS: Final = ("holderIdentity", "leaseDurationSeconds", "acquireTime", "renewTime", "leaseTransitions")
+_DEFAULT_DURATION_S: Final = 15  # Of a Lease without leaseDurationSeconds.
+_COMPARED_FIELDS: Final = (
+    "holderIdentity",
+    "leaseDurationSeconds",
+    "acquireTime",
+    "renewTime",
+    "leaseTransitions",
+)
 
 
-def _seconds() -> float:
-    """A clock that nobody sets, and that goes on while the machine is suspended where there is such a one."""
+def _monotonic_s() -> float:
+    """A monotonic clock, which on Linux also advances while the host is suspended."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
 
 
 class LeaseLost(Unavailable):
-    """We are no longer in office, or cannot know that we are."""
+    """This process is not the leader any more, or cannot prove that it is."""
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A Lease with all that others may have put there, which a replacement has to bring back."""
+class _Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A Lease with all its fields, also those of other writers: an update has to send them back."""
 
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -62,7 +69,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def duration_s(self) -> float:
         found = self.spec.get("leaseDurationSeconds")
-        return float(found) if isinstance(found, int) and found > 0 else float(_DURATION_S)
+        return float(found) if isinstance(found, int) and found > 0 else float(_DEFAULT_DURATION_S)
 
     @property
     def transitions(self) -> int:
@@ -71,7 +78,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaderElector:
-    """One candidate: `acquire`, `hold` beside the work, `release` when nothing of the work is left."""
+    """One candidate: `acquire`, then `renew` while leading, then `release` when no request is in flight."""
 
     def __init__(
         self,
@@ -80,152 +87,152 @@ class LeaderElector:
         name: str,
         identity: str,
         *,
-        duration_s: int = 15,
-        renew_s: float = 2.0,
-        deadline_s: float = 10.0,
+        lease_duration_s: int = 15,
+        renew_interval_s: float = 2.0,
+        renew_deadline_s: float = 10.0,
         request_s_max: float = 15.0,
         predecessor_prefix: str = "",
-        clock: Callable[[], float] = _seconds,
-        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = _monotonic_s,
+        wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        if not 0 < renew_s < deadline_s < duration_s:
+        if not 0 < renew_interval_s < renew_deadline_s < lease_duration_s:
             raise BadRequest(
-                "a holder must try to renew, and give up, before others may take over",
+                "a leader must renew, and give up, before another candidate may take over",
                 where=f"lease {namespace}/{name}",
-                found=f"renewal {renew_s:g} s, deadline {deadline_s:g} s, duration {duration_s:g} s",
-                expected="each longer than the one before",
+                found=f"renewal interval {renew_interval_s:g} s, renewal deadline {renew_deadline_s:g} s, "
+                f"lease duration {lease_duration_s:g} s",
+                expected="interval < deadline < duration",
             )
         if not identity:
-            raise BadRequest("nobody has no identity", where=f"lease {namespace}/{name}", expected="a name")
+            raise BadRequest(
+                "empty identity", where=f"lease {namespace}/{name}", expected="a name unique to this process"
+            )
         self.identity = identity
-        self.problem = ""  # why the office could not be taken, last
-        self.lost = asyncio.Event()
+        self.problem = ""  # Why the last attempt to acquire the Lease failed.
         self._client = client
         self._namespace = namespace
         self._name = name
-        self._duration_s = duration_s
-        self._renew_s = renew_s
-        self._deadline_s = deadline_s
+        self._lease_duration_s = lease_duration_s
+        self._renew_interval_s = renew_interval_s
+        self._renew_deadline_s = renew_deadline_s
         self._request_s_max = request_s_max
         self._predecessor_prefix = predecessor_prefix
         self._clock = clock
-        self._wall = wall
+        self._wall_clock = wall_clock
         self._jitter = jitter
-        self._request_s = min(client.timeout_s, deadline_s / 2)  # a renewal that hangs is tried again in time
+        # A renewal that hangs is retried before the deadline.
+        self._request_timeout_s = min(client.timeout_s, renew_deadline_s / 2)
         self._path = LEASES.path(namespace, name)
-        self._record: _Record | None = None  # as last seen or written
-        self._record_at = 0.0  # when it was first seen so
-        self._tried: tuple[dict[str, Any], float] | None = None  # what was last sent, and when
-        self._renewed_at: float | None = None  # before the last accepted write was sent; None: not in office
+        self._lease: _Lease | None = None  # As last read or written.
+        self._unchanged_since = 0.0  # When this state of the Lease was first observed.
+        self._last_write: tuple[dict[str, Any], float] | None = None  # The spec sent, and when.
+        # Taken before the last accepted write was sent. None: not the leader.
+        self._renewed_at: float | None = None
 
     @property
-    def until(self) -> float:
-        """Of the clock: until then nobody else can be in office. Minus infinity if we are not."""
-        return float("-inf") if self._renewed_at is None else self._renewed_at + self._duration_s
+    def expires_at(self) -> float:
+        """Before this time of the clock no other process can be leader. -inf if this one is not."""
+        return float("-inf") if self._renewed_at is None else self._renewed_at + self._lease_duration_s
 
     @property
     def holder(self) -> str:
-        """Who is in office, as last seen."""
-        return self._record.holder if self._record is not None else ""
+        """The identity of the leader, as last observed."""
+        return self._lease.holder if self._lease is not None else ""
 
     @property
     def transitions(self) -> int:
-        """How often the office changed hands: grows with every holder."""
-        return self._record.transitions if self._record is not None else 0
+        """`leaseTransitions`: incremented with every change of the leader."""
+        return self._lease.transitions if self._lease is not None else 0
 
     def is_leader(self, margin_s: float = 0.0) -> bool:
-        """And surely will be for `margin_s`: ask with the time that what you are about to send can take."""
-        return self._clock() + margin_s < self.until
+        """Whether this process stays leader for `margin_s`, the timeout of the request to be sent."""
+        return self._clock() + margin_s < self.expires_at
 
     async def acquire(self) -> None:
-        """Returns when we are in office. Faults of the server are waited out."""
-        self.lost = asyncio.Event()
+        """Returns when this process is the leader. Retries on errors of the server."""
         while True:
             try:
-                is_taken = await self._try_acquire()
+                is_acquired = await self._try_acquire()
                 self.problem = ""
-                if is_taken:
-                    _LOG.info("%s holds lease %s/%s", self.identity, self._namespace, self._name)
+                if is_acquired:
+                    _LOG.info("%s acquired lease %s/%s", self.identity, self._namespace, self._name)
                     return
             except Forbidden as error:
-                self.problem = f"we are not allowed to get, create and update leases: {error}"
+                self.problem = f"not allowed to get, create and update leases, RBAC must grant it: {error}"
                 _LOG.error("%s", self.problem)
             except (ApiError, Unavailable) as error:
                 self.problem = str(error)
                 _LOG.warning("lease %s/%s: %s", self._namespace, self._name, error)
-            await asyncio.sleep(self._renew_s * (0.5 + 0.5 * self._jitter()))
+            await asyncio.sleep(self._renew_interval_s * (0.5 + 0.5 * self._jitter()))
 
-    async def hold(self) -> None:
-        """Renews for ever. Raises `LeaseLost`, and sets `lost`, when we cannot be sure to stay in office."""
+    async def renew(self) -> None:
+        """Renews the Lease until it is lost, then raises `LeaseLost`."""
         try:
             while True:
-                await asyncio.sleep(self._renew_s * (0.75 + 0.25 * self._jitter()))
-                await self._renew()
+                await asyncio.sleep(self._renew_interval_s * (0.75 + 0.25 * self._jitter()))
+                await self._renew_once()
         except LeaseLost:
             self._renewed_at = None
-            self.lost.set()
             raise
 
     async def release(self) -> None:
-        """Lets the next one in at once. To be called when nothing that we sent is under way any more."""
-        record, self._record = self._record, None
-        held, self._renewed_at = self._renewed_at, None
-        self.lost.set()
-        if record is None or held is None:
+        """Clears the holder, so that another candidate need not wait. Call with no request in flight."""
+        lease, self._lease = self._lease, None
+        renewed_at, self._renewed_at = self._renewed_at, None
+        if lease is None or renewed_at is None:
             return
-        now = micro_time(self._wall())
+        now = micro_time(self._wall_clock())
         spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": now, "acquireTime": now}
-        with suppress(ApiError, Unavailable):  # it runs out by itself
-            await self._put(record, spec)
-
-    async def close(self) -> None:
-        await self.release()
+        with suppress(ApiError, Unavailable):  # The Lease expires anyway.
+            await self._put(lease, spec)
 
     async def _try_acquire(self) -> bool:
         try:
-            record = await self._client.get(self._path, _Record, urgent=True, timeout_s=self._request_s)
+            lease = await self._client.get(self._path, _Lease, urgent=True, timeout_s=self._request_timeout_s)
         except NotFound:
-            # Somebody deleted it, and its holder may not know yet.
+            # The Lease was deleted, and the leader may not have noticed yet.
             return False if self._is_held() else await self._create()
-        self._see(record)
-        if self._tried is not None and _is_same(record.spec, self._tried[0]):
-            return await self._take(record, self._renewal())
+        self._observe(lease)
+        if self._last_write is not None and _specs_equal(lease.spec, self._last_write[0]):
+            return await self._take(lease, self._renewal_spec())
         if self._is_held():
             return False
-        now = micro_time(self._wall())
+        now = micro_time(self._wall_clock())
         spec = {
             "holderIdentity": self.identity,
-            "leaseDurationSeconds": self._duration_s,
+            "leaseDurationSeconds": self._lease_duration_s,
             "acquireTime": now,
             "renewTime": now,
-            "leaseTransitions": record.transitions + 1,
+            "leaseTransitions": lease.transitions + 1,
         }
-        return await self._take(record, spec)
+        return await self._take(lease, spec)
 
     def _is_held(self) -> bool:
-        """By somebody who may still be at work, as far as we saw."""
-        if self._record is None or not self._record.holder:
+        """Whether the observed holder may still be leading."""
+        if self._lease is None or not self._lease.holder:
             return False
-        is_dead = bool(self._predecessor_prefix) and self._record.holder.startswith(self._predecessor_prefix)
-        lasts_s = 0.0 if is_dead else self._record.duration_s
-        return self._clock() < self._record_at + lasts_s + self._request_s_max
+        is_predecessor = bool(self._predecessor_prefix) and self._lease.holder.startswith(
+            self._predecessor_prefix
+        )
+        duration_s = 0.0 if is_predecessor else self._lease.duration_s
+        return self._clock() < self._unchanged_since + duration_s + self._request_s_max
 
-    async def _take(self, record: _Record, spec: dict[str, Any]) -> bool:
+    async def _take(self, lease: _Lease, spec: dict[str, Any]) -> bool:
         try:
-            await self._write(record, spec)
+            await self._write(lease, spec)
         except ApiConflict:
             return False
         return self.is_leader()
 
     async def _create(self) -> bool:
-        now = micro_time(self._wall())
+        now = micro_time(self._wall_clock())
         spec: dict[str, Any] = {
             "holderIdentity": self.identity,
-            "leaseDurationSeconds": self._duration_s,
+            "leaseDurationSeconds": self._lease_duration_s,
             "acquireTime": now,
             "renewTime": now,
-            "leaseTransitions": 0 if self._record is None else self._record.transitions + 1,
+            "leaseTransitions": 0 if self._lease is None else self._lease.transitions + 1,
         }
         body = {
             "apiVersion": LEASES.group_version,
@@ -234,81 +241,87 @@ class LeaderElector:
             "spec": spec,
         }
         sent_at = self._clock()
-        self._tried = (spec, sent_at)
+        self._last_write = (spec, sent_at)
         path = LEASES.path(self._namespace)
         try:
-            record = await self._client.create(path, body, _Record, urgent=True, timeout_s=self._request_s)
+            lease = await self._client.create(
+                path, body, _Lease, urgent=True, timeout_s=self._request_timeout_s
+            )
         except AlreadyExists:
             return False
-        self._accepted(record, sent_at)
+        self._accepted(lease, sent_at)
         return self.is_leader()
 
-    async def _renew(self) -> None:
-        """One renewal, tried until the deadline."""
+    async def _renew_once(self) -> None:
+        """Renews the Lease once, with retries until the deadline."""
         while True:
-            if self._renewed_at is None or self._record is None:
-                raise LeaseLost("not in office")
-            left_s = self._renewed_at + self._deadline_s - self._clock()
-            if left_s <= 0:
-                raise LeaseLost(f"not renewed for {self._deadline_s:g} s")
+            if self._renewed_at is None or self._lease is None:
+                raise LeaseLost("this process is not the leader")
+            remaining_s = self._renewed_at + self._renew_deadline_s - self._clock()
+            if remaining_s <= 0:
+                raise LeaseLost(f"the lease was not renewed for {self._renew_deadline_s:g} s")
             try:
-                async with asyncio.timeout(left_s):
-                    await self._write(self._record, self._renewal())
+                async with asyncio.timeout(remaining_s):
+                    await self._write(self._lease, self._renewal_spec())
                 return
             except ApiConflict:
-                await self._look(left_s)
+                await self._read_again(remaining_s)
             except NotFound as error:
                 raise LeaseLost("the lease was deleted") from error
             except TimeoutError:
                 continue
             except (ApiError, Unavailable) as error:
-                _LOG.warning("lease %s/%s was not renewed: %s", self._namespace, self._name, error)
-                await asyncio.sleep(min(self._renew_s, left_s) * (0.25 + 0.25 * self._jitter()))
+                _LOG.warning("renewal of lease %s/%s failed: %s", self._namespace, self._name, error)
+                await asyncio.sleep(min(self._renew_interval_s, remaining_s) * (0.25 + 0.25 * self._jitter()))
                 if isinstance(error, OutcomeUnknown):
-                    await self._look(left_s)
+                    await self._read_again(remaining_s)
 
-    def _renewal(self) -> dict[str, Any]:
-        return {"renewTime": micro_time(self._wall()), "leaseDurationSeconds": self._duration_s}
+    def _renewal_spec(self) -> dict[str, Any]:
+        return {"renewTime": micro_time(self._wall_clock()), "leaseDurationSeconds": self._lease_duration_s}
 
-    async def _look(self, left_s: float) -> None:
-        """Reads the record again: somebody may have touched it, or a renewal may have been done after all."""
+    async def _read_again(self, remaining_s: float) -> None:
+        """Checks whether another process wrote the Lease, or whether a renewal was applied after all."""
         try:
-            async with asyncio.timeout(left_s):
-                record = await self._client.get(self._path, _Record, urgent=True, timeout_s=self._request_s)
+            async with asyncio.timeout(remaining_s):
+                lease = await self._client.get(
+                    self._path, _Lease, urgent=True, timeout_s=self._request_timeout_s
+                )
         except NotFound as error:
             raise LeaseLost("the lease was deleted") from error
         except (ApiError, Unavailable, TimeoutError):
             return
-        if record.holder != self.identity:
-            raise LeaseLost(f"{record.holder or 'nobody'} holds the lease")
-        if self._tried is not None and _is_same(record.spec, self._tried[0]):
-            self._renewed_at = self._tried[1]
-        self._see(record)
+        if lease.holder != self.identity:
+            raise LeaseLost(f"{lease.holder or 'no process'} holds the lease")
+        if self._last_write is not None and _specs_equal(lease.spec, self._last_write[0]):
+            self._renewed_at = self._last_write[1]
+        self._observe(lease)
 
-    async def _write(self, record: _Record, spec: dict[str, Any]) -> None:
+    async def _write(self, lease: _Lease, spec: dict[str, Any]) -> None:
         sent_at = self._clock()
-        self._tried = ({**record.spec, **spec}, sent_at)
-        self._accepted(await self._put(record, spec), sent_at)
+        self._last_write = ({**lease.spec, **spec}, sent_at)
+        self._accepted(await self._put(lease, spec), sent_at)
 
-    async def _put(self, record: _Record, spec: dict[str, Any]) -> _Record:
+    async def _put(self, lease: _Lease, spec: dict[str, Any]) -> _Lease:
         body = {
             "apiVersion": LEASES.group_version,
             "kind": "Lease",
-            "metadata": record.metadata,
-            "spec": {**record.spec, **spec},
+            "metadata": lease.metadata,
+            "spec": {**lease.spec, **spec},
         }
-        return await self._client.replace(self._path, body, _Record, urgent=True, timeout_s=self._request_s)
+        return await self._client.replace(
+            self._path, body, _Lease, urgent=True, timeout_s=self._request_timeout_s
+        )
 
-    def _accepted(self, record: _Record, sent_at: float) -> None:
-        self._see(record)
+    def _accepted(self, lease: _Lease, sent_at: float) -> None:
+        self._observe(lease)
         self._renewed_at = sent_at
 
-    def _see(self, record: _Record) -> None:
-        """A record that says the same, whoever touched its labels, is as old as it was."""
-        if self._record is None or not _is_same(record.spec, self._record.spec):
-            self._record_at = self._clock()
-        self._record = record
+    def _observe(self, lease: _Lease) -> None:
+        """Only a change of the compared fields restarts the wait, not one of the metadata."""
+        if self._lease is None or not _specs_equal(lease.spec, self._lease.spec):
+            self._unchanged_since = self._clock()
+        self._lease = lease
 
 
-def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(one.get(key) == other.get(key) for key in _TERMS)
+def _specs_equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(one.get(key) == other.get(key) for key in _COMPARED_FIELDS)
