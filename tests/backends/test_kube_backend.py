@@ -35,7 +35,7 @@ from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import job, node, owned_by, pod
 from tests.backends.kube_server import Server
 from tests.kube.fake_api import FakeApi
-from tests.kube.raw_server import Answer, Request, eventually, quick_client, raw_server, running
+from tests.kube.raw_server import Request, ResponseWriter, eventually, quick_client, raw_server, running
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -357,9 +357,9 @@ def test_a_pod_that_runs_is_not_gone_because_it_cannot_be_read(is_known: bool) -
         pods, nodes = FakeApi(), FakeApi()
         notes = {"annotations": {JOB_ANNOTATION: "f1"}}
         nodes.put("n1", status={"allocatable": {"cpu": "4", "pods": "110"}})
-        pods.put("a", also=notes, **(raw_pod() if is_known else raw_pod(containers="none")))
+        pods.put("a", more_metadata=notes, **(raw_pod() if is_known else raw_pod(containers="none")))
 
-        async def serve(request: Request, answer: Answer) -> None:
+        async def serve(request: Request, answer: ResponseWriter) -> None:
             api = {"/api/v1/pods": pods, "/api/v1/nodes": nodes}.get(request.path)
             if api is None:
                 answer.send(404, b"404 page not found")
@@ -375,11 +375,15 @@ def test_a_pod_that_runs_is_not_gone_because_it_cannot_be_read(is_known: bool) -
             backend = KubeBackend(client, KubeSettings(), identity="me")
             async with running(backend.run(1, facts.append)):
                 await eventually(lambda: len(snapshots()) == 1)
-                pods.put("a", also=notes, **raw_pod(containers="none"))
+                pods.put("a", more_metadata=notes, **raw_pod(containers="none"))
                 nodes.put("n1", status=["no", "status"])
                 backend.refresh()
                 await eventually(lambda: len(snapshots()) == 2)
-                pods.put("a", also=notes, **{**raw_pod(containers="none"), "status": {"phase": "Succeeded"}})
+                pods.put(
+                    "a",
+                    more_metadata=notes,
+                    **{**raw_pod(containers="none"), "status": {"phase": "Succeeded"}},
+                )
                 ended = Phase.ENDED
                 await eventually(
                     lambda: any(isinstance(it, MemberStatus) and it.phase is ended for it in facts)

@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 
 @dataclass(frozen=True)
-class Pair:
+class KeyPair:
     certificate: bytes
     key: bytes
 
@@ -28,7 +28,7 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.pem = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, name: str, *, hosts: tuple[str, ...] = ("127.0.0.1",)) -> Pair:
+    def issue(self, name: str, *, hosts: tuple[str, ...] = ("127.0.0.1",)) -> KeyPair:
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = []
         for host in hosts:
@@ -38,7 +38,7 @@ class Authority:
                 names.append(x509.DNSName(host))
         builder = _builder(_name(name), self._name, key.public_key())
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        return Pair(
+        return KeyPair(
             builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
             key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -46,7 +46,7 @@ class Authority:
         )
 
     def server_context(self, directory: Path, *, hosts: tuple[str, ...] = ("127.0.0.1",)) -> ssl.SSLContext:
-        """Asks for a client certificate, and takes whoever has none."""
+        """Requests a client certificate, and accepts clients without one."""
         pair = self.issue("server", hosts=hosts)
         file = directory / "server.pem"
         file.write_bytes(pair.certificate + pair.key)
@@ -58,7 +58,7 @@ class Authority:
 
 
 def common_name(peer: object) -> str:
-    """Of a client certificate as TLS reports it."""
+    """The common name in a client certificate, in the form of `getpeercert`."""
     assert isinstance(peer, dict)
     return str(peer["subject"][0][0][1])
 

@@ -1,7 +1,7 @@
-"""A small API server for one kind of object: versions, pages, history that is forgotten, watches, bookmarks.
+"""A fake API server for one resource: resourceVersions, pages, compaction, watches and bookmarks.
 
-It has the rules that a client depends on and no others. `mischief` is asked before every answer and every
-line of a stream, and may name a fault to commit there.
+It implements only the rules that a client depends on. `inject_fault` is called before every response and
+every line of a watch, and may return the name of a fault to produce there.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.kube.raw_server import Answer, Request
+from tests.kube.raw_server import Request, ResponseWriter
 
-Thing = dict[str, Any]
+Json = dict[str, Any]
 
 
-def thing(name: str, version: int = 0, **more: Any) -> Thing:
+def make_object(name: str, version: int = 0, **more: Any) -> Json:
     metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": metadata, **more}
 
 
-def status(code: int, reason: str = "", message: str = "", **more: Any) -> Thing:
+def status(code: int, reason: str = "", message: str = "", **more: Any) -> Json:
     return {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message, **more}
 
 
@@ -29,64 +29,64 @@ EXPIRED = status(410, "Expired", "too old resource version")
 
 
 class FakeApi:
-    def __init__(self, mischief: Callable[[str], str] = lambda _: "") -> None:
+    def __init__(self, inject_fault: Callable[[str], str] = lambda _: "") -> None:
         self.version = 100
-        self.objects: dict[str, Thing] = {}
-        self.history: list[tuple[int, str, Thing]] = []
-        self.forgotten = 0  # events up to this version are no longer there
-        self.mischief = mischief
-        self.news = asyncio.Event()
+        self.objects: dict[str, Json] = {}
+        self.history: list[tuple[int, str, Json]] = []
+        self.compacted = 0  # Events up to this version have been compacted.
+        self.inject_fault = inject_fault
+        self.changed = asyncio.Event()
         self.bookmark_s = 0.02
         self.lists = 0
         self.watches = 0
 
-    # What happens to the objects.
+    # Changes of the objects
 
-    def put(self, name: str, also: Thing | None = None, **more: Any) -> None:
-        """`also`: what its metadata has besides."""
+    def put(self, name: str, more_metadata: Json | None = None, **more: Any) -> None:
+        """Creates or modifies an object; `more_metadata` is added to its metadata."""
         self.version += 1
-        kind = "MODIFIED" if name in self.objects else "ADDED"
-        self.objects[name] = thing(name, self.version, **more)
-        self.objects[name]["metadata"].update(also or {})
-        self._tell(kind, self.objects[name])
+        event_type = "MODIFIED" if name in self.objects else "ADDED"
+        self.objects[name] = make_object(name, self.version, **more)
+        self.objects[name]["metadata"].update(more_metadata or {})
+        self._record_event(event_type, self.objects[name])
 
-    def drop(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         self.version += 1
-        gone = self.objects.pop(name)
-        gone = {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(self.version)}}
-        self._tell("DELETED", gone)
+        last = self.objects.pop(name)
+        last = {**last, "metadata": {**last["metadata"], "resourceVersion": str(self.version)}}
+        self._record_event("DELETED", last)
 
-    def forget(self) -> None:
-        """Compaction: older positions are lost, and so are lists that are under way."""
-        self.forgotten = self.version
+    def compact(self) -> None:
+        """Expires all older resourceVersions, and with them the lists in progress."""
+        self.compacted = self.version
 
-    def _tell(self, kind: str, what: Thing) -> None:
-        self.history.append((self.version, kind, what))
-        self.news.set()
-        self.news = asyncio.Event()
+    def _record_event(self, event_type: str, body: Json) -> None:
+        self.history.append((self.version, event_type, body))
+        self.changed.set()
+        self.changed = asyncio.Event()
 
-    # What a client sees of them.
+    # Requests
 
-    async def __call__(self, request: Request, answer: Answer) -> None:
+    async def __call__(self, request: Request, response: ResponseWriter) -> None:
         if request.verb == "GET" and request.query.get("watch"):
             self.watches += 1
-            await self._watch(request, answer)
+            await self._watch(request, response)
         elif request.verb == "GET":
             self.lists += 1
-            await self._list(request, answer)
+            await self._list(request, response)
         else:
-            answer.send(405, status(405))
+            response.send(405, status(405))
 
-    async def _list(self, request: Request, answer: Answer) -> None:
-        if await commit(self.mischief("list"), answer):
+    async def _list(self, request: Request, response: ResponseWriter) -> None:
+        if await respond_with_fault(self.inject_fault("list"), response):
             return
         after, version = "", self.version
         if token := request.query.get("continue"):
             at, after = token.split("/")
             if at == "any":
                 version = self.version
-            elif int(at) < self.forgotten:
-                answer.send(410, {**EXPIRED, "metadata": {"continue": f"any/{after}"}})
+            elif int(at) < self.compacted:
+                response.send(410, {**EXPIRED, "metadata": {"continue": f"any/{after}"}})
                 return
             else:
                 version = int(at)
@@ -97,105 +97,107 @@ class FakeApi:
         if more:
             metadata["continue"] = f"{version}/{page[-1]}"
         items = self._at(version)
-        answer.send(200, {"metadata": metadata, "items": [items[name] for name in page]})
+        response.send(200, {"metadata": metadata, "items": [items[name] for name in page]})
 
-    def _at(self, version: int) -> dict[str, Thing]:
+    def _at(self, version: int) -> dict[str, Json]:
         if version == self.version:
             return self.objects
-        found: dict[str, Thing] = {}
-        for at, kind, what in self.history:
+        objects: dict[str, Json] = {}
+        for at, event_type, body in self.history:
             if at <= version:
-                name = what["metadata"]["name"]
-                if kind == "DELETED":
-                    found.pop(name, None)
+                name = body["metadata"]["name"]
+                if event_type == "DELETED":
+                    objects.pop(name, None)
                 else:
-                    found[name] = what
-        return found
+                    objects[name] = body
+        return objects
 
-    async def _watch(self, request: Request, answer: Answer) -> None:
-        if await commit(self.mischief("watch"), answer):
+    async def _watch(self, request: Request, response: ResponseWriter) -> None:
+        if await respond_with_fault(self.inject_fault("watch"), response):
             return
-        position = int(request.query["resourceVersion"])
-        answer.begin()
-        if position < self.forgotten:
-            answer.event("ERROR", EXPIRED)
-            answer.end()
+        version = int(request.query["resourceVersion"])
+        response.begin()
+        if version < self.compacted:
+            response.event("ERROR", EXPIRED)
+            response.end()
             return
         index = 0
-        while not answer.writer.is_closing():
-            news = self.news
+        while not response.writer.is_closing():
+            changed = self.changed
             while index < len(self.history):
-                at, kind, what = self.history[index]
+                at, event_type, body = self.history[index]
                 index += 1
-                if at <= position:
+                if at <= version:
                     continue
-                fault = self.mischief("line")
-                line = json.dumps({"type": kind, "object": what}, separators=(",", ":")).encode() + b"\n"
-                if await spoil(fault, line, answer):
+                fault = self.inject_fault("line")
+                line = (
+                    json.dumps({"type": event_type, "object": body}, separators=(",", ":")).encode() + b"\n"
+                )
+                if await write_fault(fault, line, response):
                     return
-                answer.chunk(line)
-                position = at
-            await answer.writer.drain()
+                response.chunk(line)
+                version = at
+            await response.writer.drain()
             try:
                 async with asyncio.timeout(self.bookmark_s):
-                    await news.wait()
+                    await changed.wait()
             except TimeoutError:
-                position = self.version if index == len(self.history) else position
-                answer.event("BOOKMARK", {"metadata": {"resourceVersion": str(position)}})
+                version = self.version if index == len(self.history) else version
+                response.event("BOOKMARK", {"metadata": {"resourceVersion": str(version)}})
 
 
-async def commit(fault: str, answer: Answer) -> bool:
-    """Instead of an answer. True if something was done."""
+async def respond_with_fault(fault: str, response: ResponseWriter) -> bool:
+    """Produces a fault instead of a response. Returns whether it did."""
     match fault:
         case "":
             return False
         case "410":
-            answer.send(410, EXPIRED)
+            response.send(410, EXPIRED)
         case "429":
-            answer.send(429, b"Too many requests, please try again later.\n", {"Retry-After": "0"})
+            response.send(429, b"Too many requests, please try again later.\n", {"Retry-After": "0"})
         case "500":
-            answer.send(500, status(500, "InternalError", "etcdserver: request timed out"))
+            response.send(500, status(500, "InternalError", "etcdserver: request timed out"))
         case "garbage":
-            answer.send(200, b'{"metadata": {')
+            response.send(200, b'{"metadata": {')
         case "stall":
-            await answer.never()
+            await response.hang()
         case "reset":
-            answer.reset()
+            response.reset()
         case _:
             raise AssertionError(fault)
     return True
 
 
-async def spoil(fault: str, line: bytes, answer: Answer) -> bool:
-    """Instead of a line of a stream. True if the stream is over."""
+async def write_fault(fault: str, line: bytes, response: ResponseWriter) -> bool:
+    """Produces a fault instead of a line of a watch. Returns whether the stream is over."""
     match fault:
         case "":
             return False
         case "cut":
-            answer.chunk(line[: len(line) // 2])
-            answer.reset()
+            response.chunk(line[: len(line) // 2])
+            response.reset()
         case "end in a line":
-            answer.chunk(line[: len(line) // 2])
-            answer.end()
+            response.chunk(line[: len(line) // 2])
+            response.end()
         case "end":
-            answer.end()
+            response.end()
         case "garbled":
-            answer.chunk(b'{"type":"ADDED","object":{"metadata":{"name":\n')
-            await answer.never()
+            response.chunk(b'{"type":"ADDED","object":{"metadata":{"name":\n')
+            await response.hang()
         case "binary":
-            answer.chunk(b"\xff\xfe\x00\x01\n")
-            await answer.never()
+            response.chunk(b"\xff\xfe\x00\x01\n")
+            await response.hang()
         case "long":
-            answer.chunk(b'{"type":"ADDED","object":' + b" " * 70_000)
-            await answer.never()
+            response.chunk(b'{"type":"ADDED","object":' + b" " * 70_000)
+            await response.hang()
         case "stall":
-            await answer.never()
+            await response.hang()
         case "expired":
-            answer.event("ERROR", EXPIRED)
-            answer.end()
+            response.event("ERROR", EXPIRED)
+            response.end()
         case "error":
-            answer.event("ERROR", status(500, "InternalError", "something"))
-            answer.end()
+            response.event("ERROR", status(500, "InternalError", "something"))
+            response.end()
         case _:
             raise AssertionError(fault)
     return True

@@ -1,4 +1,4 @@
-"""A server that can do to a connection what servers and networks do: cut it, stall it, write half a line."""
+"""An HTTP server with control over the connection: it can reset, stall, or send half a line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.kube.access import Access
 from penstock.kube.client import KubeClient
 from penstock.kube.transport import RetryPolicy
 
-QUICK = RetryPolicy(tries=4, first_s=0.001, pause_s_max=0.01, total_s=5.0)
+QUICK = RetryPolicy(attempts=4, backoff_s_min=0.001, backoff_s_max=0.01, total_s=5.0)
 
 
 @dataclass
@@ -29,24 +29,24 @@ class Request:
     body: bytes
 
     def json(self) -> dict[str, object]:
-        found = json.loads(self.body)
-        assert isinstance(found, dict)
-        return found
+        body = json.loads(self.body)
+        assert isinstance(body, dict)
+        return body
 
 
-class Answer:
-    """What to do with the connection. Whoever does nothing leaves it open and silent."""
+class ResponseWriter:
+    """Writes the response of one request. A handler that writes nothing closes the connection."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
-        self.keeps = False  # the connection can take another request
+        self.keep_alive = False  # The connection accepts another request.
 
     def send(self, status: int, body: object = None, headers: dict[str, str] | None = None) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(data)}"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         self.writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
-        self.keeps = True
+        self.keep_alive = True
 
     def begin(self) -> None:
         self.writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -54,28 +54,28 @@ class Answer:
     def chunk(self, data: bytes) -> None:
         self.writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
-    def event(self, kind: str, thing: object) -> None:
-        self.chunk(json.dumps({"type": kind, "object": thing}, separators=(",", ":")).encode() + b"\n")
+    def event(self, event_type: str, body: object) -> None:
+        self.chunk(json.dumps({"type": event_type, "object": body}, separators=(",", ":")).encode() + b"\n")
 
     def end(self) -> None:
         self.writer.write(b"0\r\n\r\n")
-        self.keeps = True
+        self.keep_alive = True
 
     def close(self) -> None:
         self.writer.close()
 
     def reset(self) -> None:
-        """As a machine that lost its memory would answer."""
-        found: socket.socket | None = self.writer.get_extra_info("socket")
-        if found is not None:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        """Closes the connection with a TCP RST, as a rebooted host does."""
+        sock: socket.socket | None = self.writer.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
-    async def never(self) -> None:
+    async def hang(self) -> None:
         await asyncio.Event().wait()
 
 
-Handler = Callable[[Request, Answer], Awaitable[None]]
+Handler = Callable[[Request, ResponseWriter], Awaitable[None]]
 
 
 @dataclass
@@ -85,7 +85,7 @@ class RawServer:
     port: int = 0
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
-    peers: list[object] = field(default_factory=list)  # client certificates, as TLS saw them
+    peers: list[object] = field(default_factory=list)  # Client certificates, as `getpeercert` returns them.
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -93,9 +93,9 @@ class RawServer:
         try:
             while (request := await _read_request(reader)) is not None:
                 self.requests.append(request)
-                answer = Answer(writer)
-                await self.handler(request, answer)
-                if not answer.keeps:
+                response = ResponseWriter(writer)
+                await self.handler(request, response)
+                if not response.keep_alive:
                     break
                 await writer.drain()
         except (ConnectionError, ssl.SSLError):
@@ -149,18 +149,18 @@ def quick_client(url: str, **settings: object) -> KubeClient:
     return KubeClient(Access(url), **{"retries": QUICK, "timeout_s": 5.0, **settings})  # type: ignore[arg-type]
 
 
-async def eventually(holds: Callable[[], bool], what: str = "", limit_s: float = 10.0) -> None:
-    """Lets the loop go on until it is so."""
+async def eventually(condition: Callable[[], bool], message: str = "", limit_s: float = 10.0) -> None:
+    """Waits until the condition holds."""
     async with asyncio.timeout(limit_s):
-        while not holds():
+        while not condition():
             await asyncio.sleep(0.002)
-    assert holds(), what
+    assert condition(), message
 
 
 @asynccontextmanager
-async def running(work: Awaitable[object]) -> AsyncIterator[asyncio.Future[object]]:
-    """A task beside the test, cancelled at its end; if it failed, so does the test."""
-    task = asyncio.ensure_future(work)
+async def running(awaitable: Awaitable[object]) -> AsyncIterator[asyncio.Future[object]]:
+    """Runs a task beside the block and cancels it at the end; if the task failed, the test fails."""
+    task = asyncio.ensure_future(awaitable)
     try:
         yield task
         if task.done():

@@ -1,4 +1,4 @@
-"""Kubeconfigs as they are found, service accounts, plugins, and credentials that change under way."""
+"""Kubeconfigs, service accounts, exec plugins, TLS, and credentials that are rotated."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import yaml
 from penstock.errors import BadRequest
 from penstock.kube.access import Access, find_access, from_kubeconfig, in_cluster
 from penstock.kube.client import KubeClient
-from penstock.kube.credentials import ExecCommand, ExecPlugin, FixedToken, TokenFile
+from penstock.kube.credentials import ExecCommand, ExecPlugin, StaticToken, TokenFile
 from penstock.kube.errors import Unauthorized, Unreachable
 from penstock.kube.tls import TlsConfig
 from tests.kube.certificates import Authority, common_name
 from tests.kube.fake_api import status
-from tests.kube.raw_server import QUICK, Answer, Request, raw_server
+from tests.kube.raw_server import QUICK, Request, ResponseWriter, raw_server
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -49,7 +49,7 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def refused(path: Path, content: Any, context: str = "") -> BadRequest:
+def rejected(path: Path, content: Any, context: str = "") -> BadRequest:
     with pytest.raises(BadRequest) as caught:
         from_kubeconfig(write(path, content), context)
     return caught.value
@@ -72,7 +72,7 @@ class TestKubeconfig:
             server_name="kube",
         )
 
-    def test_scalars_that_look_like_numbers_are_texts_and_nulls_are_nothing(self, tmp_path: Path) -> None:
+    def test_scalars_are_strings_and_null_is_absent(self, tmp_path: Path) -> None:
         text = (
             "current-context: 123\n"
             "contexts: [{name: 123, context: {cluster: 2024-01-01, user: yes, namespace: null}}]\n"
@@ -84,7 +84,7 @@ class TestKubeconfig:
         assert access.namespace == "default"
         assert asyncio.run(access.credential.identity()).token == "0123"
 
-    def test_files_are_merged_and_the_first_wins(
+    def test_files_are_merged_and_the_first_definition_wins(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "sub").mkdir()
@@ -99,9 +99,9 @@ class TestKubeconfig:
         assert access.server == "https://example:6443"
         assert access.tls.ca_file == tmp_path / "sub" / "ca"
         assert access.namespace == "default"
-        assert isinstance(access.credential, FixedToken)
+        assert isinstance(access.credential, StaticToken)
 
-    def test_the_first_file_says_which_context_and_which_user(
+    def test_the_first_file_defines_context_and_user(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         one = config(SERVER, {"token": "mine"})
@@ -119,7 +119,7 @@ class TestKubeconfig:
         assert asyncio.run(access.credential.identity()).token == "mine"
         assert find_access(context="there").namespace == "of the second"
 
-    def test_a_token_in_a_file_counts_more_than_one_beside_it(self, tmp_path: Path) -> None:
+    def test_a_token_file_takes_precedence_over_a_token(self, tmp_path: Path) -> None:
         (tmp_path / "token").write_text("of the file")
         user = {"token": "stale", "tokenFile": "token"}
         access = from_kubeconfig(write(tmp_path / "config", config(SERVER, user)))
@@ -129,13 +129,13 @@ class TestKubeconfig:
         monkeypatch.delenv("KUBECONFIG", raising=False)
         monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
         monkeypatch.setenv("HOME", str(tmp_path))
-        with pytest.raises(BadRequest, match="there is no kubeconfig"):
+        with pytest.raises(BadRequest, match="no kubeconfig found"):
             find_access(None, "")
         (tmp_path / ".kube").mkdir()
         write(tmp_path / ".kube" / "config", config(SERVER))
         assert find_access(None, "").server == "https://example:6443"
 
-    def test_impersonation_goes_with_every_request(self, tmp_path: Path) -> None:
+    def test_impersonation_headers(self, tmp_path: Path) -> None:
         user = {"token": "t", "as": "jane", "as-groups": ["a", "b"]}
         access = from_kubeconfig(write(tmp_path / "config", config(SERVER, user)))
         groups = [("Impersonate-Group", "a"), ("Impersonate-Group", "b")]
@@ -150,11 +150,11 @@ class TestKubeconfig:
                 "users[u].user.auth-provider",
                 "found oidc",
             ),
-            ({"users": [{"name": "u", "user": {"client-key": "x"}}]}, "users[u].user", "a key alone"),
+            ({"users": [{"name": "u", "user": {"client-key": "x"}}]}, "users[u].user", "only a key"),
             (
                 {"users": [{"name": "u", "user": {"client-key-data": "?", "client-certificate": "x"}}]},
                 "users[u].user.client-key-data",
-                "not base64",
+                "invalid base64",
             ),
             (
                 {"users": [{"name": "u", "user": {"exec": {"command": "x", "apiVersion": "v0"}}}]},
@@ -199,7 +199,7 @@ class TestKubeconfig:
                     ]
                 },
                 "insecure-skip-tls-verify",
-                "one of the two",
+                "only one of certificate-authority and insecure-skip-tls-verify",
             ),
             ({"clusters": "none"}, "clusters", "array"),
             ({"clusters": []}, "contexts[here].cluster", "found c"),
@@ -209,22 +209,22 @@ class TestKubeconfig:
             ({"kind": "Pod"}, "kind", "found Pod"),
         ],
     )
-    def test_bad_ones_are_refused_with_the_place(
+    def test_invalid_entries_are_rejected_with_their_path(
         self, tmp_path: Path, change: dict[str, Any], where: str, text: str
     ) -> None:
-        error = refused(tmp_path / "config", {**config(SERVER), **change})
+        error = rejected(tmp_path / "config", {**config(SERVER), **change})
         assert error.where.startswith(str(tmp_path / "config"))
         assert where in error.where
         assert text in str(error)
 
     @pytest.mark.parametrize("text", ["a: [", "[]", "\x00", "a: &a [*a]\nclusters: *a"])
-    def test_what_is_no_kubeconfig_at_all(self, tmp_path: Path, text: str) -> None:
-        assert str(tmp_path) in refused(tmp_path / "config", text).where
+    def test_a_file_that_is_not_a_kubeconfig(self, tmp_path: Path, text: str) -> None:
+        assert str(tmp_path) in rejected(tmp_path / "config", text).where
 
-    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
-        with pytest.raises(BadRequest, match="the file is not there"):
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(BadRequest, match="no such file"):
             from_kubeconfig(tmp_path / "no")
-        with pytest.raises(BadRequest, match="cannot be read"):
+        with pytest.raises(BadRequest, match="cannot read the file"):
             from_kubeconfig(tmp_path)
 
 
@@ -241,53 +241,51 @@ class TestInCluster:
         assert (access.server, access.namespace) == ("https://[fd00::1]:6443", "batch")
         assert asyncio.run(access.credential.identity()).token == "first"
 
-    def test_what_is_missing_is_named(self, tmp_path: Path) -> None:
+    def test_a_missing_variable_or_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(BadRequest, match="KUBERNETES_SERVICE_HOST"):
             in_cluster(tmp_path, {})
         with pytest.raises(BadRequest, match="token"):
             in_cluster(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
 
-    def test_a_new_token_is_seen_before_the_old_one_is_refused(self, tmp_path: Path) -> None:
+    def test_a_changed_token_file_is_read_again(self, tmp_path: Path) -> None:
         credential = TokenFile(tmp_path / "token")
-        with pytest.raises(Unreachable, match="cannot be read"):
+        with pytest.raises(Unreachable, match="cannot read the token"):
             asyncio.run(credential.identity())
         for token in ("first", "second one"):
             (tmp_path / "token").write_text(token)
             assert asyncio.run(credential.identity()).token == token
-        (tmp_path / "token").write_text("")  # in the middle of being written
+        (tmp_path / "token").write_text("")  # In the middle of a write.
         assert asyncio.run(credential.identity()).token == "second one"
 
-    def test_a_new_token_of_the_same_length_is_seen(self, tmp_path: Path) -> None:
+    def test_a_replaced_token_of_the_same_length_is_noticed(self, tmp_path: Path) -> None:
         credential = TokenFile(tmp_path / "token")
         for token in ("first", "other"):
             (tmp_path / "new").write_text(token)
             (tmp_path / "new").rename(tmp_path / "token")
             assert asyncio.run(credential.identity()).token == token
 
-    def test_a_token_that_is_refused_is_read_again_though_its_file_looks_the_same(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_rejected_token_is_read_again_although_its_file_looks_unchanged(self, tmp_path: Path) -> None:
         file = tmp_path / "token"
         file.write_text("first")
-        looks = file.stat()
+        before = file.stat()
         credential = TokenFile(file)
         first = asyncio.run(credential.identity())
         file.write_text("other")
-        os.utime(file, ns=(looks.st_atime_ns, looks.st_mtime_ns))
-        assert credential.refused(first)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert credential.invalidate(first)
         assert asyncio.run(credential.identity()).token == "other"
 
-    def test_a_token_that_rotates_is_read_again(self, tmp_path: Path) -> None:
-        """As the kubelet does it: a new directory, and a symbolic link that is renamed over the old one."""
+    def test_a_rotated_token_is_used(self, tmp_path: Path) -> None:
+        """Rotates as the kubelet does: creates a directory and replaces a symbolic link by rename."""
 
         async def scenario() -> None:
             valid = "first"
 
-            async def handler(request: Request, answer: Answer) -> None:
+            async def handler(request: Request, response: ResponseWriter) -> None:
                 if request.headers.get("authorization") == f"Bearer {valid}":
-                    answer.send(200, {"gitVersion": "v1.36.3"})
+                    response.send(200, {"gitVersion": "v1.36.3"})
                 else:
-                    answer.send(401, status(401, "Unauthorized"))
+                    response.send(401, status(401, "Unauthorized"))
 
             for name in ("first", "second"):
                 (tmp_path / name).mkdir()
@@ -303,7 +301,7 @@ class TestInCluster:
                     (tmp_path / "new").symlink_to("second")
                     (tmp_path / "new").rename(tmp_path / "data")
                     await client.get("/version", dict[str, str])
-                    (tmp_path / "data").unlink()  # the old one serves on
+                    (tmp_path / "data").unlink()  # The last token stays in use.
                     await client.get("/version", dict[str, str])
 
         asyncio.run(scenario())
@@ -317,26 +315,26 @@ count = int((here / "count").read_text()) + 1 if (here / "count").exists() else 
 (here / "info").write_text(os.environ["KUBERNETES_EXEC_INFO"])
 exec((here / "body").read_text())
 """
-GIVES_TOKEN = """
+PRINT_TOKEN = """
 status = {"token": f"token-{count}", **json.loads(os.environ.get("MORE", "{}"))}
 print(json.dumps({"apiVersion": os.environ["VERSION"], "kind": "ExecCredential", "status": status}))
 """
 
 
 class Plugin:
-    def __init__(self, directory: Path, body: str = GIVES_TOKEN) -> None:
+    def __init__(self, directory: Path, body: str = PRINT_TOKEN) -> None:
         self.directory = directory
         (directory / "plugin.py").write_text(PLUGIN)
         (directory / "body").write_text(body)
 
-    def stanza(self, version: str = V1, **more: Any) -> dict[str, Any]:
+    def exec_config(self, version: str = V1, **more: Any) -> dict[str, Any]:
         env = [{"name": "VERSION", "value": version}, {"name": "MORE", "value": json.dumps(more)}]
         args = ["plugin.py", str(self.directory)]
         args[0] = str(self.directory / args[0])
         return {"apiVersion": version, "command": sys.executable, "args": args, "env": env}
 
     def credential(self, **more: Any) -> ExecPlugin:
-        found = self.stanza(**more)
+        found = self.exec_config(**more)
         env = tuple((entry["name"], entry["value"]) for entry in found["env"])
         command = ExecCommand(
             V1, found["command"], tuple(found["args"]), env, "Install it.", where="users[u]"
@@ -350,26 +348,26 @@ class Plugin:
 
 class TestPlugin:
     @pytest.mark.parametrize("version", [V1, "client.authentication.k8s.io/v1beta1"])
-    def test_its_token_is_used_and_renewed_after_a_401(self, tmp_path: Path, version: str) -> None:
+    def test_the_plugin_token_is_used_and_renewed_after_a_401(self, tmp_path: Path, version: str) -> None:
         async def scenario() -> None:
             plugin = Plugin(tmp_path)
             valid = "token-1"
 
-            async def handler(request: Request, answer: Answer) -> None:
+            async def handler(request: Request, response: ResponseWriter) -> None:
                 if request.headers.get("authorization") == f"Bearer {valid}":
-                    answer.send(201, {"gitVersion": "v1"})
+                    response.send(201, {"gitVersion": "v1"})
                 else:
-                    answer.send(401, status(401, "Unauthorized"))
+                    response.send(401, status(401, "Unauthorized"))
 
             async with raw_server(handler) as server:
-                user = {"exec": {**plugin.stanza(version), "provideClusterInfo": True}}
+                user = {"exec": {**plugin.exec_config(version), "provideClusterInfo": True}}
                 access = from_kubeconfig(write(tmp_path / "config", config({"server": server.url}, user)))
                 async with KubeClient(access, retries=QUICK) as client:
                     await asyncio.gather(*(client.get("/version", dict[str, str]) for _ in range(5)))
                     assert plugin.runs == 1
                     valid = "token-2"
                     await asyncio.gather(*(client.create("/x", {}) for _ in range(5)))
-                    assert plugin.runs == 2, "a burst of refusals is one reason to run it"
+                    assert plugin.runs == 2, "several 401 responses run the plugin once"
                     valid = "none"
                     with pytest.raises(Unauthorized):
                         await client.get("/version", dict[str, str])
@@ -380,36 +378,36 @@ class TestPlugin:
 
         asyncio.run(scenario())
 
-    def test_a_late_refusal_of_an_old_token_does_not_cost_the_new_one(self, tmp_path: Path) -> None:
+    def test_a_late_401_for_an_old_token_does_not_invalidate_the_new_one(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             plugin = Plugin(tmp_path)
             credential = plugin.credential()
             old = await credential.identity()
-            assert credential.refused(old)
+            assert credential.invalidate(old)
             new = await credential.identity()
-            assert credential.refused(old)
+            assert credential.invalidate(old)
             assert await credential.identity() is new
             assert plugin.runs == 2
 
         asyncio.run(scenario())
 
-    def test_one_with_a_path_is_found_beside_the_kubeconfig(self, tmp_path: Path) -> None:
+    def test_a_plugin_path_is_relative_to_the_kubeconfig(self, tmp_path: Path) -> None:
         plugin = Plugin(tmp_path)
-        stanza = plugin.stanza()
+        exec_config = plugin.exec_config()
         (tmp_path / "bin").mkdir()
-        (tmp_path / "bin" / "python").symlink_to(stanza["command"])
-        user = {"exec": {**stanza, "command": "bin/python"}}
+        (tmp_path / "bin" / "python").symlink_to(exec_config["command"])
+        user = {"exec": {**exec_config, "command": "bin/python"}}
         access = from_kubeconfig(write(tmp_path / "config", config(SERVER, user)))
         assert asyncio.run(access.credential.identity()).token == "token-1"
 
-    def test_a_token_is_renewed_before_it_runs_out(self, tmp_path: Path) -> None:
+    def test_a_token_is_renewed_before_it_expires(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             now = datetime.now(UTC)
             plugin = Plugin(tmp_path)
             ends = (now + timedelta(seconds=100)).strftime("%Y-%m-%dT%H:%M:%SZ")
             offset_s = 0.0
             credential = plugin.credential(expirationTimestamp=ends)
-            credential._wall = lambda: now.timestamp() + offset_s
+            credential._wall_clock = lambda: now.timestamp() + offset_s
             assert (await credential.identity()).token == "token-1"
             offset_s = 80.0
             assert (await credential.identity()).token == "token-1"
@@ -421,30 +419,33 @@ class TestPlugin:
     @pytest.mark.parametrize(
         ("body", "text"),
         [
-            ("sys.exit('please log in')", "ended with 1: please log in"),
-            ("print('hello')", "printed no ExecCredential"),
+            ("sys.exit('please log in')", "exited with 1: please log in"),
+            ("print('hello')", "did not print an ExecCredential"),
             ("print('{}')", "printed no kind of no version"),
             (
-                GIVES_TOKEN.replace('os.environ["VERSION"]', '"x/v9"'),
+                PRINT_TOKEN.replace('os.environ["VERSION"]', '"x/v9"'),
                 f"of x/v9, expected ExecCredential of {V1}",
             ),
-            (GIVES_TOKEN.replace("token-{count}", ""), "neither a token nor a certificate"),
-            (GIVES_TOKEN.replace('"token":', '"clientCertificateData":'), "without its key"),
-            (GIVES_TOKEN.replace('"token"', '"expirationTimestamp": "soon", "token"'), "is no time"),
+            (PRINT_TOKEN.replace("token-{count}", ""), "neither a token nor a certificate"),
+            (
+                PRINT_TOKEN.replace('"token":', '"clientCertificateData":'),
+                "printed a certificate without a key",
+            ),
+            (PRINT_TOKEN.replace('"token"', '"expirationTimestamp": "soon", "token"'), "expected RFC 3339"),
         ],
     )
-    def test_what_goes_wrong_is_told(self, tmp_path: Path, body: str, text: str) -> None:
+    def test_errors_of_the_plugin_are_reported(self, tmp_path: Path, body: str, text: str) -> None:
         with pytest.raises(Unreachable) as caught:
             asyncio.run(Plugin(tmp_path, body).credential().identity())
         assert text in str(caught.value)
         assert "users[u]" in str(caught.value)
 
-    def test_one_that_is_not_installed(self) -> None:
+    def test_a_plugin_that_is_not_installed(self) -> None:
         command = ExecCommand(V1, "no-such-plugin", install_hint="Get it from the shop.")
-        with pytest.raises(Unreachable, match=r"no-such-plugin cannot be run.*Get it from the shop"):
+        with pytest.raises(Unreachable, match=r"no-such-plugin cannot be executed.*Get it from the shop"):
             asyncio.run(ExecPlugin(command).identity())
 
-    def test_one_that_hangs_is_ended(self, tmp_path: Path) -> None:
+    def test_a_plugin_that_hangs_is_killed(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             plugin = Plugin(
                 tmp_path, "(here / 'pid').write_text(str(os.getpid())); import time; time.sleep(60)"
@@ -457,19 +458,19 @@ class TestPlugin:
                 await asyncio.sleep(0.01)
                 if not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists():
                     return
-            raise AssertionError("it lives on")
+            raise AssertionError("the plugin is still running")
 
         asyncio.run(scenario())
 
 
 class TestTls:
-    def ask(
+    def connect(
         self, directory: Path, authority: Authority, access_of: Any, *, hosts: Any = ("127.0.0.1",)
     ) -> Any:
-        """Who the server takes us for: the name in our certificate, if we showed one."""
+        """The common name of the client certificate that the server received, if any."""
 
-        async def handler(_: Request, answer: Answer) -> None:
-            answer.send(200, {"gitVersion": "v1"})
+        async def handler(_: Request, response: ResponseWriter) -> None:
+            response.send(200, {"gitVersion": "v1"})
 
         async def scenario() -> Any:
             async with raw_server(handler, authority.server_context(directory, hosts=hosts)) as server:
@@ -485,51 +486,55 @@ class TestTls:
             write(directory / "config", config({"server": url, **cluster}, user))
         )
 
-    def test_data_of_a_kubeconfig(self, tmp_path: Path) -> None:
+    def test_certificates_in_the_kubeconfig(self, tmp_path: Path) -> None:
         authority = Authority()
         me = authority.issue("me")
         user = {"client-certificate-data": b64(me.certificate), "client-key-data": b64(me.key)}
         cluster = {"certificate-authority-data": b64(authority.pem)}
-        assert self.ask(tmp_path, authority, self.access(tmp_path, cluster, user)) == "me"
+        assert self.connect(tmp_path, authority, self.access(tmp_path, cluster, user)) == "me"
 
-    def test_a_certificate_in_a_file_and_its_key_in_the_config(self, tmp_path: Path) -> None:
+    def test_a_certificate_file_with_a_key_in_the_kubeconfig(self, tmp_path: Path) -> None:
         authority = Authority()
         me = authority.issue("me")
         (tmp_path / "me.crt").write_bytes(me.certificate)
         (tmp_path / "ca.crt").write_bytes(authority.pem)
         user = {"client-certificate": "me.crt", "client-key-data": b64(me.key)}
         assert (
-            self.ask(tmp_path, authority, self.access(tmp_path, {"certificate-authority": "ca.crt"}, user))
+            self.connect(
+                tmp_path, authority, self.access(tmp_path, {"certificate-authority": "ca.crt"}, user)
+            )
             == "me"
         )
 
-    def test_a_server_that_is_not_who_it_should_be(self, tmp_path: Path) -> None:
+    def test_the_server_certificate_is_verified(self, tmp_path: Path) -> None:
         authority, other = Authority(), Authority()
         cluster = {"certificate-authority-data": b64(other.pem)}
         with pytest.raises(Unreachable):
-            self.ask(tmp_path, authority, self.access(tmp_path, cluster, {}))
+            self.connect(tmp_path, authority, self.access(tmp_path, cluster, {}))
         with pytest.raises(Unreachable):
-            self.ask(tmp_path, authority, self.access(tmp_path, {}, {}))  # the authorities of the system
+            self.connect(tmp_path, authority, self.access(tmp_path, {}, {}))  # The CAs of the system.
         cluster = {"certificate-authority-data": b64(authority.pem)}
         with pytest.raises(Unreachable):
-            self.ask(tmp_path, authority, self.access(tmp_path, cluster, {}), hosts=("kube",))
+            self.connect(tmp_path, authority, self.access(tmp_path, cluster, {}), hosts=("kube",))
         named = {**cluster, "tls-server-name": "kube"}
-        assert self.ask(tmp_path, authority, self.access(tmp_path, named, {}), hosts=("kube",)) is None
+        assert self.connect(tmp_path, authority, self.access(tmp_path, named, {}), hosts=("kube",)) is None
         unverified = {"insecure-skip-tls-verify": True}
-        assert self.ask(tmp_path, authority, self.access(tmp_path, unverified, {}), hosts=("kube",)) is None
+        assert (
+            self.connect(tmp_path, authority, self.access(tmp_path, unverified, {}), hosts=("kube",)) is None
+        )
 
     def test_a_certificate_of_a_plugin(self, tmp_path: Path) -> None:
         authority = Authority()
         me = authority.issue("from-plugin")
-        plugin = Plugin(tmp_path, GIVES_TOKEN.replace('"token": f"token-{count}", ', ""))
+        plugin = Plugin(tmp_path, PRINT_TOKEN.replace('"token": f"token-{count}", ', ""))
         more = {"clientCertificateData": me.certificate.decode(), "clientKeyData": me.key.decode()}
         cluster = {"certificate-authority-data": b64(authority.pem)}
-        user = {"exec": plugin.stanza(**more)}
-        assert self.ask(tmp_path, authority, self.access(tmp_path, cluster, user)) == "from-plugin"
+        user = {"exec": plugin.exec_config(**more)}
+        assert self.connect(tmp_path, authority, self.access(tmp_path, cluster, user)) == "from-plugin"
 
-    def test_certificates_that_rotate_are_used_for_new_connections(self, tmp_path: Path) -> None:
-        async def handler(_: Request, answer: Answer) -> None:
-            answer.send(200, {"gitVersion": "v1"})
+    def test_rotated_certificates_are_used_for_new_connections(self, tmp_path: Path) -> None:
+        async def handler(_: Request, response: ResponseWriter) -> None:
+            response.send(200, {"gitVersion": "v1"})
 
         async def scenario() -> None:
             authority = Authority()
@@ -555,14 +560,14 @@ class TestTls:
                     seconds = 2.0
                     await client.get("/version", dict[str, str])
                     assert [common_name(peer) for peer in server.peers] == ["old", "new"]
-                    files["me.key"].write_text("half a")  # a rotation under way
+                    files["me.key"].write_text("half a")  # A rotation in progress.
                     seconds = 4.0
                     await client.get("/version", dict[str, str])
                     assert server.connections == 2
 
         asyncio.run(scenario())
 
-    def test_material_that_cannot_be_used_is_told_with_its_file(self, tmp_path: Path) -> None:
+    def test_an_unusable_file_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "ca.crt").write_text("nothing")
         access = Access("https://127.0.0.1:1", TlsConfig(ca_file=tmp_path / "ca.crt"))
 
@@ -573,14 +578,16 @@ class TestTls:
         with pytest.raises(Unreachable, match=r"ca\.crt"):
             asyncio.run(scenario())
 
-    def test_keys_are_not_left_behind_or_shown(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_keys_are_not_left_on_disk_or_shown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         authority = Authority()
         me = authority.issue("me")
         (tmp_path / "server").mkdir(mode=stat.S_IRWXU)
         tls = TlsConfig(ca_data=authority.pem, certificate_data=me.certificate, key_data=me.key)
-        access = Access("https://example", tls, FixedToken("secret-token"))
-        assert self.ask(tmp_path / "server", authority, lambda url: Access(url, tls)) == "me"
+        access = Access("https://example", tls, StaticToken("secret-token"))
+        assert self.connect(tmp_path / "server", authority, lambda url: Access(url, tls)) == "me"
         assert [path.name for path in tmp_path.iterdir()] == ["server"]
         assert "PRIVATE" not in repr(access)
         assert "secret-token" not in repr(access)

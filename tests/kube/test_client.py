@@ -1,4 +1,4 @@
-"""Requests and what becomes of them: above all, what a writer is told when the way to the server breaks."""
+"""Requests, retries and errors: above all, which error a write raises when the connection fails."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from penstock.kube.errors import (
 from penstock.kube.resources import JOBS, PODS
 from penstock.kube.transport import RetryPolicy
 from penstock.kube.types import Pod
-from tests.kube.fake_api import FakeApi, status, thing
+from tests.kube.fake_api import FakeApi, make_object, status
 from tests.kube.raw_server import (
     QUICK,
-    Answer,
     Handler,
     Request,
+    ResponseWriter,
     eventually,
     quick_client,
     raw_server,
@@ -49,8 +49,8 @@ Call = Callable[[KubeClient], Awaitable[object]]
 READ: Call = lambda client: client.get(PODS.path("default", "a"), Pod)  # noqa: E731
 BIND: Call = lambda client: client.bind("default", "a", "uid-a", "node-1")  # noqa: E731
 WRITES: dict[str, Call] = {
-    "create": lambda client: client.create(PODS.path("default"), thing("a"), Pod),
-    "replace": lambda client: client.replace(PODS.path("default", "a"), thing("a"), Pod),
+    "create": lambda client: client.create(PODS.path("default"), make_object("a"), Pod),
+    "replace": lambda client: client.replace(PODS.path("default", "a"), make_object("a"), Pod),
     "patch": lambda client: client.patch(PODS.path("default", "a"), {}, type=Pod),
     "delete": lambda client: client.delete(PODS.path("default", "a")),
     "bind": BIND,
@@ -58,8 +58,8 @@ WRITES: dict[str, Call] = {
 }
 
 
-def ask(handler: Handler, call: Call, **settings: object) -> tuple[object, list[Request]]:
-    """One call to a server; the answer, and what the server was asked."""
+def call_server(handler: Handler, call: Call, **settings: object) -> tuple[object, list[Request]]:
+    """Makes one call to a server; returns its result or error, and the requests that the server received."""
 
     async def scenario() -> tuple[object, list[Request]]:
         async with raw_server(handler) as server, quick_client(server.url, **settings) as client:
@@ -71,17 +71,17 @@ def ask(handler: Handler, call: Call, **settings: object) -> tuple[object, list[
     return asyncio.run(scenario())
 
 
-def answering(*answers: tuple[int, object, dict[str, str]]) -> Handler:
-    """These, one after the other; the last again and again."""
-    left = list(answers)
+def responding(*responses: tuple[int, object, dict[str, str]]) -> Handler:
+    """Sends these responses in order, and repeats the last one."""
+    left = list(responses)
 
-    async def handler(_: Request, answer: Answer) -> None:
-        answer.send(*(left.pop(0) if len(left) > 1 else left[0]))
+    async def handler(_: Request, response: ResponseWriter) -> None:
+        response.send(*(left.pop(0) if len(left) > 1 else left[0]))
 
     return handler
 
 
-POD = (200, thing("a", 7, spec={"nodeName": "n"}), {})
+POD = (200, make_object("a", 7, spec={"nodeName": "n"}), {})
 
 
 def test_paths() -> None:
@@ -92,16 +92,16 @@ def test_paths() -> None:
     assert str(JOBS) == "jobs.batch"
 
 
-def test_what_is_read_is_of_the_type_that_was_asked_for() -> None:
-    pod, asked = ask(answering(POD), READ)
+def test_a_response_is_decoded_as_the_requested_type() -> None:
+    pod, requests = call_server(responding(POD), READ)
     assert isinstance(pod, Pod)
     assert (pod.metadata.name, pod.spec.node_name) == ("a", "n")
-    assert asked[0].headers["user-agent"] == "penstock"
-    assert asked[0].headers["accept-encoding"] == "identity"
+    assert requests[0].headers["user-agent"] == "penstock"
+    assert requests[0].headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "family"),
+    ("code", "reason", "error_class"),
     [
         (404, "NotFound", NotFound),
         (409, "Conflict", ApiConflict),
@@ -112,133 +112,137 @@ def test_what_is_read_is_of_the_type_that_was_asked_for() -> None:
         (400, "BadRequest", ApiError),
     ],
 )
-def test_refusals_are_told_apart_and_not_repeated(code: int, reason: str, family: type[ApiError]) -> None:
-    error, asked = ask(answering((code, status(code, reason, "because"), {})), BIND)
-    assert type(error) is family
+def test_an_error_status_has_its_class_and_is_not_retried(
+    code: int, reason: str, error_class: type[ApiError]
+) -> None:
+    error, requests = call_server(responding((code, status(code, reason, "because"), {})), BIND)
+    assert type(error) is error_class
     assert (error.status, error.reason, error.message) == (code, reason, "because")
     assert "POST /api/v1/namespaces/default/pods/a/binding" in str(error)
-    assert len(asked) == 1
+    assert len(requests) == 1
     assert isinstance(error, Conflict) == (code == 409)
 
 
-def test_a_refusal_in_plain_text_is_kept_as_it_is() -> None:
-    error, _ = ask(answering((404, b"404 page not found\n", {})), READ)
+def test_an_error_in_plain_text_is_kept_as_the_message() -> None:
+    error, _ = call_server(responding((404, b"404 page not found\n", {})), READ)
     assert isinstance(error, NotFound)
     assert error.message == "404 page not found"
 
 
 @pytest.mark.parametrize("call", [READ, BIND])
-def test_too_many_is_waited_out_by_reads_and_writes(call: Call) -> None:
+def test_reads_and_writes_are_retried_after_429(call: Call) -> None:
     busy = (429, b"Too many requests, please try again later.\n", {"Retry-After": "0"})
     done = POD if call is READ else (201, {"kind": "Status", "status": "Success"}, {})
-    result, asked = ask(answering(busy, busy, done), call)
+    result, requests = call_server(responding(busy, busy, done), call)
     assert not isinstance(result, Exception)
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
-def test_retry_after_is_honoured_or_handed_on() -> None:
+def test_retry_after_is_respected_or_passed_to_the_caller() -> None:
     loop_s: list[float] = []
 
-    async def handler(_: Request, answer: Answer) -> None:
+    async def handler(_: Request, response: ResponseWriter) -> None:
         loop_s.append(asyncio.get_running_loop().time())
-        answer.send(*(POD if len(loop_s) > 1 else (429, b"busy", {"Retry-After": "1"})))
+        response.send(*(POD if len(loop_s) > 1 else (429, b"busy", {"Retry-After": "1"})))
 
-    ask(handler, READ)
+    call_server(handler, READ)
     assert loop_s[1] - loop_s[0] >= 0.99
-    error, asked = ask(answering((429, b"busy", {"Retry-After": "30"})), READ)
+    error, requests = call_server(responding((429, b"busy", {"Retry-After": "30"})), READ)
     assert isinstance(error, TooManyRequests)
     assert isinstance(error, Unavailable)
-    assert (error.retry_after_s, len(asked)) == (30.0, 1)  # longer than a request may take in all
+    assert (error.retry_after_s, len(requests)) == (30.0, 1)  # Longer than the total time for retries.
 
 
-def test_a_spent_disruption_budget_is_told_at_once() -> None:
+def test_an_exhausted_disruption_budget_is_not_retried() -> None:
     causes = {"causes": [{"reason": "DisruptionBudget", "message": "needs 3 healthy"}]}
     refusal = status(429, "TooManyRequests", "Cannot evict pod", details=causes)
-    error, asked = ask(answering((429, refusal, {})), WRITES["evict"])
+    error, requests = call_server(responding((429, refusal, {})), WRITES["evict"])
     assert isinstance(error, TooManyRequests)
-    assert error.is_budget
-    assert len(asked) == 1
-    assert asked[0].json()["deleteOptions"] == {"preconditions": {"uid": "uid-a"}}
+    assert error.is_disruption_budget
+    assert len(requests) == 1
+    assert requests[0].json()["deleteOptions"] == {"preconditions": {"uid": "uid-a"}}
 
 
 @pytest.mark.parametrize("code", [500, 502, 503, 504])
-def test_faults_of_the_server_are_waited_out_by_reads(code: int) -> None:
-    result, asked = ask(answering((code, status(code), {}), POD), READ)
+def test_reads_are_retried_after_server_errors(code: int) -> None:
+    result, requests = call_server(responding((code, status(code), {}), POD), READ)
     assert isinstance(result, Pod)
-    assert len(asked) == 2
-    error, asked = ask(answering((code, b"<html>", {})), READ)
+    assert len(requests) == 2
+    error, requests = call_server(responding((code, b"<html>", {})), READ)
     assert isinstance(error, ServerError)
-    assert len(asked) == QUICK.tries
+    assert len(requests) == QUICK.attempts
 
 
 @pytest.mark.parametrize("code", [500, 504])
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_that_a_server_failed_at_may_have_been_done(write: str, code: int) -> None:
-    error, asked = ask(answering((code, status(code, "Timeout", "request timed out"), {})), WRITES[write])
+def test_a_write_has_an_unknown_outcome_after_a_server_error(write: str, code: int) -> None:
+    error, requests = call_server(
+        responding((code, status(code, "Timeout", "request timed out"), {})), WRITES[write]
+    )
     assert isinstance(error, OutcomeUnknown)
     assert (error.status, error.reason, error.message) == (code, "Timeout", "request timed out")
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
-@pytest.mark.parametrize("how", ["reset", "close", "never", "half an answer", "half a body"])
+@pytest.mark.parametrize("how", ["reset", "close", "never", "half a header", "half a body"])
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_whose_answer_is_lost_may_have_been_done(write: str, how: str) -> None:
-    """On a connection that was used before, too, where the library would send PUT and DELETE twice."""
+def test_a_write_has_an_unknown_outcome_if_its_response_is_lost(write: str, how: str) -> None:
+    """Also on a reused connection, where aiohttp by itself would send PUT and DELETE twice."""
     served = 0
 
-    async def handler(_: Request, answer: Answer) -> None:
+    async def handler(_: Request, response: ResponseWriter) -> None:
         nonlocal served
         served += 1
         if served == 1:
-            answer.send(*POD)
+            response.send(*POD)
         elif how == "reset":
-            answer.reset()
+            response.reset()
         elif how == "never":
-            await answer.never()
-        elif how == "half an answer":
-            answer.writer.write(b"HTTP/1.1 200 OK\r\nContent-")
+            await response.hang()
+        elif how == "half a header":
+            response.writer.write(b"HTTP/1.1 200 OK\r\nContent-")
         elif how == "half a body":
-            answer.writer.write(b"HTTP/1.1 201 OK\r\nContent-Length: 100\r\n\r\n{")
+            response.writer.write(b"HTTP/1.1 201 OK\r\nContent-Length: 100\r\n\r\n{")
 
     async def call(client: KubeClient) -> object:
         await READ(client)
         return await WRITES[write](client)
 
-    error, asked = ask(handler, call, timeout_s=0.05 if how == "never" else 5.0)
+    error, requests = call_server(handler, call, timeout_s=0.05 if how == "never" else 5.0)
     assert type(error) is OutcomeUnknown
     assert error.status == 0
-    assert len(asked) == 2, "it was sent twice"
+    assert len(requests) == 2, "it was sent twice"
 
 
 @pytest.mark.parametrize("how", ["reset", "close", "never"])
-def test_a_read_whose_answer_is_lost_is_asked_again(how: str) -> None:
+def test_a_read_is_retried_if_its_response_is_lost(how: str) -> None:
     served = 0
 
-    async def handler(_: Request, answer: Answer) -> None:
+    async def handler(_: Request, response: ResponseWriter) -> None:
         nonlocal served
         served += 1
         if served > 1:
-            answer.send(*POD)
+            response.send(*POD)
         elif how == "reset":
-            answer.reset()
+            response.reset()
         elif how == "never":
-            await answer.never()
+            await response.hang()
 
-    result, asked = ask(handler, READ, timeout_s=0.05 if how == "never" else 5.0)
+    result, requests = call_server(handler, READ, timeout_s=0.05 if how == "never" else 5.0)
     assert isinstance(result, Pod)
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
 @pytest.mark.parametrize("call", [READ, BIND])
-def test_a_server_that_is_away_is_tried_again_and_then_unreachable(call: Call) -> None:
+def test_a_refused_connection_is_retried_and_then_unreachable(call: Call) -> None:
     async def scenario() -> None:
         held = socket.socket()
         held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]  # bound, but nobody listens
+        port = held.getsockname()[1]  # Bound, but not listening.
         async with quick_client(f"http://127.0.0.1:{port}") as client:
             with pytest.raises(Unreachable, match=f"cannot connect to 127.0.0.1:{port}: Connection refused"):
                 await call(client)
-        patient = RetryPolicy(tries=200, first_s=0.01, pause_s_max=0.01)
+        patient = RetryPolicy(attempts=200, backoff_s_min=0.01, backoff_s_max=0.01)
         async with quick_client(f"http://127.0.0.1:{port}", retries=patient) as client:
             waiting = asyncio.ensure_future(call(client))
             await asyncio.sleep(0.03)
@@ -246,7 +250,7 @@ def test_a_server_that_is_away_is_tried_again_and_then_unreachable(call: Call) -
 
             async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 await reader.readuntil(b"\r\n\r\n")
-                Answer(writer).send(*POD)
+                ResponseWriter(writer).send(*POD)
 
             server = await asyncio.start_server(serve, "127.0.0.1", port, reuse_address=True)
             async with server:
@@ -255,16 +259,16 @@ def test_a_server_that_is_away_is_tried_again_and_then_unreachable(call: Call) -
     asyncio.run(scenario())
 
 
-def test_an_answer_that_is_none() -> None:
-    error, asked = ask(answering((200, b"<html>login</html>", {})), READ)
+def test_a_response_that_is_not_json() -> None:
+    error, requests = call_server(responding((200, b"<html>login</html>", {})), READ)
     assert isinstance(error, BadResponse)
-    assert len(asked) == 1
-    error, _ = ask(answering((201, b"<html>login</html>", {})), WRITES["create"])
+    assert len(requests) == 1
+    error, _ = call_server(responding((201, b"<html>login</html>", {})), WRITES["create"])
     assert isinstance(error, OutcomeUnknown)
     assert error.status == 200
 
 
-def test_bodies_are_bounded_and_a_list_asks_for_less() -> None:
+def test_bodies_are_bounded_and_a_list_reduces_its_pages() -> None:
     async def scenario() -> None:
         api = FakeApi()
         for number in range(20):
@@ -273,33 +277,33 @@ def test_bodies_are_bounded_and_a_list_asks_for_less() -> None:
             listed = await client.list(PODS.path(), Pod)
             assert len(listed.items) == 20
             assert server.requests[-1].query["limit"] == "1"
-            with pytest.raises(BadResponse, match="longer than 5000 bytes"):
+            with pytest.raises(BadResponse, match="larger than 5000 bytes"):
                 await client.list(PODS.path(), Pod, page=0)
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("call", [READ, WRITES["create"]], ids=["read", "write"])
-def test_an_answer_without_an_end_is_not_read_to_the_end(call: Call) -> None:
-    async def handler(_: Request, answer: Answer) -> None:
-        answer.begin()
-        for _turn in range(200):
-            answer.chunk(b" " * 1_000)
+def test_a_response_without_an_end_is_not_read_to_the_end(call: Call) -> None:
+    async def handler(_: Request, response: ResponseWriter) -> None:
+        response.begin()
+        for _ in range(200):
+            response.chunk(b" " * 1_000)
             await asyncio.sleep(0.001)
-        await answer.never()
+        await response.hang()
 
-    error, asked = ask(handler, call, body_max_bytes=5_000)
+    error, requests = call_server(handler, call, body_max_bytes=5_000)
     assert isinstance(error, BadResponse if call is READ else OutcomeUnknown)
-    assert "longer than 5000 bytes" in str(error)
-    assert len(asked) == 1
+    assert "larger than 5000 bytes" in str(error)
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize("call", [READ, BIND], ids=["read", "write"])
-def test_nobody_is_sent_elsewhere_with_our_credential(call: Call) -> None:
-    error, asked = ask(answering((307, b"", {"Location": "/elsewhere"})), call)
+def test_redirects_are_not_followed(call: Call) -> None:
+    error, requests = call_server(responding((307, b"", {"Location": "/elsewhere"})), call)
     assert isinstance(error, ApiError)
     assert error.status == 307
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 def test_lists_are_paged_and_consistent() -> None:
@@ -320,20 +324,20 @@ def test_lists_are_paged_and_consistent() -> None:
 
 
 @pytest.mark.parametrize("expiries", [1, 2, 3])
-def test_a_list_that_expires_midway_starts_over_once_and_then_goes_on(expiries: int) -> None:
+def test_a_list_that_expires_midway_restarts_once_and_then_continues(expiries: int) -> None:
     async def scenario() -> None:
         api = FakeApi()
         for number in range(6):
             api.put(f"pod-{number}")
         left = expiries
 
-        async def handler(request: Request, answer: Answer) -> None:
+        async def handler(request: Request, response: ResponseWriter) -> None:
             nonlocal left
             if left and request.query.get("continue", "any").split("/")[0] != "any":
                 left -= 1
                 api.put("pod-9")
-                api.forget()
-            await api(request, answer)
+                api.compact()
+            await api(request, response)
 
         async with raw_server(handler) as server, quick_client(server.url) as client:
             listed = await client.list(PODS.path(), Pod, page=2)
@@ -346,41 +350,41 @@ def test_a_list_that_expires_midway_starts_over_once_and_then_goes_on(expiries: 
     asyncio.run(scenario())
 
 
-def test_requests_in_flight_are_bounded_and_what_is_urgent_passes() -> None:
+def test_requests_in_flight_are_bounded_except_urgent_ones() -> None:
     async def scenario() -> None:
-        here = most = 0
+        in_flight = peak = 0
         gate = asyncio.Event()
 
-        async def handler(request: Request, answer: Answer) -> None:
-            nonlocal here, most
+        async def handler(request: Request, response: ResponseWriter) -> None:
+            nonlocal in_flight, peak
             if request.path == "/version":
-                answer.send(200, {"gitVersion": "v1"})
+                response.send(200, {"gitVersion": "v1"})
                 return
-            here += 1
-            most = max(most, here)
+            in_flight += 1
+            peak = max(peak, in_flight)
             await gate.wait()
-            here -= 1
-            answer.send(201, {"kind": "Status", "status": "Success"})
+            in_flight -= 1
+            response.send(201, {"kind": "Status", "status": "Success"})
 
         async with raw_server(handler) as server, quick_client(server.url, in_flight_max=3) as client:
             calls = [
                 asyncio.ensure_future(client.bind("default", str(number), "", "n")) for number in range(10)
             ]
-            await eventually(lambda: here == 3)
+            await eventually(lambda: in_flight == 3)
             assert await client.get("/version", dict[str, str], urgent=True) == {"gitVersion": "v1"}
             gate.set()
             await asyncio.gather(*calls)
-            assert most == 3
-            assert server.connections <= 4, "connections are kept"
+            assert peak == 3
+            assert server.connections <= 4, "connections are reused"
 
     asyncio.run(scenario())
 
 
-def test_waiting_for_a_place_is_not_timed() -> None:
+def test_waiting_for_the_in_flight_limit_has_no_timeout() -> None:
     async def scenario() -> None:
-        async def handler(_: Request, answer: Answer) -> None:
+        async def handler(_: Request, response: ResponseWriter) -> None:
             await asyncio.sleep(0.03)
-            answer.send(201, {"kind": "Status", "status": "Success"})
+            response.send(201, {"kind": "Status", "status": "Success"})
 
         async with (
             raw_server(handler) as server,
@@ -394,32 +398,32 @@ def test_waiting_for_a_place_is_not_timed() -> None:
 DONE = (201, {"kind": "Status", "status": "Success"}, {})
 
 
-def test_a_write_that_is_tried_again_is_not_sent_once_we_may_not_write() -> None:
+def test_a_retried_write_is_not_sent_after_leadership_ended() -> None:
     busy = (429, b"Too many requests, please try again later.\n", {"Retry-After": "0"})
-    answers = iter([True, True, False])
-    error, asked = ask(answering(busy, busy, busy, DONE), BIND, may_write=lambda: next(answers))
+    responses = iter([True, True, False])
+    error, requests = call_server(responding(busy, busy, busy, DONE), BIND, may_write=lambda: next(responses))
     assert type(error) is WriteFenced
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
-def test_a_write_that_waits_for_a_place_is_not_sent_once_we_may_not_write() -> None:
+def test_a_write_that_waits_for_the_in_flight_limit_is_not_sent_after_leadership_ended() -> None:
     async def scenario() -> None:
-        is_in_office, gate = True, asyncio.Event()
+        is_leader, gate = True, asyncio.Event()
 
-        async def handler(_: Request, answer: Answer) -> None:
+        async def handler(_: Request, response: ResponseWriter) -> None:
             await gate.wait()
-            answer.send(*DONE)
+            response.send(*DONE)
 
         async with (
             raw_server(handler) as server,
-            quick_client(server.url, in_flight_max=1, may_write=lambda: is_in_office) as client,
+            quick_client(server.url, in_flight_max=1, may_write=lambda: is_leader) as client,
         ):
             first, second = (asyncio.ensure_future(BIND(client)) for _ in range(2))
             await eventually(lambda: len(server.requests) == 1)
-            is_in_office = False
+            is_leader = False
             gate.set()
             await first
-            with pytest.raises(WriteFenced, match="may not write"):
+            with pytest.raises(WriteFenced, match="no longer the leader"):
                 await second
             assert len(server.requests) == 1
             await asyncio.wait_for(client.get("/version", dict[str, str]), 5)  # Reads are always allowed.
@@ -428,28 +432,28 @@ def test_a_write_that_waits_for_a_place_is_not_sent_once_we_may_not_write() -> N
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_a_write_that_waits_for_a_credential_is_not_sent_once_we_may_not_write(is_refused: bool) -> None:
-    """The first one, or another after the server has refused that."""
+def test_a_write_that_waits_for_a_credential_is_not_sent_after_leadership_ended(is_refused: bool) -> None:
+    """For its first credential, or for another one after a 401."""
 
     async def scenario() -> None:
-        is_in_office = True
+        is_leader = True
 
         class Slow:
-            asked = 0
+            calls = 0
 
             async def identity(self) -> ClientIdentity:
-                nonlocal is_in_office
-                self.asked += 1
-                if self.asked == 1 + is_refused:
-                    is_in_office = False
-                return ClientIdentity(f"token-{self.asked}")
+                nonlocal is_leader
+                self.calls += 1
+                if self.calls == 1 + is_refused:
+                    is_leader = False
+                return ClientIdentity(f"token-{self.calls}")
 
-            def refused(self, _: ClientIdentity) -> bool:
+            def invalidate(self, _: ClientIdentity) -> bool:
                 return True
 
-        async with raw_server(answering((401, b"", {}), DONE)) as server:
+        async with raw_server(responding((401, b"", {}), DONE)) as server:
             access = Access(server.url, credential=Slow())
-            async with KubeClient(access, retries=QUICK, may_write=lambda: is_in_office) as client:
+            async with KubeClient(access, retries=QUICK, may_write=lambda: is_leader) as client:
                 with pytest.raises(WriteFenced):
                     await BIND(client)
             assert len(server.requests) == int(is_refused)
@@ -457,31 +461,31 @@ def test_a_write_that_waits_for_a_credential_is_not_sent_once_we_may_not_write(i
     asyncio.run(scenario())
 
 
-def test_a_write_that_waits_for_a_connection_is_not_sent_once_we_may_not_write(
+def test_a_write_that_waits_for_a_connection_is_not_sent_after_leadership_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    is_in_office, make = True, transport._make_socket
+    is_leader, make = True, transport._make_socket
 
     def late(address: Any) -> socket.socket:
-        nonlocal is_in_office
-        is_in_office = False
+        nonlocal is_leader
+        is_leader = False
         return make(address)
 
     monkeypatch.setattr(transport, "_make_socket", late)
-    error, asked = ask(answering(DONE), BIND, may_write=lambda: is_in_office)
-    assert (type(error), asked) == (WriteFenced, [])
+    error, requests = call_server(responding(DONE), BIND, may_write=lambda: is_leader)
+    assert (type(error), requests) == (WriteFenced, [])
 
 
-def test_writes_of_who_looks_again_by_itself_are_sent_once() -> None:
+def test_write_attempts_limits_writes_but_not_reads() -> None:
     busy = (429, b"busy", {"Retry-After": "0"})
-    once = RetryPolicy(first_s=0.001, write_attempts=1)
-    error, asked = ask(answering(busy, DONE), BIND, retries=once)
-    assert (type(error), len(asked)) == (TooManyRequests, 1)
-    pod, asked = ask(answering(busy, POD), READ, retries=once)
-    assert (type(pod), len(asked)) == (Pod, 2)
+    once = RetryPolicy(backoff_s_min=0.001, write_attempts=1)
+    error, requests = call_server(responding(busy, DONE), BIND, retries=once)
+    assert (type(error), len(requests)) == (TooManyRequests, 1)
+    pod, requests = call_server(responding(busy, POD), READ, retries=once)
+    assert (type(pod), len(requests)) == (Pod, 2)
 
 
-def test_what_is_sent() -> None:
+def test_bodies_and_parameters_of_requests() -> None:
     async def call(client: KubeClient) -> object:
         await client.bind("ns", "a", "uid-a", "node-1", {"k": "v"})
         await client.delete(PODS.path("ns", "a"), uid="uid-a", grace_s=0, propagation="Background")
@@ -491,9 +495,9 @@ def test_what_is_sent() -> None:
         await client.patch(PODS.path("ns", "a"), [{"op": "test"}], patch_type=PatchType.JSON)
         return await client.evict("ns", "a", "uid-a", 5)
 
-    error, asked = ask(answering((201, {"kind": "Status", "status": "Success"}, {})), call)
+    error, requests = call_server(responding((201, {"kind": "Status", "status": "Success"}, {})), call)
     assert error is None
-    bind, delete, patch, json_patch, evict = asked
+    bind, delete, patch, json_patch, evict = requests
     assert bind.json()["metadata"] == {
         "name": "a",
         "namespace": "ns",
@@ -518,14 +522,14 @@ def test_what_is_sent() -> None:
     ("note", "bytes_expected"),
     [("short", 5), ("x" * 1024, 1024), ("x" * 1025, 1024), ("ä" * 600, 1023), ("🚰" * 300, 1023)],
 )
-def test_a_note_is_cut_at_a_character(note: str, bytes_expected: int) -> None:
+def test_a_note_is_truncated_between_characters(note: str, bytes_expected: int) -> None:
     def call(client: KubeClient) -> Awaitable[object]:
         about = ObjectReference("v1", "Pod", "a" * 253, "ns", "uid-a")
         return client.post_event(about, reason="R" * 200, note=note, action="Binding", warning=True)
 
-    error, asked = ask(answering((201, {}, {})), call)
+    error, requests = call_server(responding((201, {}, {})), call)
     assert error is None
-    event = asked[0].json()
+    event = requests[0].json()
     sent = event["note"]
     assert isinstance(sent, str)
     assert len(sent.encode()) == bytes_expected
@@ -534,26 +538,15 @@ def test_a_note_is_cut_at_a_character(note: str, bytes_expected: int) -> None:
     metadata = event["metadata"]
     assert isinstance(metadata, dict)
     assert len(metadata["name"]) <= 253
-    assert asked[0].path == "/apis/events.k8s.io/v1/namespaces/ns/events"
+    assert requests[0].path == "/apis/events.k8s.io/v1/namespaces/ns/events"
 
 
-def test_discovery() -> None:
-    served = {"resources": [{"name": "podgroups"}, {"name": "podgroups/status"}]}
-    found, asked = ask(
-        answering((200, served, {})), lambda client: client.discover("scheduling.x-k8s.io/v1alpha1")
-    )
-    assert found == {"podgroups", "podgroups/status"}
-    assert asked[0].path == "/apis/scheduling.x-k8s.io/v1alpha1"
-    found, _ = ask(answering((404, b"404 page not found", {})), lambda client: client.discover("no/v1"))
-    assert found == frozenset()
-
-
-def test_cancelling_leaves_a_place_for_others() -> None:
+def test_a_cancelled_request_frees_its_in_flight_slot() -> None:
     async def scenario() -> None:
-        async def handler(request: Request, answer: Answer) -> None:
+        async def handler(request: Request, response: ResponseWriter) -> None:
             if request.verb == "POST":
-                await answer.never()
-            answer.send(*POD)
+                await response.hang()
+            response.send(*POD)
 
         async with raw_server(handler) as server, quick_client(server.url, in_flight_max=1) as client:
             async with running(BIND(client)):

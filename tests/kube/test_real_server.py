@@ -1,4 +1,4 @@
-"""Client, watch and election against a real API server: what the fakes beside this suppose, holds."""
+"""Client, watch and leader election against a real API server: checks what the fakes assume."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ cluster = cluster_fixture(DevSettings(nodes=2, scheduler=False, audit_log=False)
 
 
 def run(cluster: DevCluster, scenario: Callable[[KubeClient], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
+    async def with_client() -> None:
         async with KubeClient(from_kubeconfig(cluster.kubeconfig)) as client:
             await scenario(client)
 
-    asyncio.run(whole())
+    asyncio.run(with_client())
 
 
 def pod_body(name: str, *, scheduler: str = "nobody", **metadata: Any) -> dict[str, Any]:
@@ -59,17 +59,14 @@ async def node_names(client: KubeClient) -> list[str]:
     return [node.metadata.name for node in (await client.list(NODES.path(), Node)).items]
 
 
-def test_version_and_discovery(cluster: DevCluster) -> None:
+def test_the_version_of_the_server(cluster: DevCluster) -> None:
     async def scenario(client: KubeClient) -> None:
         assert (await client.get("/version", dict[str, str]))["gitVersion"].startswith("v")
-        assert "pods/binding" in await client.discover("v1")
-        assert "leases" in await client.discover("coordination.k8s.io/v1")
-        assert await client.discover(PODGROUPS.group_version) == frozenset()
 
     run(cluster, scenario)
 
 
-def test_a_pod_from_its_making_to_its_end(cluster: DevCluster) -> None:
+def test_a_pod_from_creation_to_deletion(cluster: DevCluster) -> None:
     async def scenario(client: KubeClient) -> None:
         node = (await node_names(client))[0]
         pod = await make_pod(client, "life")
@@ -106,7 +103,7 @@ def test_a_pod_from_its_making_to_its_end(cluster: DevCluster) -> None:
     run(cluster, scenario)
 
 
-def test_eviction_and_its_budget(cluster: DevCluster) -> None:
+def test_an_eviction_respects_the_disruption_budget(cluster: DevCluster) -> None:
     async def scenario(client: KubeClient) -> None:
         node = (await node_names(client))[0]
         budget = {
@@ -130,17 +127,19 @@ def test_eviction_and_its_budget(cluster: DevCluster) -> None:
                 await asyncio.sleep(0.1)
         with pytest.raises(TooManyRequests) as caught:
             await client.evict("default", "kept", kept.metadata.uid)
-        assert caught.value.is_budget
+        assert caught.value.is_disruption_budget
 
     run(cluster, scenario)
 
 
-def test_an_event_of_the_greatest_length(cluster: DevCluster) -> None:
+def test_an_event_of_maximum_length(cluster: DevCluster) -> None:
     async def scenario(client: KubeClient) -> None:
         pod = await make_pod(client, "talked-about")
-        about = ObjectReference("v1", "Pod", "talked-about", "default", pod.metadata.uid)
+        regarding = ObjectReference("v1", "Pod", "talked-about", "default", pod.metadata.uid)
         for note in ("short", "🚰" * 1000):
-            await client.post_event(about, reason="Queued", note=note, action="Scheduling", instance="a-1")
+            await client.post_event(
+                regarding, reason="Queued", note=note, action="Scheduling", instance="a-1"
+            )
         found = await client.list(
             EVENTS.path("default"), dict, field_selector=f"regarding.uid={pod.metadata.uid},reason=Queued"
         )
@@ -149,7 +148,7 @@ def test_an_event_of_the_greatest_length(cluster: DevCluster) -> None:
     run(cluster, scenario)
 
 
-def test_pages_and_versions(cluster: DevCluster) -> None:
+def test_lists_are_paged(cluster: DevCluster) -> None:
     async def scenario(client: KubeClient) -> None:
         await make_namespace(client, "pages")
         for number in range(7):
@@ -170,12 +169,12 @@ def test_pages_and_versions(cluster: DevCluster) -> None:
 class RecordedObjects:
     def __init__(self) -> None:
         self.found: dict[str, KubeObject] = {}
-        self.changes = 0
+        self.events = 0
         self.state = WatchState()
 
-    def on(self, change: WatchEvent[Any]) -> None:
-        self.changes += 1
-        match change:
+    def receive(self, event: WatchEvent[Any]) -> None:
+        self.events += 1
+        match event:
             case Relisted(items):
                 self.found = {item.metadata.name: item for item in items}
             case Upserted(item):
@@ -184,51 +183,51 @@ class RecordedObjects:
                 del self.found[item.metadata.name]
 
 
-def test_a_reflection_follows_through_a_restart_of_the_server(cluster: DevCluster) -> None:
+def test_reflect_survives_a_restart_of_the_server(cluster: DevCluster) -> None:
     async def scenario(client: KubeClient) -> None:
         await make_namespace(client, "followed")
         node = (await node_names(client))[0]
-        cache = RecordedObjects()
-        work = reflect(
+        recorded = RecordedObjects()
+        reflection = reflect(
             client,
             PODS,
             Pod,
-            cache.on,
+            recorded.receive,
             namespace="followed",
-            pace=WatchBackoff(pause_s_max=1.0),
-            state=cache.state,
+            backoff=WatchBackoff(max_s=1.0),
+            state=recorded.state,
         )
-        async with running(work):
-            await eventually(lambda: cache.state.is_synced)
-            made = [await client.create(PODS.path("followed"), pod_body(f"p-{n}"), Pod) for n in range(20)]
+        async with running(reflection):
+            await eventually(lambda: recorded.state.is_synced)
+            created = [await client.create(PODS.path("followed"), pod_body(f"p-{n}"), Pod) for n in range(20)]
             await asyncio.gather(
-                *(client.bind("followed", pod.metadata.name, pod.metadata.uid, node) for pod in made)
+                *(client.bind("followed", pod.metadata.name, pod.metadata.uid, node) for pod in created)
             )
             await asyncio.gather(
-                *(client.delete(PODS.path("followed", pod.metadata.name), grace_s=0) for pod in made[:5])
+                *(client.delete(PODS.path("followed", pod.metadata.name), grace_s=0) for pod in created[:5])
             )
-            await eventually(lambda: set(cache.found) == {f"p-{number}" for number in range(5, 20)})
-            assert cache.state.relists == 1
+            await eventually(lambda: set(recorded.found) == {f"p-{number}" for number in range(5, 20)})
+            assert recorded.state.relists == 1
             await asyncio.to_thread(cluster.kill_part, "kube-apiserver")
-            await eventually(lambda: cache.state.problem != "")
+            await eventually(lambda: recorded.state.problem != "")
             await asyncio.to_thread(cluster.start_part, "kube-apiserver")
             await client.delete(PODS.path("followed", "p-7"), grace_s=0)
             await client.create(PODS.path("followed"), pod_body("after"))
             expected = {*(f"p-{number}" for number in range(5, 20)), "after"} - {"p-7"}
-            await eventually(lambda: set(cache.found) == expected, limit_s=60)
+            await eventually(lambda: set(recorded.found) == expected, limit_s=60)
 
-        query = {"watch": "1", "resourceVersion": "1"}  # from before the restart, which nobody remembers
+        query = {"watch": "1", "resourceVersion": "1"}  # Compacted long ago.
         async with client.stream(PODS.path("followed"), query, open_s=5.0) as content:
             line = await content.readline()
         assert line.startswith(b'{"type":"ERROR"')
         assert b'"code":410' in line
         listed = await client.list(PODS.path("followed"), Pod)
-        assert set(cache.found) == {pod.metadata.name for pod in listed.items}
+        assert set(recorded.found) == {pod.metadata.name for pod in listed.items}
 
     run(cluster, scenario)
 
 
-def test_a_definition_that_comes_and_goes(cluster: DevCluster) -> None:
+def test_reflect_follows_a_crd_that_is_created_and_deleted(cluster: DevCluster) -> None:
     group, _ = PODGROUPS.group_version.split("/")
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -246,13 +245,15 @@ def test_a_definition_that_comes_and_goes(cluster: DevCluster) -> None:
     }
 
     async def scenario(client: KubeClient) -> None:
-        cache = RecordedObjects()
-        pace = WatchBackoff(first_s=0.05, pause_s_max=0.2, slow_s=0.2)
-        async with running(reflect(client, PODGROUPS, KubeObject, cache.on, pace=pace, state=cache.state)):
-            await eventually(lambda: cache.changes == 1)
-            assert not cache.state.is_synced
+        recorded = RecordedObjects()
+        backoff = WatchBackoff(min_s=0.05, max_s=0.2, persistent_error_s=0.2)
+        async with running(
+            reflect(client, PODGROUPS, KubeObject, recorded.receive, backoff=backoff, state=recorded.state)
+        ):
+            await eventually(lambda: recorded.events == 1)
+            assert not recorded.state.is_synced
             await client.create(path, definition)
-            await eventually(lambda: cache.state.is_synced, limit_s=30)
+            await eventually(lambda: recorded.state.is_synced, limit_s=30)
             group_body = {
                 "apiVersion": PODGROUPS.group_version,
                 "kind": "PodGroup",
@@ -260,15 +261,15 @@ def test_a_definition_that_comes_and_goes(cluster: DevCluster) -> None:
                 "spec": {"minMember": 4},
             }
             await client.create(PODGROUPS.path("default"), group_body)
-            await eventually(lambda: set(cache.found) == {"gang"})
+            await eventually(lambda: set(recorded.found) == {"gang"})
             await client.delete(f"{path}/podgroups.{group}")
-            await eventually(lambda: cache.found == {}, limit_s=30)
-            await eventually(lambda: not cache.state.is_synced, limit_s=30)
+            await eventually(lambda: recorded.found == {}, limit_s=30)
+            await eventually(lambda: not recorded.state.is_synced, limit_s=30)
 
     run(cluster, scenario)
 
 
-def test_an_election(cluster: DevCluster) -> None:
+def test_leader_election(cluster: DevCluster) -> None:
     async def scenario(client: KubeClient) -> None:
         settings: dict[str, Any] = {
             "lease_duration_s": 3,
@@ -276,24 +277,24 @@ def test_an_election(cluster: DevCluster) -> None:
             "renew_deadline_s": 2.0,
             "request_s_max": 0.5,
         }
-        one = LeaderElector(client, "default", "office", "one", **settings)
-        two = LeaderElector(client, "default", "office", "two", **settings)
+        one = LeaderElector(client, "default", "leader", "one", **settings)
+        two = LeaderElector(client, "default", "leader", "two", **settings)
         await one.acquire()
-        holding = asyncio.ensure_future(one.renew())
-        taking = asyncio.ensure_future(two.acquire())
+        renewing = asyncio.ensure_future(one.renew())
+        acquiring = asyncio.ensure_future(two.acquire())
         await asyncio.sleep(2.0)
         assert one.is_leader(margin_s=1.0)
-        assert not taking.done()
-        term = (await client.get(LEASES.path("default", "office"), dict[str, Any]))["spec"]
-        assert term["holderIdentity"] == "one"
-        assert term["renewTime"] != term["acquireTime"]
-        assert len(term["renewTime"].partition(".")[2]) == len("123456Z")
-        holding.cancel()
+        assert not acquiring.done()
+        lease_spec = (await client.get(LEASES.path("default", "leader"), dict[str, Any]))["spec"]
+        assert lease_spec["holderIdentity"] == "one"
+        assert lease_spec["renewTime"] != lease_spec["acquireTime"]
+        assert len(lease_spec["renewTime"].partition(".")[2]) == len("123456Z")
+        renewing.cancel()
         await one.release()
-        await asyncio.wait_for(taking, 2.0)
-        term = (await client.get(LEASES.path("default", "office"), dict[str, Any]))["spec"]
-        assert (term["holderIdentity"], term["leaseTransitions"]) == ("two", 1)
-        await client.delete(LEASES.path("default", "office"))
+        await asyncio.wait_for(acquiring, 2.0)
+        lease_spec = (await client.get(LEASES.path("default", "leader"), dict[str, Any]))["spec"]
+        assert (lease_spec["holderIdentity"], lease_spec["leaseTransitions"]) == ("two", 1)
+        await client.delete(LEASES.path("default", "leader"))
         with pytest.raises(LeaseLost):
             await two.renew()
 

@@ -1,4 +1,5 @@
-"""The only speaker to a Kubernetes API server: access, requests, watches, election.
+"""The client of the Kubernetes API server: access, requests, watches, leader election.
 
-It knows objects as the API has them (`types`), and nothing of scheduling.
+No other package sends requests to the API server. This one decodes API objects (`types`) and does not depend
+on scheduling.
 """

@@ -1,8 +1,8 @@
-"""How to reach an API server and who we are there: from a kubeconfig, or from inside a cluster.
+"""Address and credentials of an API server, from a kubeconfig or from a pod's service account.
 
-A kubeconfig is read as kubectl reads it: the files of KUBECONFIG are merged, the first to define a name wins,
-paths are relative to the file that has them. What we cannot do (login by password, the old login plugins) is
-refused when it is read, not when the first request fails.
+A kubeconfig is read as kubectl does: the files of KUBECONFIG are merged, the first definition of a name wins,
+and paths are relative to their file. Unsupported authentication (passwords, auth-provider plugins) is
+rejected when the kubeconfig is read, not when the first request fails.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from penstock.kube.credentials import (
     Credential,
     ExecCommand,
     ExecPlugin,
-    FixedToken,
+    StaticToken,
     TokenFile,
-    checked_api_version,
+    check_api_version,
 )
 from penstock.kube.tls import TlsConfig
 
@@ -41,7 +41,7 @@ _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True)
 class Access:
-    """`server` has no slash at its end. `headers` go with every request: whom we act for."""
+    """`server` has no trailing slash. `headers` are sent with every request (impersonation)."""
 
     server: str
     tls: TlsConfig = field(default_factory=TlsConfig)
@@ -108,7 +108,7 @@ class _NamedContext(msgspec.Struct, kw_only=True):
     context: _Context | None = None
 
 
-class _File(msgspec.Struct, rename="kebab", kw_only=True):
+class _KubeconfigFile(msgspec.Struct, rename="kebab", kw_only=True):
     kind: str | None = None
     current_context: str | None = None
     clusters: list[_NamedCluster] | None = None
@@ -117,8 +117,8 @@ class _File(msgspec.Struct, rename="kebab", kw_only=True):
 
 
 @dataclass(slots=True)
-class _Merged:
-    """Everything by name, each with the file it came from."""
+class _MergedConfig:
+    """The entries of all files by name, each with its file."""
 
     sources: tuple[Path, ...]
     current: str = ""
@@ -132,7 +132,7 @@ class _Merged:
 
 
 def find_access(path: Path | None = None, context: str = "") -> Access:
-    """What was asked for; else the cluster that we are in; else the kubeconfig of the user."""
+    """The given kubeconfig or context; otherwise the service account of the pod; otherwise KUBECONFIG."""
     if path is not None or context:
         return from_kubeconfig(path, context)
     if os.environ.get("KUBERNETES_SERVICE_HOST") and (_SERVICE_ACCOUNT / "token").exists():
@@ -141,26 +141,26 @@ def find_access(path: Path | None = None, context: str = "") -> Access:
 
 
 def in_cluster(root: Path = _SERVICE_ACCOUNT, environ: Mapping[str, str] | None = None) -> Access:
-    """As the service account of our pod. Its token rotates, and is read again when it does."""
+    """Access by the service account of this pod. A rotated token is picked up."""
     variables = os.environ if environ is None else environ
     host = variables.get("KUBERNETES_SERVICE_HOST", "")
     port = variables.get("KUBERNETES_SERVICE_PORT", "") or "443"
     if not host:
         raise BadRequest(
-            "this is no pod of a cluster",
+            "not running in a pod",
             where="KUBERNETES_SERVICE_HOST",
             found="nothing",
-            expected="the address of the API server, as the kubelet sets it",
+            expected="the address of the API server, which the kubelet sets in every container",
         )
     if not port.isascii() or not port.isdigit():
-        raise BadRequest("bad port", where="KUBERNETES_SERVICE_PORT", found=port, expected="a number")
+        raise BadRequest("invalid port", where="KUBERNETES_SERVICE_PORT", found=port, expected="a number")
     for name in ("token", "ca.crt"):
         if not (root / name).is_file():
             raise BadRequest(
-                "the service account has no such file",
+                "file of the service account is missing",
                 where=str(root / name),
                 found="nothing",
-                expected="a service account that is mounted (automountServiceAccountToken)",
+                expected="a mounted service account token (automountServiceAccountToken)",
             )
     namespace = "default"
     if (root / "namespace").is_file():
@@ -170,44 +170,44 @@ def in_cluster(root: Path = _SERVICE_ACCOUNT, environ: Mapping[str, str] | None 
 
 
 def from_kubeconfig(path: Path | None = None, context: str = "") -> Access:
-    """`path` alone if it is given; else the files of KUBECONFIG, else the one in the home directory."""
+    """Reads `path`; without it, the files of KUBECONFIG; without those, `~/.kube/config`."""
     merged = _merge(_sources(path), must_exist=path is not None)
     name = context or merged.current
     if not name:
         raise BadRequest(
-            "no context is chosen",
+            "no context is selected",
             where=merged.where,
             found="no current-context",
             expected=_one_of(merged.contexts),
         )
     if name not in merged.contexts:
         raise BadRequest("no such context", where=merged.where, found=name, expected=_one_of(merged.contexts))
-    file, chosen = merged.contexts[name]
-    place = f"{file}: contexts[{name}]"
-    if not chosen.cluster or chosen.cluster not in merged.clusters:
+    file, selected = merged.contexts[name]
+    context_path = f"{file}: contexts[{name}]"
+    if not selected.cluster or selected.cluster not in merged.clusters:
         raise BadRequest(
             "no such cluster",
-            where=f"{place}.cluster",
-            found=chosen.cluster or "nothing",
+            where=f"{context_path}.cluster",
+            found=selected.cluster or "nothing",
             expected=_one_of(merged.clusters),
         )
-    if chosen.user and chosen.user not in merged.users:
+    if selected.user and selected.user not in merged.users:
         raise BadRequest(
-            "no such user", where=f"{place}.user", found=chosen.user, expected=_one_of(merged.users)
+            "no such user", where=f"{context_path}.user", found=selected.user, expected=_one_of(merged.users)
         )
-    cluster_file, cluster = merged.clusters[chosen.cluster]
-    user_file, user = merged.users[chosen.user] if chosen.user else (file, _User())
-    cluster_place = f"{cluster_file}: clusters[{chosen.cluster}].cluster"
-    user_place = f"{user_file}: users[{chosen.user}].user"
-    server = _server(cluster.server, f"{cluster_place}.server")
-    tls = _tls((cluster_file, cluster, cluster_place), (user_file, user, user_place))
+    cluster_file, cluster = merged.clusters[selected.cluster]
+    user_file, user = merged.users[selected.user] if selected.user else (file, _User())
+    cluster_path = f"{cluster_file}: clusters[{selected.cluster}].cluster"
+    user_path = f"{user_file}: users[{selected.user}].user"
+    server = _server(cluster.server, f"{cluster_path}.server")
+    tls = _tls((cluster_file, cluster, cluster_path), (user_file, user, user_path))
     return Access(
         server,
         tls,
-        _credential(user_file, user, user_place, cluster, tls),
-        chosen.namespace or "default",
-        _proxy(cluster.proxy_url or "", f"{cluster_place}.proxy-url"),
-        _acting_for(user, user_place),
+        _credential(user_file, user, user_path, cluster, tls),
+        selected.namespace or "default",
+        _proxy(cluster.proxy_url or "", f"{cluster_path}.proxy-url"),
+        _impersonation_headers(user, user_path),
     )
 
 
@@ -217,26 +217,27 @@ def _sources(path: Path | None) -> tuple[Path, ...]:
     named = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
     if len(named) > _FILES_MAX:
         raise BadRequest(
-            "too many files", where="KUBECONFIG", found=str(len(named)), expected=f"at most {_FILES_MAX}"
+            "too many kubeconfig files",
+            where="KUBECONFIG",
+            found=str(len(named)),
+            expected=f"at most {_FILES_MAX}",
         )
     if named:
         return tuple(Path(part).expanduser().absolute() for part in named)
     return (Path.home() / ".kube" / "config",)
 
 
-def _merge(sources: tuple[Path, ...], *, must_exist: bool) -> _Merged:
-    merged = _Merged(sources)
-    found_any = False
+def _merge(sources: tuple[Path, ...], *, must_exist: bool) -> _MergedConfig:
+    merged = _MergedConfig(sources)
+    any_exists = False
     for source in sources:
         try:
             file = _read(source)
         except FileNotFoundError as error:
             if must_exist:
-                raise BadRequest(
-                    "the file is not there", where=str(source), expected="a kubeconfig"
-                ) from error
+                raise BadRequest("no such file", where=str(source), expected="a kubeconfig") from error
             continue
-        found_any = True
+        any_exists = True
         merged.current = merged.current or file.current_context or ""
         for cluster in file.clusters or ():
             merged.clusters.setdefault(cluster.name, (source, cluster.cluster or _Cluster()))
@@ -244,18 +245,18 @@ def _merge(sources: tuple[Path, ...], *, must_exist: bool) -> _Merged:
             merged.users.setdefault(user.name, (source, user.user or _User()))
         for context in file.contexts or ():
             merged.contexts.setdefault(context.name, (source, context.context or _Context()))
-    if not found_any:
+    if not any_exists:
         raise BadRequest(
-            "there is no kubeconfig",
+            "no kubeconfig found",
             where=merged.where,
             found="nothing",
-            expected="a file there, in KUBECONFIG, or named by an option",
+            expected="an existing file, in KUBECONFIG or given by an option",
         )
     return merged
 
 
 class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
-    """Scalars are texts, whatever they look like; the structures below say what they mean."""
+    """Loads all scalars as strings; msgspec converts them to the types of the structs above."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -264,43 +265,43 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _read(source: Path) -> _File:
+def _read(source: Path) -> _KubeconfigFile:
     try:
         with source.open("rb") as file:
             data = file.read(_SIZE_MAX_BYTES + 1)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise BadRequest("the file cannot be read", where=str(source), found=error.strerror or "") from error
+        raise BadRequest("cannot read the file", where=str(source), found=error.strerror or "") from error
     if len(data) > _SIZE_MAX_BYTES:
         raise BadRequest(
-            "the file is too long", where=str(source), expected=f"at most {_SIZE_MAX_BYTES} bytes"
+            "the file is too large", where=str(source), expected=f"at most {_SIZE_MAX_BYTES} bytes"
         )
     try:
-        tree = yaml.load(data, Loader=_Loader)
+        document = yaml.load(data, Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         raise BadRequest(
-            "not YAML",
+            "invalid YAML",
             where=f"{source}{line}",
             found=" ".join(str(getattr(error, "problem", error)).split()),
             expected="a kubeconfig",
         ) from error
-    if tree is None:
-        return _File()
+    if document is None:
+        return _KubeconfigFile()
     try:
-        found = msgspec.convert(tree, _File, strict=False)
+        config = msgspec.convert(document, _KubeconfigFile, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
-        what, _, place = str(error).partition(" - at `$")
+        problem, _, path = str(error).partition(" - at `$")
         raise BadRequest(
-            "not a kubeconfig", where=f"{source}: {place.strip('`.') or 'the top'}", found=what
+            "not a kubeconfig", where=f"{source}: {path.strip('`.') or 'top level'}", found=problem
         ) from error
-    if found.kind not in (None, "", "Config"):
+    if config.kind not in (None, "", "Config"):
         raise BadRequest(
-            "not a kubeconfig", where=f"{source}: kind", found=found.kind or "", expected="Config"
+            "not a kubeconfig", where=f"{source}: kind", found=config.kind or "", expected="Config"
         )
-    return found
+    return config
 
 
 def _server(server: str | None, where: str) -> str:
@@ -311,46 +312,46 @@ def _server(server: str | None, where: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise BadRequest("not an address", where=where, found=text or "nothing", expected="https://host:port")
+        raise BadRequest(
+            "invalid server address", where=where, found=text or "nothing", expected="https://host:port"
+        )
     return text.rstrip("/")
 
 
 def _proxy(text: str, where: str) -> str:
     if text and not text.startswith(("http://", "https://")):
-        raise BadRequest(
-            "this kind of proxy is not supported", where=where, found=text, expected="http:// or https://"
-        )
+        raise BadRequest("unsupported proxy", where=where, found=text, expected="http:// or https://")
     return text
 
 
-def _tls(of_cluster: tuple[Path, _Cluster, str], of_user: tuple[Path, _User, str]) -> TlsConfig:
-    cluster_file, cluster, cluster_place = of_cluster
-    user_file, user, user_place = of_user
+def _tls(cluster_entry: tuple[Path, _Cluster, str], user_entry: tuple[Path, _User, str]) -> TlsConfig:
+    cluster_file, cluster, cluster_path = cluster_entry
+    user_file, user, user_path = user_entry
     insecure = bool(cluster.insecure_skip_tls_verify)
-    ca_data = _data(cluster.certificate_authority_data, f"{cluster_place}.certificate-authority-data")
+    ca_data = _data(cluster.certificate_authority_data, f"{cluster_path}.certificate-authority-data")
     if insecure and (ca_data or cluster.certificate_authority):
         raise BadRequest(
-            "a certificate authority makes no sense where nothing is verified",
-            where=f"{cluster_place}.insecure-skip-tls-verify",
+            "a certificate authority together with insecure-skip-tls-verify",
+            where=f"{cluster_path}.insecure-skip-tls-verify",
             found="true",
-            expected="one of the two",
+            expected="only one of certificate-authority and insecure-skip-tls-verify",
         )
-    certificate_data = _data(user.client_certificate_data, f"{user_place}.client-certificate-data")
-    key_data = _data(user.client_key_data, f"{user_place}.client-key-data")
+    certificate_data = _data(user.client_certificate_data, f"{user_path}.client-certificate-data")
+    key_data = _data(user.client_key_data, f"{user_path}.client-key-data")
     has_certificate = bool(certificate_data or user.client_certificate)
     if has_certificate != bool(key_data or user.client_key):
         raise BadRequest(
-            "a client certificate and its key go together",
-            where=user_place,
-            found="a certificate alone" if has_certificate else "a key alone",
+            "a client certificate without a key, or a key without a certificate",
+            where=user_path,
+            found="only a certificate" if has_certificate else "only a key",
             expected="client-certificate(-data) and client-key(-data)",
         )
     return TlsConfig(
         verify=not insecure,
-        ca_file=None if ca_data else _beside(cluster_file, cluster.certificate_authority),
+        ca_file=None if ca_data else _resolve(cluster_file, cluster.certificate_authority),
         ca_data=ca_data,
-        certificate_file=None if certificate_data else _beside(user_file, user.client_certificate),
-        key_file=None if key_data else _beside(user_file, user.client_key),
+        certificate_file=None if certificate_data else _resolve(user_file, user.client_certificate),
+        key_file=None if key_data else _resolve(user_file, user.client_key),
         certificate_data=certificate_data,
         key_data=key_data,
         server_name=cluster.tls_server_name or "",
@@ -360,54 +361,62 @@ def _tls(of_cluster: tuple[Path, _Cluster, str], of_user: tuple[Path, _User, str
 def _credential(file: Path, user: _User, where: str, cluster: _Cluster, tls: TlsConfig) -> Credential:
     if user.auth_provider is not None:
         raise BadRequest(
-            "login plugins of the old kind are not supported",
+            "auth-provider plugins are not supported",
             where=f"{where}.auth-provider",
             found=str(user.auth_provider.get("name", "")),
             expected="exec, a token, or a client certificate",
         )
     if user.username or user.password:
         raise BadRequest(
-            "login by password is not supported",
+            "password authentication is not supported",
             where=f"{where}.username",
             found=user.username or "a password",
             expected="exec, a token, or a client certificate",
         )
-    token_file = _beside(file, user.token_file)
+    token_file = _resolve(file, user.token_file)
     if token_file is not None:
-        return TokenFile(token_file)  # kubectl too prefers it to a token that stands beside it
+        return TokenFile(token_file)  # As in kubectl, takes precedence over `token`.
     if user.token:
-        return FixedToken(user.token)
+        return StaticToken(user.token)
     if user.exec is not None:
-        return ExecPlugin(_command(file, user.exec, f"{where}.exec", cluster, tls))
+        return ExecPlugin(_exec_command(file, user.exec, f"{where}.exec", cluster, tls))
     return Anonymous()
 
 
-def _command(file: Path, stanza: _Exec, where: str, cluster: _Cluster, tls: TlsConfig) -> ExecCommand:
-    version = checked_api_version(stanza.api_version, f"{where}.apiVersion")
-    if not stanza.command:
-        raise BadRequest("no command", where=f"{where}.command", expected="a program")
-    if stanza.interactive_mode == "Always":
+def _exec_command(
+    file: Path, exec_config: _Exec, where: str, cluster: _Cluster, tls: TlsConfig
+) -> ExecCommand:
+    version = check_api_version(exec_config.api_version, f"{where}.apiVersion")
+    if not exec_config.command:
         raise BadRequest(
-            "the plugin wants a terminal, and a scheduler has none",
+            "no command", where=f"{where}.command", found="nothing", expected="the path or name of a program"
+        )
+    if exec_config.interactive_mode == "Always":
+        raise BadRequest(
+            "the exec plugin requires a terminal, which a scheduler does not have",
             where=f"{where}.interactiveMode",
             found="Always",
             expected="Never or IfAvailable",
         )
     env = []
-    for index, entry in enumerate(stanza.env or ()):
+    for index, entry in enumerate(exec_config.env or ()):
         if "name" not in entry:
-            raise BadRequest("no name", where=f"{where}.env[{index}]", expected="name and value")
+            raise BadRequest(
+                "environment variable without a name",
+                where=f"{where}.env[{index}]",
+                expected="name and value",
+            )
         env.append((entry["name"], entry.get("value", "")))
-    command = stanza.command
+    command = exec_config.command
     if os.sep in command:
-        command = str(_beside(file, command))
+        command = str(_resolve(file, command))
     return ExecCommand(
         version,
         command,
-        tuple(stanza.args or ()),
+        tuple(exec_config.args or ()),
         tuple(env),
-        stanza.install_hint or "",
-        _cluster_info(cluster, tls) if stanza.provide_cluster_info else None,
+        exec_config.install_hint or "",
+        _cluster_info(cluster, tls) if exec_config.provide_cluster_info else None,
         where,
     )
 
@@ -420,7 +429,7 @@ def _cluster_info(cluster: _Cluster, tls: TlsConfig) -> dict[str, object]:
             ca = tls.ca_file.read_bytes()
         except OSError as error:
             raise BadRequest(
-                "the file cannot be read", where=str(tls.ca_file), found=error.strerror or ""
+                "cannot read the file", where=str(tls.ca_file), found=error.strerror or ""
             ) from error
     if ca:
         info["certificate-authority-data"] = base64.b64encode(ca).decode()
@@ -433,12 +442,12 @@ def _cluster_info(cluster: _Cluster, tls: TlsConfig) -> dict[str, object]:
     return info
 
 
-def _acting_for(user: _User, where: str) -> tuple[tuple[str, str], ...]:
+def _impersonation_headers(user: _User, where: str) -> tuple[tuple[str, str], ...]:
     if user.as_user_extra:
         raise BadRequest(
-            "extra fields of impersonation are not supported",
+            "impersonation with extra fields is not supported",
             where=f"{where}.as-user-extra",
-            expected="as, as-uid and as-groups alone",
+            expected="only as, as-uid and as-groups",
         )
     if not user.as_user:
         return ()
@@ -449,8 +458,8 @@ def _acting_for(user: _User, where: str) -> tuple[tuple[str, str], ...]:
     return tuple(headers)
 
 
-def _beside(file: Path, text: str | None) -> Path | None:
-    """A path of a kubeconfig: relative ones start where the file is."""
+def _resolve(file: Path, text: str | None) -> Path | None:
+    """A path in a kubeconfig is relative to the directory of that kubeconfig."""
     return file.parent / text if text else None
 
 
@@ -460,11 +469,13 @@ def _data(text: str | None, where: str) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadRequest("not base64", where=where, found=str(error), expected="PEM in base64") from error
+        raise BadRequest(
+            "invalid base64", where=where, found=str(error), expected="base64-encoded PEM"
+        ) from error
 
 
 _V = TypeVar("_V")
 
 
 def _one_of(names: Mapping[str, _V]) -> str:
-    return "one of " + ", ".join(sorted(names)) if names else "at least one to be defined"
+    return "one of " + ", ".join(sorted(names)) if names else "at least one definition"

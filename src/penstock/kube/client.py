@@ -1,7 +1,7 @@
-"""The verbs of an API server, and what they answer.
+"""The API server's verbs as methods.
 
-Bodies go out as plain values, answers come back as the types that a caller names. How requests travel, and
-which of them are tried again, is in `transport`.
+Request bodies are plain values; responses are decoded into the type that the caller passes. `transport` sends
+the requests and decides which of them to retry.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import aiohttp
 import msgspec
 
 from penstock.kube.access import Access
-from penstock.kube.errors import BadResponse, Gone, NotFound, OutcomeUnknown, Status
-from penstock.kube.resources import EVENTS, PODS, group_path
+from penstock.kube.errors import BadResponse, Gone, OutcomeUnknown, Status
+from penstock.kube.resources import EVENTS, PODS
 from penstock.kube.transport import READS, RetryPolicy, Transport
 from penstock.kube.types import KubeObject, ObjectMeta
 
@@ -38,7 +38,7 @@ __all__ = [
 
 _LOG: Final = logging.getLogger(__name__)
 _NOTE_MAX_BYTES: Final = 1024
-_WORD_MAX: Final = 128  # characters of the reason, action and controller of an event
+_EVENT_FIELD_MAX: Final = 128  # Characters: the API's limit for an event's reason, action and controller.
 _RETRIES: Final = RetryPolicy()
 
 T = TypeVar("T")
@@ -52,9 +52,10 @@ class PatchType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ListResult(Generic[T]):
-    """`consistent`: all items stood so at `resource_version`. If not, no watch may start there.
+    """The objects of a list.
 
-    `undecodable` are there too, as the server wrote them: they are not of the type.
+    `consistent`: all items are of `resource_version`. Otherwise a watch must not start there. `undecodable`:
+    the JSON of the objects that do not decode as the requested type.
     """
 
     items: tuple[T, ...]
@@ -65,7 +66,7 @@ class ListResult(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectReference:
-    """What an event is about."""
+    """The object that an event regards."""
 
     api_version: str
     kind: str
@@ -76,7 +77,7 @@ class ObjectReference:
 
 class _ListMetadata(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     resource_version: str = ""
-    continuation: str = msgspec.field(default="", name="continue")
+    continue_token: str = msgspec.field(default="", name="continue")
 
 
 class _Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -84,16 +85,8 @@ class _Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     items: list[T] | None = None
 
 
-class _ServedResource(msgspec.Struct, frozen=True, kw_only=True):
-    name: str = ""
-
-
-class _Served(msgspec.Struct, frozen=True, kw_only=True):
-    resources: tuple[_ServedResource, ...] | None = None
-
-
 class KubeClient:
-    """One API server. Make it anywhere, use it within one running loop, close it there."""
+    """Client of one API server. Use it and close it within one event loop."""
 
     def __init__(
         self,
@@ -104,7 +97,7 @@ class KubeClient:
         user_agent: str = "penstock",
         body_max_bytes: int = 128 << 20,
         retries: RetryPolicy = _RETRIES,
-        may_write: Callable[[], bool] = lambda: True,  # asked right before each sending of a write
+        may_write: Callable[[], bool] = lambda: True,  # called right before each write is sent
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.access = access
@@ -119,14 +112,14 @@ class KubeClient:
             may_write=may_write,
             jitter=jitter,
         )
-        self._ask = self._transport.ask
+        self._request = self._transport.request
         self._event_number = itertools.count()
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
     async def __aenter__(self) -> KubeClient:
         return self
 
-    async def __aexit__(self, *ended: object) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -135,10 +128,10 @@ class KubeClient:
     def stream(
         self, path: str, query: Mapping[str, str], *, open_s: float
     ) -> AbstractAsyncContextManager[aiohttp.StreamReader]:
-        """An answer without an end, for watches. Tried once; whoever reads it minds the silence."""
+        """The body of a watch. Not retried; the reader has to detect a silent connection."""
         return self._transport.stream(path, query, open_s=open_s)
 
-    # Reads.
+    # Reads
 
     async def get(
         self,
@@ -148,7 +141,7 @@ class KubeClient:
         urgent: bool = False,
         timeout_s: float | None = None,
     ) -> T:
-        body = await self._ask("GET", path, urgent=urgent, timeout_s=timeout_s)
+        body = await self._request("GET", path, urgent=urgent, timeout_s=timeout_s)
         return self._decode("GET", path, body, type)
 
     async def list(
@@ -159,34 +152,31 @@ class KubeClient:
         page: int = 500,
         field_selector: str = "",
         label_selector: str = "",
-        resource_version: str = "",
     ) -> ListResult[T]:
-        """All of them, page by page (`page=0`: in one piece).
+        """Lists all objects, `page` per request (0: all in one request).
 
-        Pages show one version of the world. If the server forgets it midway, the list starts over, once; the
-        second time it goes on with what the server has by then, and is not `consistent`.
+        All pages are of one resourceVersion. If it expires between two pages, the list restarts once; the
+        second time it continues at a newer resourceVersion, and the result is not `consistent`.
         """
         query = {"fieldSelector": field_selector, "labelSelector": label_selector}
         items: list[T] = []
         undecodable: list[bytes] = []
         restarted = False
         consistent = True
-        limit, continuation = page, ""
+        limit, continue_token = page, ""
         while True:
-            asked = {**query, "limit": str(limit) if limit else "", "continue": continuation}
-            if not continuation:
-                asked["resourceVersion"] = resource_version
+            page_query = {**query, "limit": str(limit) if limit else "", "continue": continue_token}
             try:
-                body = await self._ask("GET", path, query=asked)
+                body = await self._request("GET", path, query=page_query)
             except Gone as error:
-                if not continuation:
+                if not continue_token:
                     raise
                 if not restarted:
-                    restarted, continuation = True, ""
+                    restarted, continue_token = True, ""
                     items.clear()
                     undecodable.clear()
-                elif error.continuation:
-                    consistent, continuation = False, error.continuation
+                elif error.continue_token:
+                    consistent, continue_token = False, error.continue_token
                 else:
                     raise
                 continue
@@ -195,25 +185,15 @@ class KubeClient:
                     limit = max(1, limit // 8)
                     continue
                 raise
-            found = self._decode_page(path, body, type, undecodable)
-            items.extend(found.items or ())
-            continuation = found.metadata.continuation
-            if not continuation:
+            decoded = self._decode_page(path, body, type, undecodable)
+            items.extend(decoded.items or ())
+            continue_token = decoded.metadata.continue_token
+            if not continue_token:
                 return ListResult(
-                    tuple(items), found.metadata.resource_version, consistent, tuple(undecodable)
+                    tuple(items), decoded.metadata.resource_version, consistent, tuple(undecodable)
                 )
 
-    async def discover(self, group_version: str) -> frozenset[str]:
-        """Names of the resources that the server has in a group (`batch/v1`); none if it has no such."""
-        path = group_path(group_version)
-        try:
-            body = await self._ask("GET", path)
-        except NotFound:
-            return frozenset()
-        served = self._decode("GET", path, body, _Served)
-        return frozenset(resource.name for resource in served.resources or ())
-
-    # Writes.
+    # Writes
 
     @overload
     async def create(
@@ -240,8 +220,8 @@ class KubeClient:
         urgent: bool = False,
         timeout_s: float | None = None,
     ) -> T | None:
-        answer = await self._ask("POST", path, body=body, urgent=urgent, timeout_s=timeout_s)
-        return None if type is None else self._decode("POST", path, answer, type)
+        response = await self._request("POST", path, body=body, urgent=urgent, timeout_s=timeout_s)
+        return None if type is None else self._decode("POST", path, response, type)
 
     async def replace(
         self,
@@ -252,9 +232,9 @@ class KubeClient:
         urgent: bool = False,
         timeout_s: float | None = None,
     ) -> T:
-        """The body should have a `metadata.resourceVersion`, else it overwrites whatever is there."""
-        answer = await self._ask("PUT", path, body=body, urgent=urgent, timeout_s=timeout_s)
-        return self._decode("PUT", path, answer, type)
+        """Without `metadata.resourceVersion` in the body, concurrent changes are overwritten."""
+        response = await self._request("PUT", path, body=body, urgent=urgent, timeout_s=timeout_s)
+        return self._decode("PUT", path, response, type)
 
     @overload
     async def patch(
@@ -282,17 +262,17 @@ class KubeClient:
         field_manager: str = "",
     ) -> T | None:
         query = {"fieldManager": field_manager}
-        answer = await self._ask("PATCH", path, query=query, body=body, content_type=patch_type.value)
-        return None if type is None else self._decode("PATCH", path, answer, type)
+        response = await self._request("PATCH", path, query=query, body=body, content_type=patch_type.value)
+        return None if type is None else self._decode("PATCH", path, response, type)
 
     async def delete(
         self, path: str, *, uid: str = "", grace_s: int | None = None, propagation: str = ""
     ) -> None:
-        """`uid`: this one, and not (409) another that has its name by now. `NotFound` if there is none."""
+        """`uid` is a precondition: `ApiConflict` if another object has the name by now."""
         options = _delete_options(uid, grace_s)
         if propagation:
             options["propagationPolicy"] = propagation
-        await self._ask("DELETE", path, body=options)
+        await self._request("DELETE", path, body=options)
 
     async def bind(
         self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str] | None = None
@@ -311,14 +291,16 @@ class KubeClient:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         path = PODS.path(namespace, name, "binding")
-        status = self._decode("POST", path, await self._ask("POST", path, body=body), Status)
+        status = self._decode("POST", path, await self._request("POST", path, body=body), Status)
         if status.status == "Failure":
-            raise OutcomeUnknown(f"POST {path}: accepted, but says {status.reason}: {status.message}")
+            failure = f"{status.reason}: {status.message}"
+            raise OutcomeUnknown(f"outcome unknown: POST {path}: 2xx with status Failure: {failure}")
 
     async def evict(self, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
-        """Deletes a pod if its disruption budget allows; if not, `TooManyRequests` with `is_budget`, at once.
+        """Deletes a pod if its PodDisruptionBudget allows it.
 
-        `ApiConflict` if it is another pod by now; if that one is not placed, the server says so after 10 s.
+        If not, `TooManyRequests` with `is_disruption_budget`, without retries. `ApiConflict` if another pod
+        has the name; if that pod has no node, the server takes 10 s to respond.
         """
         body = {
             "apiVersion": "policy/v1",
@@ -326,7 +308,7 @@ class KubeClient:
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": _delete_options(uid, grace_s),
         }
-        await self._ask("POST", PODS.path(namespace, name, "eviction"), body=body)
+        await self._request("POST", PODS.path(namespace, name, "eviction"), body=body)
 
     async def post_event(
         self,
@@ -340,10 +322,10 @@ class KubeClient:
         instance: str = "",
         at: datetime | None = None,
     ) -> None:
-        """Tells whoever looks at an object something. What is too long is cut: a server would refuse it."""
+        """Creates an event. Fields over the API's limits are truncated, as the server would reject them."""
         namespace = regarding.namespace or "default"
-        unique = f"{time.time_ns():x}{next(self._event_number) % 0x1000:03x}"
-        about = {
+        suffix = f"{time.time_ns():x}{next(self._event_number) % 0x1000:03x}"
+        reference = {
             "apiVersion": regarding.api_version,
             "kind": regarding.kind,
             "name": regarding.name,
@@ -353,19 +335,19 @@ class KubeClient:
         body = {
             "apiVersion": EVENTS.group_version,
             "kind": "Event",
-            "metadata": {"name": f"{regarding.name[:220].rstrip('.-')}.{unique}", "namespace": namespace},
+            "metadata": {"name": f"{regarding.name[:220].rstrip('.-')}.{suffix}", "namespace": namespace},
             "eventTime": micro_time(at or datetime.now(UTC)),
-            "reportingController": controller[:_WORD_MAX],
-            "reportingInstance": (instance or controller)[:_WORD_MAX],
-            "action": action[:_WORD_MAX],
-            "reason": reason[:_WORD_MAX],
+            "reportingController": controller[:_EVENT_FIELD_MAX],
+            "reportingInstance": (instance or controller)[:_EVENT_FIELD_MAX],
+            "action": action[:_EVENT_FIELD_MAX],
+            "reason": reason[:_EVENT_FIELD_MAX],
             "type": "Warning" if warning else "Normal",
-            "regarding": {key: value for key, value in about.items() if value},
-            "note": _cut_bytes(note, _NOTE_MAX_BYTES),
+            "regarding": {key: value for key, value in reference.items() if value},
+            "note": _truncate_bytes(note, _NOTE_MAX_BYTES),
         }
-        await self._ask("POST", EVENTS.path(namespace), body=body)
+        await self._request("POST", EVENTS.path(namespace), body=body)
 
-    # Answers.
+    # Decoding
 
     def _decoder(self, type: Any) -> msgspec.json.Decoder[Any]:  # noqa: A002
         decoder = self._decoders.get(type)
@@ -377,9 +359,9 @@ class KubeClient:
         try:
             decoded: T = self._decoder(type).decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            text = f"the answer is no {type.__name__}: {error}"
+            text = f"the response does not decode as {type.__name__}: {error}"
             if verb in READS:
-                raise BadResponse(200, "Undecodable", text, asked=f"{verb} {path}") from error
+                raise BadResponse(200, "Undecodable", text, request=f"{verb} {path}") from error
             raise OutcomeUnknown(f"outcome unknown: {verb} {path}: {text}", status=200) from error
         return decoded
 
@@ -390,7 +372,7 @@ class KubeClient:
         type: type[T],  # noqa: A002
         undecodable: MutableSequence[bytes],
     ) -> _Page[T]:
-        """Items that cannot be read are set aside and named in the log: one must not hide the others."""
+        """Items that do not decode are logged and collected: one of them must not hide the others."""
         try:
             page: _Page[T] = self._decoder(_Page[type]).decode(body)  # type: ignore[valid-type]
         except msgspec.ValidationError:
@@ -400,12 +382,12 @@ class KubeClient:
                 try:
                     items.append(decoder.decode(item))
                 except (msgspec.ValidationError, UnicodeDecodeError) as error:
-                    _LOG.error("%s: %s cannot be read: %s", path, object_name(item), error)
+                    _LOG.error("%s: %s does not decode: %s", path, object_name(item), error)
                     undecodable.append(bytes(item))
             return _Page(metadata=raw.metadata, items=items)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            text = f"the answer is no list: {error}"
-            raise BadResponse(200, "Undecodable", text, asked=f"GET {path}") from error
+            text = f"the response does not decode as a list: {error}"
+            raise BadResponse(200, "Undecodable", text, request=f"GET {path}") from error
         return page
 
 
@@ -413,7 +395,7 @@ _OBJECT_DECODER = msgspec.json.Decoder(KubeObject)
 
 
 def decode_metadata(raw: msgspec.Raw | bytes) -> ObjectMeta:
-    """Who an object is of which nothing else may be readable; nobody, if not even that is."""
+    """The metadata of an object that may not decode otherwise; empty if the metadata does not decode."""
     try:
         return _OBJECT_DECODER.decode(raw).metadata
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -421,15 +403,17 @@ def decode_metadata(raw: msgspec.Raw | bytes) -> ObjectMeta:
 
 
 def object_name(raw: msgspec.Raw | bytes) -> str:
+    """`namespace/name` of an object that does not decode, for messages."""
     metadata = decode_metadata(raw)
     return (
         f"{metadata.namespace}/{metadata.name}"
         if metadata.namespace
-        else metadata.name or "an object without a readable name"
+        else metadata.name or "an object without a name"
     )
 
 
 def micro_time(at: datetime) -> str:
+    """A timestamp in the form of the API's MicroTime."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -442,7 +426,7 @@ def _delete_options(uid: str, grace_s: int | None) -> dict[str, object]:
     return options
 
 
-def _cut_bytes(text: str, bytes_max: int) -> str:
-    """The longest beginning that fits, with no character cut in two."""
+def _truncate_bytes(text: str, bytes_max: int) -> str:
+    """Truncates to a number of bytes without splitting a character."""
     data = text.encode(errors="replace")
     return text if len(data) <= bytes_max else data[: bytes_max - 3].decode(errors="ignore") + "..."

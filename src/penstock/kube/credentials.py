@@ -1,8 +1,8 @@
-"""Who we are to a server, as it may change while we run.
+"""Credentials for the API server, which may change while the process runs.
 
-A credential is asked before every request, so that a token file that was rotated, or a plugin's token that
-ran out, is seen without anybody watching. What a server refused with 401 is given back once: files are read
-and plugins run again, and if the answer stays 401, it stands.
+`Credential.identity` is called before every request, so a rotated token file or an expired token of an exec
+plugin needs no background task. After a 401, the transport calls `invalidate` once: the file is read again or
+the plugin runs again. A second 401 is final.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ __all__ = [
     "Credential",
     "ExecCommand",
     "ExecPlugin",
-    "FixedToken",
+    "StaticToken",
     "TokenFile",
-    "checked_api_version",
+    "check_api_version",
 ]
 
 _TOKEN_MAX_BYTES: Final = 1 << 20
 _PLUGIN_TIMEOUT_S: Final = 60.0
 _PLUGIN_OUTPUT_MAX_BYTES: Final = 1 << 20
-_EARLY_S: Final = 30.0  # a token that has less than this, and less than a tenth of its life, is renewed
+_RENEW_EARLY_S: Final = 30.0  # Before expiry; a tenth of the lifetime for short-lived credentials.
 
 
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """Credentials of a request. `certificate` comes from an exec plugin; a kubeconfig's is in `TlsConfig`."""
+    """What authenticates a request. `certificate` is of an exec plugin; a kubeconfig's is in `TlsConfig`."""
 
     token: str = field(default="", repr=False)
     certificate: bytes = field(default=b"", repr=False)
@@ -50,83 +50,83 @@ class ClientIdentity:
 
 class Credential(Protocol):
     async def identity(self) -> ClientIdentity:
-        """May raise `Unreachable`: without it nothing is sent."""
+        """Raises `Unreachable` if no credential can be obtained: then no request is sent."""
         ...
 
-    def refused(self, identity: ClientIdentity) -> bool:
-        """The server said 401 to it. True if another one may be had."""
+    def invalidate(self, identity: ClientIdentity) -> bool:
+        """The server rejected `identity` with 401. Returns whether a new one may be obtained."""
         ...
 
 
 class Anonymous:
-    """No credential of its own; the TLS material may have a client certificate."""
+    """No token. `TlsConfig` may have a client certificate."""
 
     async def identity(self) -> ClientIdentity:
         return ClientIdentity()
 
-    def refused(self, identity: ClientIdentity) -> bool:  # noqa: ARG002
+    def invalidate(self, identity: ClientIdentity) -> bool:  # noqa: ARG002
         return False
 
 
-class FixedToken:
+class StaticToken:
     def __init__(self, token: str) -> None:
         self._identity = ClientIdentity(token)
 
     async def identity(self) -> ClientIdentity:
         return self._identity
 
-    def refused(self, identity: ClientIdentity) -> bool:  # noqa: ARG002
+    def invalidate(self, identity: ClientIdentity) -> bool:  # noqa: ARG002
         return False
 
 
 class TokenFile:
-    """A token that somebody else replaces in time: the projected one of a service account."""
+    """A token file that is rotated by others, as the kubelet does for a service account."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._mark: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._identity = ClientIdentity()
 
     async def identity(self) -> ClientIdentity:
         try:
-            found = self._path.stat()
-            mark = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if mark != self._mark:
+            stat = self._path.stat()
+            stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            if stamp != self._stamp:
                 with self._path.open("rb") as file:
                     token = file.read(_TOKEN_MAX_BYTES).decode().strip()
                 if not token:
                     raise ValueError("the file is empty")
-                self._mark = mark
+                self._stamp = stamp
                 if token != self._identity.token:
                     self._identity = ClientIdentity(token)
         except (OSError, ValueError) as error:
             if self._identity.token:
-                return self._identity  # in the middle of a rotation; the old one serves a while longer
-            raise Unreachable(f"{self._path}: the token cannot be read: {error}") from error
+                return self._identity  # A rotation may be in progress; the old token remains valid.
+            raise Unreachable(f"{self._path}: cannot read the token: {error}") from error
         return self._identity
 
-    def refused(self, identity: ClientIdentity) -> bool:
+    def invalidate(self, identity: ClientIdentity) -> bool:
         if identity is self._identity:
-            self._mark = None
+            self._stamp = None
         return True
 
 
-class _ExecStatus(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
+class _ExecCredentialStatus(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     token: str = ""
     client_certificate_data: str = ""
     client_key_data: str = ""
     expiration_timestamp: str | None = None
 
 
-class _ExecAnswer(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
+class _ExecCredential(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     kind: str = ""
     api_version: str = ""
-    status: _ExecStatus | None = None
+    status: _ExecCredentialStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExecCommand:
-    """A stanza `exec` of a kubeconfig; `cluster` is what it is told of the cluster, if it wants to be."""
+    """The `exec` of a kubeconfig user. `cluster` is set if `provideClusterInfo` is."""
 
     api_version: str
     command: str
@@ -138,57 +138,59 @@ class ExecCommand:
 
 
 class ExecPlugin:
-    """A program that prints a credential (`client.authentication.k8s.io`), run again when it runs out."""
+    """A `client.authentication.k8s.io` plugin: prints a credential, and runs again before it expires."""
 
     def __init__(
         self,
         command: ExecCommand,
         *,
-        wall: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = time.time,
         timeout_s: float = _PLUGIN_TIMEOUT_S,
     ) -> None:
         self._command = command
-        self._wall = wall
+        self._wall_clock = wall_clock
         self._timeout_s = timeout_s
         self._identity: ClientIdentity | None = None
         self._renew_at: float | None = None
         self._running = asyncio.Lock()
 
     async def identity(self) -> ClientIdentity:
-        if (held := self._held()) is not None:
-            return held
+        if (cached := self._cached()) is not None:
+            return cached
         async with self._running:
-            if (held := self._held()) is not None:
-                return held
-            began = self._wall()
+            if (cached := self._cached()) is not None:
+                return cached
+            started_at = self._wall_clock()
             status = await self._run()
             identity = ClientIdentity(
                 status.token, status.client_certificate_data.encode(), status.client_key_data.encode()
             )
             self._identity = identity
-            self._renew_at = self._time_to_renew(status.expiration_timestamp, began)
+            self._renew_at = self._renewal_time(status.expiration_timestamp, started_at)
             return identity
 
-    def refused(self, identity: ClientIdentity) -> bool:
+    def invalidate(self, identity: ClientIdentity) -> bool:
         if identity is self._identity:
             self._identity = None
         return True
 
-    def _held(self) -> ClientIdentity | None:
-        if self._identity is None or (self._renew_at is not None and self._wall() >= self._renew_at):
+    def _cached(self) -> ClientIdentity | None:
+        if self._identity is None or (self._renew_at is not None and self._wall_clock() >= self._renew_at):
             return None
         return self._identity
 
-    def _time_to_renew(self, expiry: str | None, began: float) -> float | None:
+    def _renewal_time(self, expiry: str | None, started_at: float) -> float | None:
         if not expiry:
             return None
         try:
-            ends = datetime.fromisoformat(expiry).timestamp()
+            expires_at = datetime.fromisoformat(expiry).timestamp()
         except ValueError as error:
-            raise self._fault(f"printed the expiry {expiry[:40]!r}, which is no time") from error
-        return ends - min(_EARLY_S, max(0.0, ends - began) / 10)
+            raise self._error(
+                f"printed the expirationTimestamp {expiry[:40]!r}, expected RFC 3339"
+            ) from error
+        return expires_at - min(_RENEW_EARLY_S, max(0.0, expires_at - started_at) / 10)
 
-    async def _run(self) -> _ExecStatus:
+    async def _run(self) -> _ExecCredentialStatus:
         spec: dict[str, object] = {"interactive": False}
         if self._command.cluster is not None:
             spec["cluster"] = dict(self._command.cluster)
@@ -206,48 +208,48 @@ class ExecPlugin:
             )
         except OSError as error:
             hint = f" {self._command.install_hint.strip()}" if self._command.install_hint else ""
-            raise self._fault(f"cannot be run: {error.strerror or error}.{hint}") from error
+            raise self._error(f"cannot be executed: {error.strerror or error}.{hint}") from error
         try:
             async with asyncio.timeout(self._timeout_s):
-                said, complaint = await asyncio.gather(_drain(process.stdout), _drain(process.stderr))
+                stdout, stderr = await asyncio.gather(_drain(process.stdout), _drain(process.stderr))
                 code = await process.wait()
         except TimeoutError as error:
-            raise self._fault(f"took longer than {self._timeout_s:g} s") from error
+            raise self._error(f"took longer than {self._timeout_s:g} s") from error
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError, TimeoutError):
                     process.kill()
-                    async with asyncio.timeout(1.0):  # dead, but what it left behind may keep its pipes open
+                    async with asyncio.timeout(1.0):  # Its children may still hold the pipes open.
                         await process.wait()
         if code != 0:
-            last = complaint.decode(errors="replace").strip()[-500:]
-            raise self._fault(f"ended with {code}: {last or '(no text)'}")
-        return self._read(said)
+            tail = stderr.decode(errors="replace").strip()[-500:]
+            raise self._error(f"exited with {code}: {tail or '(no text)'}")
+        return self._parse(stdout)
 
-    def _read(self, said: bytes) -> _ExecStatus:
+    def _parse(self, stdout: bytes) -> _ExecCredentialStatus:
         try:
-            answer = msgspec.json.decode(said, type=_ExecAnswer)
+            credential = msgspec.json.decode(stdout, type=_ExecCredential)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._fault(f"printed no ExecCredential: {error}") from error
-        if answer.kind != "ExecCredential" or answer.api_version != self._command.api_version:
-            raise self._fault(
-                f"printed {answer.kind or 'no kind'} of {answer.api_version or 'no version'}, "
+            raise self._error(f"did not print an ExecCredential: {error}") from error
+        if credential.kind != "ExecCredential" or credential.api_version != self._command.api_version:
+            raise self._error(
+                f"printed {credential.kind or 'no kind'} of {credential.api_version or 'no version'}, "
                 f"expected ExecCredential of {self._command.api_version}"
             )
-        status = answer.status
+        status = credential.status
         if status is None or not (status.token or status.client_certificate_data):
-            raise self._fault("printed neither a token nor a certificate")
+            raise self._error("printed neither a token nor a certificate")
         if bool(status.client_certificate_data) != bool(status.client_key_data):
-            raise self._fault("printed a certificate without its key, or a key alone")
+            raise self._error("printed a certificate without a key, or a key without a certificate")
         return status
 
-    def _fault(self, what: str) -> Unreachable:
+    def _error(self, problem: str) -> Unreachable:
         where = f"{self._command.where}: " if self._command.where else ""
-        return Unreachable(f"{where}the plugin {self._command.command} {what}")
+        return Unreachable(f"{where}the exec plugin {self._command.command} {problem}")
 
 
 async def _drain(stream: asyncio.StreamReader | None) -> bytes:
-    """All that a plugin prints, up to a bound; the rest is read and dropped, so that it does not block."""
+    """Reads to the end, keeping up to a limit: a plugin must not block on a full pipe."""
     assert stream is not None
     kept = bytearray()
     while chunk := await stream.read(1 << 16):
@@ -256,13 +258,13 @@ async def _drain(stream: asyncio.StreamReader | None) -> bytes:
     return bytes(kept)
 
 
-def checked_api_version(found: str, where: str) -> str:
-    known = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
-    if found not in known:
+def check_api_version(found: str, where: str) -> str:
+    supported = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+    if found not in supported:
         raise BadRequest(
-            "the plugin speaks a version that we do not",
+            "unsupported version of the exec plugin protocol",
             where=where,
             found=found,
-            expected=" or ".join(known),
+            expected=" or ".join(supported),
         )
     return found

@@ -1,10 +1,10 @@
-"""What an API server, or the way to it, can do to a request.
+"""The ways in which a request to the API server can fail.
 
-An answer that refuses is an `ApiError`, by its status; the ones worth another try are of the families
-`Conflict` and `Unavailable` as well. Where there was no answer, one question matters to whoever wrote: can it
-have been done? `Unreachable` and `WriteFenced` mean that nothing was sent, `OutcomeUnknown` that only a read
-will tell. For a write, every answer of 500 and above is of the latter kind: a server says that too after its
-own store timed out.
+An error response is an `ApiError`, with a subclass per HTTP status; those that a retry may cure are also
+`Conflict` or `Unavailable`. Without a response, the caller of a write must know whether the write can have
+taken effect: `Unreachable` and `WriteFenced` mean that nothing was sent, `OutcomeUnknown` that the caller has
+to read the object. A response of 500 or above to a write is an `OutcomeUnknown`, too: a server also sends it
+when its own store timed out.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = [
     "Unauthorized",
     "Unreachable",
     "WriteFenced",
-    "answer_error",
-    "status_error",
+    "error_from_response",
+    "error_from_status",
 ]
 
-_MESSAGE_MAX = 2_000  # characters; the message of a server can hold a whole object
+_MESSAGE_MAX = 2_000  # Characters. A server's message can contain an entire object.
 _RETRY_AFTER_MAX_S = 600.0
 
 
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
+class StatusCause(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
     field: str = ""
@@ -45,15 +45,15 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 class StatusDetails(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     retry_after_seconds: int | None = None
-    causes: tuple[Cause, ...] | None = None
+    causes: tuple[StatusCause, ...] | None = None
 
 
 class StatusMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    continuation: str = msgspec.field(default="", name="continue")
+    continue_token: str = msgspec.field(default="", name="continue")
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a server that has no object to show."""
+    """The `Status` object that a server returns instead of a resource."""
 
     kind: str = ""
     status: str = ""
@@ -65,10 +65,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiError(PenstockError):
-    """A server answered, and the answer was no.
+    """An error response of the server.
 
-    `reason` is the word of the server (`AlreadyExists`), `causes` are the words of the details,
-    `continuation` is where an expired list can go on.
+    `reason` is the server's (e.g. `AlreadyExists`), `causes` are the reasons in its details. With
+    `continue_token`, an expired list can be continued at a newer resourceVersion.
     """
 
     def __init__(
@@ -77,78 +77,76 @@ class ApiError(PenstockError):
         reason: str = "",
         message: str = "",
         *,
-        asked: str = "",
+        request: str = "",
         retry_after_s: float | None = None,
         causes: tuple[str, ...] = (),
-        continuation: str = "",
+        continue_token: str = "",
     ) -> None:
         self.status = status
         self.reason = reason
         self.message = message if len(message) <= _MESSAGE_MAX else message[:_MESSAGE_MAX] + "..."
-        self.asked = asked
+        self.request = request
         self.retry_after_s = retry_after_s
         self.causes = causes
-        self.continuation = continuation
-        word = f" {reason}" if reason else ""
-        super().__init__(
-            f"{asked}: {status}{word}: {self.message}" if asked else f"{status}{word}: {message}"
-        )
+        self.continue_token = continue_token
+        code = f"{status} {reason}" if reason else str(status)
+        super().__init__(f"{request}: {code}: {self.message}" if request else f"{code}: {message}")
 
 
 class NotFound(ApiError):
-    """404: no such object, or no such kind of object."""
+    """404: no such object, or the server does not serve the resource."""
 
 
 class ApiConflict(ApiError, Conflict):
-    """409: the object is not as the request supposes."""
+    """409: the object is not in the state that the request requires."""
 
 
 class AlreadyExists(ApiConflict):
-    """409: an object of this name exists."""
+    """409 AlreadyExists: an object of this name exists."""
 
 
 class Gone(ApiError):
-    """410: the version that was asked for is no longer remembered."""
+    """410: the server no longer has the requested resourceVersion."""
 
 
 class Unauthorized(ApiError):
-    """401: the credential was not accepted, and a renewed one was not either."""
+    """401: the server rejected the credential, and a renewed one as well."""
 
 
 class Forbidden(ApiError):
-    """403: we are known, and not allowed to."""
+    """403: RBAC does not allow the request."""
 
 
 class Invalid(ApiError):
-    """422: the object does not pass validation."""
+    """422: the object failed validation."""
 
 
 class TooManyRequests(ApiError, Unavailable):
-    """429: the server has too much to do, or a disruption budget has nothing left."""
+    """429: the server is overloaded, or a PodDisruptionBudget does not allow the eviction."""
 
     @property
-    def is_budget(self) -> bool:
+    def is_disruption_budget(self) -> bool:
         return "DisruptionBudget" in self.causes
 
 
 class ServerError(ApiError, Unavailable):
-    """500 and above, to a read."""
+    """500 and above, in response to a read."""
 
 
 class BadResponse(ApiError, Unavailable):
-    """The answer is no answer of an API server: not JSON, not of the type, or longer than we read."""
+    """The response is not a valid API response: not JSON, of another type, or too large."""
 
 
 class Unreachable(Unavailable):
-    """The request was never sent: no connection, or no credential to send with it."""
+    """The request was not sent: no connection, or no credential."""
 
 
 class WriteFenced(Unavailable):
-    """A write was not sent: when its turn came, whoever wanted it was not allowed to write any more."""
+    """A write was not sent: `may_write` returned false when the request was about to leave."""
 
 
 class OutcomeUnknown(Unavailable):
-    """A write may have been done, or not. `status` is 0 if there was no answer at all."""
+    """A write that may or may not have taken effect. `status` is 0 if there was no response."""
 
     def __init__(self, text: str, *, status: int = 0, reason: str = "", message: str = "") -> None:
         self.status = status
@@ -169,8 +167,10 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 _STATUS_DECODER = msgspec.json.Decoder(Status)
 
 
-def answer_error(http_status: int, body: bytes, *, retry_after: str = "", asked: str = "") -> ApiError:
-    """The error of an answer: a `Status`, or whatever text a proxy or an overloaded server sends."""
+def error_from_response(
+    http_status: int, body: bytes, *, retry_after: str = "", request: str = ""
+) -> ApiError:
+    """The body is a `Status`, or plain text from a proxy or an overloaded server."""
     try:
         status = _STATUS_DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -178,29 +178,31 @@ def answer_error(http_status: int, body: bytes, *, retry_after: str = "", asked:
     if status.kind != "Status":
         text = body[:_MESSAGE_MAX].decode(errors="replace").strip()
         status = Status(message=text or "(no text)")
-    return status_error(status, http_status, retry_after=retry_after, asked=asked)
+    return error_from_status(status, http_status, retry_after=retry_after, request=request)
 
 
-def status_error(status: Status, http_status: int, *, retry_after: str = "", asked: str = "") -> ApiError:
+def error_from_status(
+    status: Status, http_status: int, *, retry_after: str = "", request: str = ""
+) -> ApiError:
     details = status.details or StatusDetails()
-    family = _BY_STATUS.get(http_status)
-    if family is None:
-        family = ServerError if http_status >= 500 else ApiError
-    elif family is ApiConflict and status.reason == "AlreadyExists":
-        family = AlreadyExists
-    return family(
+    error_class = _BY_STATUS.get(http_status)
+    if error_class is None:
+        error_class = ServerError if http_status >= 500 else ApiError
+    elif error_class is ApiConflict and status.reason == "AlreadyExists":
+        error_class = AlreadyExists
+    return error_class(
         http_status,
         status.reason,
         status.message,
-        asked=asked,
+        request=request,
         retry_after_s=_retry_after_s(retry_after, details.retry_after_seconds),
         causes=tuple(cause.reason for cause in details.causes or ()),
-        continuation=status.metadata.continuation,
+        continue_token=status.metadata.continue_token,
     )
 
 
 def _retry_after_s(header: str, in_details: int | None) -> float | None:
-    """Seconds only: an API server sends no dates. The header wins, being what proxies add too."""
+    """The header takes precedence, since proxies set it too. API servers send seconds, never dates."""
     text = header.strip()
     if text.isascii() and text.isdigit():
         return min(float(text), _RETRY_AFTER_MAX_S)

@@ -1,4 +1,4 @@
-"""Where things are on an API server."""
+"""The API resources that Penstock uses, and their URL paths."""
 
 from __future__ import annotations
 
@@ -21,24 +21,20 @@ __all__ = [
     "REPLICASETS",
     "STATEFULSETS",
     "ApiResource",
-    "group_path",
 ]
-
-
-def group_path(group_version: str) -> str:
-    return f"/apis/{group_version}" if "/" in group_version else f"/api/{group_version}"
 
 
 @dataclass(frozen=True, slots=True)
 class ApiResource:
-    """A kind of object as the paths name it: `Resource("batch/v1", "jobs")`."""
+    """Group, version and plural name of a resource, e.g. `ApiResource("batch/v1", "jobs")`."""
 
     group_version: str
     plural: str
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Without a namespace: all of them, or an object that is in none. Names are quoted."""
-        path = group_path(self.group_version)
+        """URL path. Without a namespace: all namespaces, or a cluster-scoped object. Names are quoted."""
+        is_core_group = "/" not in self.group_version
+        path = f"/api/{self.group_version}" if is_core_group else f"/apis/{self.group_version}"
         if namespace:
             path += f"/namespaces/{quote(namespace, safe='')}"
         path += f"/{self.plural}"

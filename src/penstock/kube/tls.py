@@ -1,8 +1,8 @@
-"""TLS material that may be replaced under us.
+"""TLS contexts from certificate files that may be rotated while the process runs.
 
-Contexts are made from files and kept until a file changes; a connection that exists keeps the context that it
-was opened with, the next one gets the new one. A file that is unreadable in the middle of a rotation leaves
-the old context in use.
+A context is kept until one of its files changes. An open connection keeps its context; the next connection
+gets the new one. If the files are unusable, as they can be in the middle of a rotation, the old context stays
+in use.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from penstock.kube.credentials import ClientIdentity
 __all__ = ["TlsConfig", "TlsContexts"]
 
 _LOG: Final = logging.getLogger(__name__)
-_LOOK_S: Final = 1.0  # how often files are looked at, at most
+_CHECK_S: Final = 1.0  # Minimum interval between checks of the files.
 
-_Marks = tuple[tuple[int, int, int], ...]
+_Stamps = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """Files and data exclude each other, pairwise; data are PEM. No CA means those of the system."""
+    """CA, certificate and key are each a file or PEM data, not both. Default CAs: those of the system."""
 
     verify: bool = True
     ca_file: Path | None = None
@@ -49,51 +49,51 @@ class TlsConfig:
 
 
 class TlsContexts:
-    """The context for the next connection."""
+    """Provides the context for the next connection."""
 
     def __init__(self, tls: TlsConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._tls = tls
         self._clock = clock
         self._context: ssl.SSLContext | None = None
-        self._identity: tuple[bytes, bytes] = (b"", b"")
-        self._marks: _Marks = ()
-        self._look_at = 0.0
+        self._key_pair: tuple[bytes, bytes] = (b"", b"")
+        self._stamps: _Stamps = ()
+        self._next_check_at = 0.0
 
     def context(self, identity: ClientIdentity) -> ssl.SSLContext:
-        """Raises `BadRequest` if the first one cannot be made."""
-        wanted = (identity.certificate, identity.key)
-        if self._context is not None and wanted == self._identity:
-            if not self._tls.files or self._clock() < self._look_at:
+        """Raises `BadRequest` if there is no usable context, not even an old one."""
+        key_pair = (identity.certificate, identity.key)
+        if self._context is not None and key_pair == self._key_pair:
+            if not self._tls.files or self._clock() < self._next_check_at:
                 return self._context
-            self._look_at = self._clock() + _LOOK_S
-            if _marks(self._tls.files) == self._marks:
+            self._next_check_at = self._clock() + _CHECK_S
+            if _stamps(self._tls.files) == self._stamps:
                 return self._context
         try:
-            marks = _marks(self._tls.files)
-            context = _make(self._tls, identity)
+            stamps = _stamps(self._tls.files)
+            context = _make_context(self._tls, identity)
         except BadRequest as error:
-            if self._context is None or wanted != self._identity:
+            if self._context is None or key_pair != self._key_pair:
                 raise
-            _LOG.warning("TLS files changed and cannot be used, the old ones stay in use: %s", error)
+            _LOG.warning("the changed TLS files are unusable, the previous ones stay in use: %s", error)
             return self._context
-        self._context, self._identity, self._marks = context, wanted, marks
-        self._look_at = self._clock() + _LOOK_S
+        self._context, self._key_pair, self._stamps = context, key_pair, stamps
+        self._next_check_at = self._clock() + _CHECK_S
         return context
 
 
-def _marks(paths: tuple[Path, ...]) -> _Marks:
-    marks = []
+def _stamps(paths: tuple[Path, ...]) -> _Stamps:
+    stamps = []
     for path in paths:
         try:
-            found = path.stat()
+            stat = path.stat()
         except OSError:
-            marks.append((0, 0, 0))
+            stamps.append((0, 0, 0))
         else:
-            marks.append((found.st_ino, found.st_mtime_ns, found.st_size))
-    return tuple(marks)
+            stamps.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return tuple(stamps)
 
 
-def _make(tls: TlsConfig, identity: ClientIdentity) -> ssl.SSLContext:
+def _make_context(tls: TlsConfig, identity: ClientIdentity) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["http/1.1"])
     if not tls.verify:
@@ -104,9 +104,9 @@ def _make(tls: TlsConfig, identity: ClientIdentity) -> ssl.SSLContext:
     else:
         _load_ca(context, tls)
     if identity.certificate:
-        _load_pair_data(context, identity.certificate, identity.key)
+        _load_key_pair_data(context, identity.certificate, identity.key)
     elif tls.certificate_file is not None or tls.certificate_data:
-        _load_pair(context, tls)
+        _load_key_pair(context, tls)
     return context
 
 
@@ -117,50 +117,52 @@ def _load_ca(context: ssl.SSLContext, tls: TlsConfig) -> None:
         context.load_verify_locations(cadata=data.decode("ascii"))
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise BadRequest(
-            "the certificate authority cannot be used",
+            "unusable certificate authority",
             where=where,
             found=str(error),
-            expected="certificates in PEM",
+            expected="PEM certificates",
         ) from error
 
 
-def _load_pair(context: ssl.SSLContext, tls: TlsConfig) -> None:
-    """From files as they are, or from data; a mixture goes through data."""
+def _load_key_pair(context: ssl.SSLContext, tls: TlsConfig) -> None:
+    """Loads two files directly; any other combination is loaded as data."""
     if tls.certificate_file is not None and tls.key_file is not None:
-        _load_pair_files(context, tls.certificate_file, tls.key_file)
+        _load_key_pair_files(context, tls.certificate_file, tls.key_file)
         return
     try:
         certificate = tls.certificate_data or (tls.certificate_file or Path()).read_bytes()
         key = tls.key_data or (tls.key_file or Path()).read_bytes()
     except OSError as error:
         raise BadRequest(
-            "the client certificate cannot be read", where=str(error.filename), found=error.strerror or ""
+            "cannot read the client certificate", where=str(error.filename), found=error.strerror or ""
         ) from error
-    _load_pair_data(context, certificate, key)
+    _load_key_pair_data(context, certificate, key)
 
 
-def _load_pair_files(context: ssl.SSLContext, certificate: Path, key: Path, where: str = "") -> None:
+def _load_key_pair_files(context: ssl.SSLContext, certificate: Path, key: Path, where: str = "") -> None:
     try:
-        context.load_cert_chain(certificate, key, password=_no_password)
+        context.load_cert_chain(certificate, key, password=_reject_password)
     except (OSError, ValueError) as error:
         raise BadRequest(
-            "the client certificate and its key cannot be used",
+            "unusable client certificate or key",
             where=where or f"{certificate}, {key}",
             found=str(error),
-            expected="a certificate and the key that belongs to it, in PEM",
+            expected="a PEM certificate and its private key",
         ) from error
 
 
-def _load_pair_data(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """The library reads files alone: it gets one that only we can read, for as long as it reads."""
+def _load_key_pair_data(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """`ssl` loads only files: writes a temporary one, readable by this user alone, and deletes it."""
     descriptor, name = tempfile.mkstemp(prefix="penstock-", suffix=".pem")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(certificate.rstrip() + b"\n" + key.rstrip() + b"\n")
-        _load_pair_files(context, Path(name), Path(name), where="client-certificate-data, client-key-data")
+        _load_key_pair_files(
+            context, Path(name), Path(name), where="client-certificate-data, client-key-data"
+        )
     finally:
         os.unlink(name)
 
 
-def _no_password() -> str:
-    raise ValueError("the key is encrypted")  # without this, the library asks on the terminal
+def _reject_password() -> str:
+    raise ValueError("the key is encrypted")  # Otherwise OpenSSL prompts on the terminal.

@@ -1,16 +1,15 @@
-"""The road that all requests take: bounded in number, time and size, and honest about what became of them.
+"""HTTP requests to the API server, bounded in number, time and size, with retries.
 
-Reads are tried again, with growing pauses, on anything that may pass. Writes are tried again only if the
-server cannot have done them: it was never reached, or said that it has too much to do. Whatever else happens
-to a write is `OutcomeUnknown`, and whoever wrote has to look.
+Reads are retried with exponential backoff on every error that may be transient. Writes are retried only if
+the server cannot have applied them: it was not reached, or it responded with 429. Any other failure of a
+write is `OutcomeUnknown`: the caller has to read the object.
 
-Whoever may lose the right to write says so by `may_write`, which is asked when the body of a request is about
-to be written to its connection, and not earlier: a write that had to wait, for a place, for a credential, for
-a connection or for its next try, is `WriteFenced` if that took too long.
+`may_write` fences the writes of an instance that may lose leadership. It is called when the body of the
+request is about to be written to the connection, not earlier: a write can wait for the in-flight limit, for
+a credential, for a connection or for a retry, and fails with `WriteFenced` if leadership ended meanwhile.
 
-The number of requests in flight is bounded; the wait for a place is not timed, so that a burst of thousands
-of writes is a queue and no fault. What keeps an office (leases) is `urgent` and does not stand in that queue,
-and streams do not count.
+The number of requests in flight is limited. Waiting for that limit has no timeout, so a burst of thousands
+of writes queues up and does not fail. Watches and `urgent` requests (for leases) are exempt.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ from penstock.kube.errors import (
     Unauthorized,
     Unreachable,
     WriteFenced,
-    answer_error,
+    error_from_response,
 )
 from penstock.kube.tls import TlsContexts
 
 __all__ = ["READS", "RetryPolicy", "Transport"]
 
 _LOG: Final = logging.getLogger(__name__)
-_KEEP_S: Final = 30.0  # below the 90 s after which an API server closes an idle connection
+_KEEPALIVE_S: Final = 30.0  # API servers close idle connections after 90 s.
 _CONNECT_S: Final = 5.0
 _ERROR_BODY_MAX_BYTES: Final = 1 << 20
 READS: Final = frozenset({"GET"})
@@ -57,15 +56,15 @@ READS: Final = frozenset({"GET"})
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """At most `tries`; pauses double from `first_s` to `pause_s_max`, and none ends after `total_s`.
+    """Exponential backoff from `backoff_s_min` to `backoff_s_max`; no retry starts after `total_s`.
 
-    Who looks again before every write, and tries again by itself, has them sent once: `write_attempts`.
+    A caller that retries by itself, after reading the object again, sets `write_attempts` to 1.
     """
 
-    tries: int = 5
-    write_attempts: int | None = None  # None: as reads
-    first_s: float = 0.1
-    pause_s_max: float = 5.0
+    attempts: int = 5
+    write_attempts: int | None = None  # None: as for reads.
+    backoff_s_min: float = 0.1
+    backoff_s_max: float = 5.0
     total_s: float = 30.0
 
 
@@ -81,32 +80,36 @@ class _Request:
         return f"{self.verb} {self.path}"
 
 
-class _Lost(Exception):
-    """The connection broke after the request may have been sent.
+class _ConnectionLost(Exception):
+    """The connection failed after the request may have been sent.
 
-    Being no error of aiohttp's, it is not tried again by that library, which does so for PUT and DELETE on
-    connections that it kept.
+    It is not an aiohttp error on purpose: aiohttp retries PUT and DELETE after its own errors on reused
+    connections.
     """
 
 
-class _LastLook(aiohttp.BytesPayload):
-    """The body of a write, and with it the headers: nothing leaves before, nothing is awaited in between."""
+class _FencedPayload(aiohttp.BytesPayload):
+    """The body of a write, which calls `may_write` immediately before it is sent.
+
+    aiohttp sends the headers together with the body: nothing leaves before this check, and nothing is awaited
+    between the check and the write to the connection.
+    """
 
     def __init__(self, data: bytes, may_write: Callable[[], bool]) -> None:
         super().__init__(data)
-        self.is_withheld = False
+        self.is_fenced = False
         self._may_write = may_write
 
     async def write_with_length(
         self, writer: aiohttp.abc.AbstractStreamWriter, content_length: int | None
     ) -> None:
         if not self._may_write():
-            self.is_withheld = True
-            raise RuntimeError("we may not write any more")  # Ends the connection.
+            self.is_fenced = True
+            raise RuntimeError("may_write is false")  # aiohttp closes the connection.
         await super().write_with_length(writer, content_length)
 
 
-async def _no_second_try(
+async def _prevent_aiohttp_retry(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     try:
@@ -118,22 +121,22 @@ async def _no_second_try(
     ):
         raise
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        raise _Lost(str(error) or type(error).__name__) from error
+        raise _ConnectionLost(str(error) or type(error).__name__) from error
 
 
 def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Probed by the kernel when idle, so that it notices a peer that vanished."""
+    """A socket with TCP keepalive, so that an idle connection to a dead peer is detected."""
     family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):  # Linux has them all
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
+        if hasattr(socket, name):  # Linux has all three.
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return sock
 
 
 class Transport:
-    """Connections to one server, and the requests on them."""
+    """The connections to one server and the requests on them."""
 
     def __init__(
         self,
@@ -153,11 +156,11 @@ class Transport:
         self._retries = retries
         self._may_write = may_write
         self._jitter = jitter
-        self._places = asyncio.Semaphore(in_flight_max)
+        self._in_flight = asyncio.Semaphore(in_flight_max)
         self._tls = TlsContexts(access.tls)
         self._is_tls = access.server.startswith("https:")
         self._session: aiohttp.ClientSession | None = None
-        # Most servers are near: what compression saves on the wire, both sides pay for in time.
+        # Most API servers are near: compression costs more CPU time than it saves in transfer.
         self._headers = (
             *access.headers,
             ("User-Agent", user_agent),
@@ -174,22 +177,22 @@ class Transport:
     async def stream(
         self, path: str, query: Mapping[str, str], *, open_s: float
     ) -> AsyncIterator[aiohttp.StreamReader]:
-        """An answer without an end; whoever reads it minds the silence. Tried once."""
+        """The body of a watch. Not retried; the reader has to detect a silent connection."""
         request = _Request("GET", path, query)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(_CONNECT_S, open_s))
         try:
             async with asyncio.timeout(open_s):
                 response = await self._open(request, timeout)
         except TimeoutError as error:
-            raise Unreachable(f"{request}: no answer within {open_s:g} s") from error
-        except (_Lost, aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"{request}: no response within {open_s:g} s") from error
+        except (_ConnectionLost, aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{request}: {str(error) or type(error).__name__}") from error
         try:
             yield response.content
         finally:
-            response.close()  # the connection too: there may be more to come on it
+            response.close()  # Closes the connection: the server may still be sending.
 
-    async def ask(
+    async def request(
         self,
         verb: str,
         path: str,
@@ -204,35 +207,42 @@ class Transport:
         request = _Request(verb, path, query or {}, data, content_type)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         started = time.monotonic()
-        pause_s = self._retries.first_s
         retries = self._retries
-        tries = retries.tries if verb in READS or retries.write_attempts is None else retries.write_attempts
-        for left in range(tries - 1, -1, -1):
+        backoff_s = retries.backoff_s_min
+        is_read = verb in READS
+        attempts = retries.attempts if is_read or retries.write_attempts is None else retries.write_attempts
+        for attempts_left in range(attempts - 1, -1, -1):
             try:
                 if urgent:
-                    return await self._try(request, timeout_s)
-                async with self._places:
-                    return await self._try(request, timeout_s)
+                    return await self._attempt(request, timeout_s)
+                async with self._in_flight:
+                    return await self._attempt(request, timeout_s)
             except (Unreachable, TooManyRequests, ServerError) as error:
-                wait_s = self._wait_s(error, pause_s)
-                if wait_s is None or not left or time.monotonic() + wait_s > started + self._retries.total_s:
+                wait_s = self._retry_delay_s(error, backoff_s)
+                if (
+                    wait_s is None
+                    or not attempts_left
+                    or time.monotonic() + wait_s > started + retries.total_s
+                ):
                     raise
-                _LOG.debug("tried again in %.1f s: %s", wait_s, error)
+                _LOG.debug("retrying in %.1f s: %s", wait_s, error)
             await asyncio.sleep(wait_s)
-            pause_s = min(2 * pause_s, self._retries.pause_s_max)
-        raise AssertionError("unreachable: the last try returns or raises")
+            backoff_s = min(2 * backoff_s, retries.backoff_s_max)
+        raise AssertionError("the last attempt returns or raises")
 
-    def _wait_s(self, error: Unreachable | TooManyRequests | ServerError, pause_s: float) -> float | None:
-        """How long until the next try; None: there is none. Writes come here with no `ServerError`."""
-        pause_s *= 0.5 + 0.5 * self._jitter()
+    def _retry_delay_s(
+        self, error: Unreachable | TooManyRequests | ServerError, backoff_s: float
+    ) -> float | None:
+        """Delay before the next attempt; None: no retry. A write never fails with `ServerError` here."""
+        backoff_s *= 0.5 + 0.5 * self._jitter()
         if isinstance(error, Unreachable):
-            return pause_s
-        if isinstance(error, TooManyRequests) and error.is_budget:
+            return backoff_s
+        if isinstance(error, TooManyRequests) and error.is_disruption_budget:
             return None
-        return max(pause_s, error.retry_after_s or 0.0)
+        return max(backoff_s, error.retry_after_s or 0.0)
 
-    async def _try(self, request: _Request, timeout_s: float) -> bytes:
-        """One request and its whole answer; faults as this package has them."""
+    async def _attempt(self, request: _Request, timeout_s: float) -> bytes:
+        """Sends one request and reads the response; raises the errors of `penstock.kube.errors`."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(_CONNECT_S, timeout_s))
         try:
             response = await self._open(request, timeout)
@@ -244,26 +254,26 @@ class Transport:
             raise OutcomeUnknown(
                 f"outcome unknown: {error}", status=error.status, reason=error.reason, message=error.message
             ) from error
-        except (TimeoutError, _Lost, aiohttp.ClientError, OSError) as error:
-            what = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+        except (TimeoutError, _ConnectionLost, aiohttp.ClientError, OSError) as error:
+            what = f"no response within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
             text = f"{request}: {what or type(error).__name__}"
             if request.verb in READS:
-                raise Unreachable(text) from error  # for a read it makes no difference
+                raise Unreachable(text) from error  # A read has no outcome that could be unknown.
             raise OutcomeUnknown(f"outcome unknown: {text}") from error
         if body is None:
-            text = f"the answer is longer than {self._body_max_bytes} bytes"
+            text = f"the response is larger than {self._body_max_bytes} bytes"
             if request.verb in READS:
-                raise BadResponse(response.status, "TooLarge", text, asked=str(request))
+                raise BadResponse(response.status, "TooLarge", text, request=str(request))
             raise OutcomeUnknown(f"outcome unknown: {request}: {text}", status=response.status)
         return body
 
     async def _open(self, request: _Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """An answer that is not a refusal, its body unread. A 401 is met with another credential, once."""
+        """Returns a successful response, its body unread. After a 401, retries once with a new credential."""
         identity = await self.access.credential.identity()
         try:
             return await self._send(request, timeout, identity)
         except Unauthorized:
-            if not self.access.credential.refused(identity):
+            if not self.access.credential.invalidate(identity):
                 raise
         identity = await self.access.credential.identity()
         return await self._send(request, timeout, identity)
@@ -278,13 +288,13 @@ class Transport:
             headers.append(("Content-Type", request.content_type))
         params = {name: value for name, value in request.query.items() if value}
         url = self.access.server + request.path + (f"?{urlencode(params)}" if params else "")
-        sent = None if request.data is None else _LastLook(request.data, self._may_write)
+        payload = None if request.data is None else _FencedPayload(request.data, self._may_write)
         try:
             context: ssl.SSLContext | bool = self._tls.context(identity) if self._is_tls else True
-            response = await self._live_session().request(
+            response = await self._open_session().request(
                 request.verb,
                 url,
-                data=sent,
+                data=payload,
                 headers=headers,
                 timeout=timeout,
                 ssl=context,
@@ -299,27 +309,29 @@ class Transport:
             aiohttp.ClientHttpProxyError,
             aiohttp.InvalidURL,
         ) as error:
-            raise Unreachable(f"{request}: {_said(error)}") from error
-        except BadRequest as error:  # TLS material
+            raise Unreachable(f"{request}: {_describe(error)}") from error
+        except BadRequest as error:  # Unusable TLS files.
             raise Unreachable(f"{request}: {error}") from error
         except aiohttp.ClientConnectionError as error:
-            if sent is None or not sent.is_withheld:
+            if payload is None or not payload.is_fenced:
                 raise
-            raise WriteFenced(f"{request}: not sent, as we may not write any more") from error
+            raise WriteFenced(f"{request}: not sent: this process is no longer the leader") from error
         if 200 <= response.status < 300:
             return response
         async with response:
             body = await _read_bounded(response.content, _ERROR_BODY_MAX_BYTES) or b""
         retry_after = response.headers.get("Retry-After", "")
-        raise answer_error(response.status, body, retry_after=retry_after, asked=str(request))
+        raise error_from_response(response.status, body, retry_after=retry_after, request=str(request))
 
-    def _live_session(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S, socket_factory=_make_socket)
+            connector = aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=_KEEPALIVE_S, socket_factory=_make_socket
+            )
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                middlewares=(_no_second_try,),
+                middlewares=(_prevent_aiohttp_retry,),
                 auto_decompress=True,
                 read_bufsize=1 << 18,
             )
@@ -327,7 +339,7 @@ class Transport:
 
 
 async def _read_bounded(content: aiohttp.StreamReader, bytes_max: int) -> bytes | None:
-    """None if there is more than that."""
+    """Returns None if the body is larger than `bytes_max`."""
     first = await content.readany()
     if content.at_eof():
         return first if len(first) <= bytes_max else None
@@ -340,8 +352,8 @@ async def _read_bounded(content: aiohttp.StreamReader, bytes_max: int) -> bytes 
     return b"".join(parts)
 
 
-def _said(error: Exception) -> str:
-    """What a person can use of it: the text of a failed connection names an object of the TLS library."""
+def _describe(error: Exception) -> str:
+    """The text of aiohttp's connection errors contains the repr of an SSLContext; this one does not."""
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
         cause = os.strerror(error.errno) if error.errno else str(error.os_error)
         return f"cannot connect to {error.host}:{error.port}: {cause}"

@@ -1,8 +1,11 @@
-"""The objects of Kubernetes, as far as Penstock reads them.
+"""The Kubernetes API objects that Penstock reads, with the fields that it uses.
 
-Only the fields that somebody here looks at are decoded, which is what makes lists and watches cheap. Every
-field has a default, so that a field that a server leaves out, or an object of a newer version, is still
-read. Quantities and times stay texts: whoever needs them parses them, and says where a bad one stood.
+Names follow the Kubernetes API. `NodeTaint` and `PodToleration` are the exceptions: `Taint` and `Toleration`
+are the types of `penstock.model.constraint`, which these are converted to.
+
+Only fields with a reader are decoded, which keeps lists and watches cheap. Every field has a default, so an
+object decodes when the server omits a field or has a newer version of the API. Quantities and timestamps
+stay strings: the code that uses one parses it and reports the path of an invalid value.
 """
 
 from __future__ import annotations
@@ -41,11 +44,11 @@ __all__ = [
 ]
 
 
-class _Part(msgspec.Struct, rename="camel", frozen=True, kw_only=True, gc=False):
-    """Anything within an object; unknown fields are passed over."""
+class _ApiStruct(msgspec.Struct, rename="camel", frozen=True, kw_only=True, gc=False):
+    """Base of all decoded structs; unknown fields are ignored."""
 
 
-class OwnerReference(_Part, frozen=True):
+class OwnerReference(_ApiStruct, frozen=True):
     api_version: str = ""
     kind: str = ""
     name: str = ""
@@ -53,7 +56,7 @@ class OwnerReference(_Part, frozen=True):
     controller: bool = False
 
 
-class ObjectMeta(_Part, frozen=True):
+class ObjectMeta(_ApiStruct, frozen=True):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -66,13 +69,13 @@ class ObjectMeta(_Part, frozen=True):
     owner_references: tuple[OwnerReference, ...] = ()
 
 
-class KubeObject(_Part, frozen=True):
-    """Any object: who it is."""
+class KubeObject(_ApiStruct, frozen=True):
+    """Base of the objects with metadata; by itself, an object of which only the metadata is decoded."""
 
     metadata: ObjectMeta = ObjectMeta()
 
 
-class Condition(_Part, frozen=True):
+class Condition(_ApiStruct, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -80,110 +83,110 @@ class Condition(_Part, frozen=True):
     last_transition_time: str | None = None
 
 
-class SelectorRequirement(_Part, frozen=True):
-    """Of a node selector term, or of a label selector."""
+class SelectorRequirement(_ApiStruct, frozen=True):
+    """A NodeSelectorRequirement or a LabelSelectorRequirement: they have the same fields."""
 
     key: str = ""
     operator: str = ""
     values: tuple[str, ...] | None = None
 
 
-class NodeSelectorTerm(_Part, frozen=True):
+class NodeSelectorTerm(_ApiStruct, frozen=True):
     match_expressions: tuple[SelectorRequirement, ...] | None = None
     match_fields: tuple[SelectorRequirement, ...] | None = None
 
 
-class _NodeSelector(_Part, frozen=True):
+class _NodeSelector(_ApiStruct, frozen=True):
     node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
 
 
-class LabelSelector(_Part, frozen=True):
+class LabelSelector(_ApiStruct, frozen=True):
     match_labels: dict[str, str] | None = None
     match_expressions: tuple[SelectorRequirement, ...] | None = None
 
 
-class PodAffinityTerm(_Part, frozen=True):
+class PodAffinityTerm(_ApiStruct, frozen=True):
     topology_key: str = ""
     label_selector: LabelSelector | None = None
     namespaces: tuple[str, ...] | None = None
     namespace_selector: LabelSelector | None = None
 
 
-class _NodeAffinity(_Part, frozen=True):
+class _NodeAffinity(_ApiStruct, frozen=True):
     required: _NodeSelector | None = msgspec.field(
         default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
     )
 
 
-class _PodAffinity(_Part, frozen=True):
+class _PodAffinity(_ApiStruct, frozen=True):
     required: tuple[PodAffinityTerm, ...] | None = msgspec.field(
         default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
     )
 
 
-class Affinity(_Part, frozen=True):
+class Affinity(_ApiStruct, frozen=True):
     node_affinity: _NodeAffinity | None = None
     pod_affinity: _PodAffinity | None = None
     pod_anti_affinity: _PodAffinity | None = None
 
 
-class NodeTaint(_Part, frozen=True):
+class NodeTaint(_ApiStruct, frozen=True):
     key: str = ""
     value: str = ""
     effect: str = ""
 
 
-class PodToleration(_Part, frozen=True):
+class PodToleration(_ApiStruct, frozen=True):
     key: str = ""
     operator: str = ""
     value: str = ""
     effect: str = ""
 
 
-class ResourceRequirements(_Part, frozen=True):
+class ResourceRequirements(_ApiStruct, frozen=True):
     requests: dict[str, str] | None = None
 
 
-class ContainerPort(_Part, frozen=True):
+class ContainerPort(_ApiStruct, frozen=True):
     host_port: int = 0
     protocol: str = "TCP"
 
 
-class Container(_Part, frozen=True):
+class Container(_ApiStruct, frozen=True):
     name: str = ""
     resources: ResourceRequirements = ResourceRequirements()
     ports: tuple[ContainerPort, ...] | None = None
     restart_policy: str = ""
 
 
-class _ClaimSource(_Part, frozen=True):
+class _PersistentVolumeClaimVolumeSource(_ApiStruct, frozen=True):
     claim_name: str = ""
 
 
-class Volume(_Part, frozen=True):
+class Volume(_ApiStruct, frozen=True):
     name: str = ""
-    persistent_volume_claim: _ClaimSource | None = None
+    persistent_volume_claim: _PersistentVolumeClaimVolumeSource | None = None
     ephemeral: dict[str, object] | None = None
 
 
-class TopologySpreadConstraint(_Part, frozen=True):
+class TopologySpreadConstraint(_ApiStruct, frozen=True):
     topology_key: str = ""
     when_unsatisfiable: str = ""
 
 
-class _SchedulingGate(_Part, frozen=True):
+class _PodSchedulingGate(_ApiStruct, frozen=True):
     name: str = ""
 
 
-class _SchedulingGroup(_Part, frozen=True):
+class _PodSchedulingGroup(_ApiStruct, frozen=True):
     pod_group_name: str = ""
 
 
-class _ResourceClaim(_Part, frozen=True):
+class _PodResourceClaim(_ApiStruct, frozen=True):
     name: str = ""
 
 
-class PodSpec(_Part, frozen=True):
+class PodSpec(_ApiStruct, frozen=True):
     scheduler_name: str = ""
     node_name: str = ""
     containers: tuple[Container, ...] = ()
@@ -195,32 +198,32 @@ class PodSpec(_Part, frozen=True):
     tolerations: tuple[PodToleration, ...] | None = None
     topology_spread_constraints: tuple[TopologySpreadConstraint, ...] | None = None
     volumes: tuple[Volume, ...] | None = None
-    resource_claims: tuple[_ResourceClaim, ...] | None = None
-    scheduling_gates: tuple[_SchedulingGate, ...] | None = None
-    scheduling_group: _SchedulingGroup | None = None
+    resource_claims: tuple[_PodResourceClaim, ...] | None = None
+    scheduling_gates: tuple[_PodSchedulingGate, ...] | None = None
+    scheduling_group: _PodSchedulingGroup | None = None
     active_deadline_seconds: int | None = None
     priority: int | None = None
     restart_policy: str = ""
 
 
-class _Terminated(_Part, frozen=True):
+class _ContainerStateTerminated(_ApiStruct, frozen=True):
     exit_code: int = 0
     reason: str = ""
     finished_at: str | None = None
 
 
-class ContainerState(_Part, frozen=True):
-    terminated: _Terminated | None = None
+class ContainerState(_ApiStruct, frozen=True):
+    terminated: _ContainerStateTerminated | None = None
 
 
-class ContainerStatus(_Part, frozen=True):
+class ContainerStatus(_ApiStruct, frozen=True):
     name: str = ""
     resources: ResourceRequirements | None = None
     allocated_resources: dict[str, str] | None = None
     state: ContainerState = ContainerState()
 
 
-class PodStatus(_Part, frozen=True):
+class PodStatus(_ApiStruct, frozen=True):
     phase: str = ""
     reason: str = ""
     start_time: str | None = None
@@ -236,32 +239,32 @@ class Pod(KubeObject, frozen=True):
     status: PodStatus = PodStatus()
 
 
-class _BareSpec(_Part, frozen=True):
+class _PartialPodSpec(_ApiStruct, frozen=True):
     scheduler_name: str = ""
     node_name: str = ""
 
 
-class _BareStatus(_Part, frozen=True):
+class _PartialPodStatus(_ApiStruct, frozen=True):
     phase: str = ""
 
 
 class PartialPod(KubeObject, frozen=True):
-    """As much of a pod as it takes to know where it is: for one that is not readable as a whole."""
+    """The fields that give a pod's node and phase, for a pod that does not decode as `Pod`."""
 
-    spec: _BareSpec = _BareSpec()
-    status: _BareStatus = _BareStatus()
+    spec: _PartialPodSpec = _PartialPodSpec()
+    status: _PartialPodStatus = _PartialPodStatus()
 
 
 class PodTemplateSpec(KubeObject, frozen=True):
     spec: PodSpec = PodSpec()
 
 
-class _NodeSpec(_Part, frozen=True):
+class _NodeSpec(_ApiStruct, frozen=True):
     unschedulable: bool = False
     taints: tuple[NodeTaint, ...] | None = None
 
 
-class _NodeStatus(_Part, frozen=True):
+class _NodeStatus(_ApiStruct, frozen=True):
     allocatable: dict[str, str] | None = None
     conditions: tuple[Condition, ...] | None = None
 
@@ -271,7 +274,7 @@ class Node(KubeObject, frozen=True):
     status: _NodeStatus = _NodeStatus()
 
 
-class _JobSpec(_Part, frozen=True):
+class _JobSpec(_ApiStruct, frozen=True):
     parallelism: int | None = None
     completions: int | None = None
     suspend: bool = False
@@ -279,7 +282,7 @@ class _JobSpec(_Part, frozen=True):
     template: PodTemplateSpec = PodTemplateSpec()
 
 
-class _JobStatus(_Part, frozen=True):
+class _JobStatus(_ApiStruct, frozen=True):
     start_time: str | None = None
     succeeded: int = 0
     conditions: tuple[Condition, ...] | None = None
@@ -290,7 +293,7 @@ class BatchJob(KubeObject, frozen=True):
     status: _JobStatus = _JobStatus()
 
 
-class _ReplicaSetSpec(_Part, frozen=True):
+class _ReplicaSetSpec(_ApiStruct, frozen=True):
     replicas: int | None = None
     template: PodTemplateSpec = PodTemplateSpec()
 
@@ -299,7 +302,7 @@ class ReplicaSet(KubeObject, frozen=True):
     spec: _ReplicaSetSpec = _ReplicaSetSpec()
 
 
-class _StatefulSetSpec(_Part, frozen=True):
+class _StatefulSetSpec(_ApiStruct, frozen=True):
     replicas: int | None = None
     pod_management_policy: str = ""
     template: PodTemplateSpec = PodTemplateSpec()
@@ -313,55 +316,55 @@ class Deployment(KubeObject, frozen=True):
     """Asked for its labels and annotations alone: its ReplicaSets have the rest."""
 
 
-class _PodGroupSpec(_Part, frozen=True):
+class _PodGroupSpec(_ApiStruct, frozen=True):
     min_member: int = 0
 
 
 class PodGroup(KubeObject, frozen=True):
-    """Of coscheduling: `scheduling.x-k8s.io/v1alpha1`."""
+    """The PodGroup of the coscheduling plugin: `scheduling.x-k8s.io/v1alpha1`."""
 
     spec: _PodGroupSpec = _PodGroupSpec()
 
 
-class _Gang(_Part, frozen=True):
+class _GangSchedulingPolicy(_ApiStruct, frozen=True):
     min_count: int = 0
 
 
-class _SchedulingPolicy(_Part, frozen=True):
-    gang: _Gang | None = None
+class _PodGroupSchedulingPolicy(_ApiStruct, frozen=True):
+    gang: _GangSchedulingPolicy | None = None
 
 
-class _NativePodGroupSpec(_Part, frozen=True):
-    scheduling_policy: _SchedulingPolicy = _SchedulingPolicy()
+class _NativePodGroupSpec(_ApiStruct, frozen=True):
+    scheduling_policy: _PodGroupSchedulingPolicy = _PodGroupSchedulingPolicy()
 
 
 class NativePodGroup(KubeObject, frozen=True):
-    """Of Kubernetes itself: `scheduling.k8s.io/v1alpha2`."""
+    """The PodGroup of Kubernetes itself: `scheduling.k8s.io/v1alpha2`."""
 
     spec: _NativePodGroupSpec = _NativePodGroupSpec()
 
 
-class _ClaimSpec(_Part, frozen=True):
+class _PersistentVolumeClaimSpec(_ApiStruct, frozen=True):
     volume_name: str = ""
     access_modes: tuple[str, ...] = ()
 
 
-class _PhaseStatus(_Part, frozen=True):
+class _PersistentVolumeClaimStatus(_ApiStruct, frozen=True):
     phase: str = ""
 
 
 class PersistentVolumeClaim(KubeObject, frozen=True):
-    spec: _ClaimSpec = _ClaimSpec()
-    status: _PhaseStatus = _PhaseStatus()
+    spec: _PersistentVolumeClaimSpec = _PersistentVolumeClaimSpec()
+    status: _PersistentVolumeClaimStatus = _PersistentVolumeClaimStatus()
 
 
-class _VolumeNodeAffinity(_Part, frozen=True):
+class _VolumeNodeAffinity(_ApiStruct, frozen=True):
     required: _NodeSelector | None = None
 
 
-class _VolumeSpec(_Part, frozen=True):
+class _PersistentVolumeSpec(_ApiStruct, frozen=True):
     node_affinity: _VolumeNodeAffinity | None = None
 
 
 class PersistentVolume(KubeObject, frozen=True):
-    spec: _VolumeSpec = _VolumeSpec()
+    spec: _PersistentVolumeSpec = _PersistentVolumeSpec()
