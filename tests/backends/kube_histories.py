@@ -12,7 +12,7 @@ from penstock.backends.kube.cache import GROUP_INADMISSIBLE, ClusterCache, Probl
 from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import KubeObject, Node, Pod
 from penstock.protocol.facts import Fact, IntentResult, Outcome
-from penstock.protocol.intents import Assignment, Intent, Place, StatusUpdate
+from penstock.protocol.intents import Assignment, Intent, Place, StatusUpdate, WorkloadStatus
 from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
 from penstock.sched.scheduler import Scheduler
@@ -188,7 +188,7 @@ class Cluster:
 
     def tell(self, status_updates: tuple[StatusUpdate, ...]) -> None:
         for update in status_updates:
-            if update.verdict == "inadmissible":
+            if update.status is WorkloadStatus.INADMISSIBLE:
                 self.cache.mark_inadmissible(update.workload, Problem(GROUP_INADMISSIBLE, update.reason))
 
     def carry_out(self, intents: tuple[Intent, ...]) -> None:

@@ -30,7 +30,7 @@ from penstock.protocol.facts import (
     Phase,
     Snapshot,
 )
-from penstock.protocol.intents import Assignment, End, Place, StatusUpdate
+from penstock.protocol.intents import Assignment, End, Place, StatusUpdate, WorkloadStatus
 from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import job, node, owned_by, pod
 from tests.backends.kube_server import Server
@@ -177,7 +177,7 @@ def test_a_refresh_in_the_middle_of_things_loses_nobody(run: Run) -> None:
             await life.until(life.snapshots)
             server.is_slow = {"pods"}
             life.backend.publish_status(
-                [StatusUpdate("default/pod/uid-b", 5, "inadmissible", "nobody wants it")]
+                [StatusUpdate("default/pod/uid-b", 5, WorkloadStatus.INADMISSIBLE, "nobody wants it")]
             )
             life.backend.refresh()
             await life.until(lambda: server.lists > 10)
@@ -209,7 +209,9 @@ def test_a_group_that_is_told_to_wait_has_no_deadline_of_its_last_attempt(run: R
         async with life.running():
             await life.until(life.snapshots)
             (workload,) = life.snapshots()[0].workloads
-            life.backend.publish_status([StatusUpdate(workload.workload, 5, "waiting", "no room")])
+            life.backend.publish_status(
+                [StatusUpdate(workload.workload, 5, WorkloadStatus.WAITING, "no room")]
+            )
             await life.until(lambda: "patch" in life.client.verbs())
 
     run(life, scenario)
@@ -228,7 +230,9 @@ def test_a_group_that_runs_keeps_its_deadline_though_a_late_pod_waits(run: Run) 
         async with life.running():
             await life.until(life.snapshots)
             (workload,) = life.snapshots()[0].workloads
-            life.backend.publish_status([StatusUpdate(workload.workload, 5, "waiting", "no room")])
+            life.backend.publish_status(
+                [StatusUpdate(workload.workload, 5, WorkloadStatus.WAITING, "no room")]
+            )
             await asyncio.sleep(0.03)
 
     run(life, scenario)

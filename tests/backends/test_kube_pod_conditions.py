@@ -12,7 +12,7 @@ from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.errors import ApiConflict, Forbidden, TooManyRequests, Unreachable
 from penstock.kube.types import Pod
 from penstock.podspec.pod_status import UNRESOLVED, Problem
-from penstock.protocol.intents import StatusUpdate
+from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import pod, time_text
 
@@ -347,19 +347,20 @@ def test_nothing_is_written_out_of_office() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "reason", "is_urgent"),
+    ("status", "reason", "is_urgent"),
     [
-        ("assembling", "GroupIncomplete", False),
-        ("waiting", "Unschedulable", False),
-        ("never", "Unschedulable", True),
-        ("incomplete", "GroupIncomplete", True),
-        ("inadmissible", "GroupInadmissible", True),
+        (WorkloadStatus.ASSEMBLING, "GroupIncomplete", False),
+        (WorkloadStatus.WAITING, "Unschedulable", False),
+        (WorkloadStatus.UNSATISFIABLE, "Unschedulable", True),
+        (WorkloadStatus.INCOMPLETE, "GroupIncomplete", True),
+        (WorkloadStatus.INADMISSIBLE, "GroupInadmissible", True),
     ],
 )
-def test_verdicts(verdict: str, reason: str, is_urgent: bool) -> None:
-    message = message_of(StatusUpdate("default/job/x/1", 1, verdict, "why"))
+def test_the_condition_of_each_status(status: WorkloadStatus, reason: str, is_urgent: bool) -> None:
+    message = message_of(StatusUpdate("default/job/x/1", 1, status, "why"))
     assert (message.reason, message.is_urgent) == (reason, is_urgent)
-    assert message.text == ("it can never run here: why" if verdict == "never" else "why")
+    is_never = status is WorkloadStatus.UNSATISFIABLE
+    assert message.text == ("it can never run here: why" if is_never else "why")
 
 
 def test_a_maker_that_has_not_been_heard_of_yet_is_not_urgent() -> None:

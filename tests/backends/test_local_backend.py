@@ -17,7 +17,7 @@ from penstock.backends.local import INTENTS
 from penstock.errors import Conflict
 from penstock.failpoints import REGISTRY
 from penstock.protocol.facts import Capacity, Outcome, Phase
-from penstock.protocol.intents import End, How, Intent, Retract, StatusUpdate
+from penstock.protocol.intents import End, How, Intent, Retract, StatusUpdate, WorkloadStatus
 from tests.backends.local_rig import Site, assignment, eventually, instance, place, run
 
 WAIT = "echo up >> up; while [ ! -e go ]; do sleep 0.02; done; exit 3"
@@ -58,7 +58,7 @@ def test_a_job_of_several_tasks_runs_and_every_task_knows_its_place() -> None:
             one.backend.forget([f"1/1/{index}" for index in range(3)])
             await eventually(lambda: site.tokens() == [], "the agents forget what is released")
             assert [(status.state, status.tasks) for status in one.backend.status()] == [("up", 0)] * 2
-            one.backend.publish_status([StatusUpdate("", 1, "waiting")])
+            one.backend.publish_status([StatusUpdate("", 1, WorkloadStatus.WAITING)])
 
     run(test)
 

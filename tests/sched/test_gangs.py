@@ -25,7 +25,7 @@ from penstock.protocol.facts import (
     WorkloadGone,
     WorkloadSet,
 )
-from penstock.protocol.intents import How, Retract
+from penstock.protocol.intents import How, Retract, WorkloadStatus
 from penstock.sched.job import Job, MemberPhase
 from penstock.sched.settings import QueueSettings, Settings
 from penstock.store.memory import MemoryStore, MemoryTables
@@ -180,8 +180,8 @@ def test_what_can_never_run_is_parked_and_tried_again_when_nodes_change() -> Non
     driver.settle()
     job = only_job(driver)
     assert (job.state, driver.scheduler.why(job.id, driver.now).kind) == (JobState.SCHED, "never")
-    assert [(status_updates.workload, status_updates.verdict) for status_updates in step.status_updates] == [
-        ("w", "never")
+    assert [(update.workload, update.status) for update in step.status_updates] == [
+        ("w", WorkloadStatus.UNSATISFIABLE)
     ]
     (large,) = plain_nodes(1, [Capacity("cpu", 8000, divisible=True)])
     driver.backend.nodes["big"] = replace(large, node="big")
@@ -603,7 +603,7 @@ def test_a_member_that_comes_late_is_told_why_it_waits() -> None:
     driver.feed(member("w", 2))
     driver.settle()
     told = driver.scheduler.state.last_status["w"]
-    assert told.verdict == "waiting"
+    assert told.status is WorkloadStatus.WAITING
     assert "cpu: 200m of 400m" in told.reason
 
 

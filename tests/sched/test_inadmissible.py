@@ -9,7 +9,7 @@ import pytest
 from penstock.backends.sim.backend import SimBackend
 from penstock.protocol.commands import Cancel
 from penstock.protocol.facts import MemberGone, MemberSet, WorkloadGone, WorkloadSet
-from penstock.protocol.intents import StatusUpdate
+from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 from penstock.sched.records import InadmissibleGone
 from penstock.sched.scheduler import Scheduler
 from penstock.store.memory import MemoryStore, MemoryTables
@@ -92,7 +92,8 @@ def test_the_world_is_told_again_by_whoever_still_waits_and_those_who_left_do_no
     driver.settle()
     driver.feed(Cancel((only_job(driver).id,), "not today"))
     step = driver.feed(*waiting)
-    assert step.status_updates == (StatusUpdate("w", 0, "inadmissible", "CANCELED: not today"),)
+    update = StatusUpdate("w", 0, WorkloadStatus.INADMISSIBLE, "CANCELED: not today")
+    assert step.status_updates == (update,)
     driver.feed(MemberGone("w-1"))
     step = driver.feed(MemberSet("w", "w-3", 3, (("cpu", 1),)))
     assert InadmissibleGone("w") in step.changes

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Assignment", "End", "How", "Intent", "Place", "Retract", "StatusUpdate"]
+__all__ = ["Assignment", "End", "How", "Intent", "Place", "Retract", "StatusUpdate", "WorkloadStatus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,23 @@ class End:
 Intent = Place | Retract | End
 
 
+class WorkloadStatus(enum.Enum):
+    """Where the job of a workload stands, as its owner sees it."""
+
+    ASSEMBLING = "assembling"  # fewer members are ready than the workload needs to start
+    WAITING = "waiting"  # queued, or some of its members are
+    UNSATISFIABLE = "unsatisfiable"  # no node or set of nodes could ever meet its request
+    INCOMPLETE = "incomplete"  # started, and some members cannot be placed
+    INADMISSIBLE = "inadmissible"  # its job is over, and the members that still wait make no further job
+    FINISHED = "finished"  # its job is over
+
+
 @dataclass(frozen=True, slots=True)
 class StatusUpdate:
-    """For the people behind a work: where it stands, when it will start, and why not now."""
+    """For the owner of a workload: its status, the expected start, and the reason why it waits."""
 
     workload: str
     job: int
-    verdict: (
-        str  # "assembling", "waiting", "never", "incomplete", "over", "inadmissible" (over, but members wait)
-    )
+    status: WorkloadStatus
     reason: str = ""
     start_at: float | None = None

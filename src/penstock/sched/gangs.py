@@ -24,7 +24,7 @@ from penstock.protocol.facts import (
     Phase,
     WorkloadSet,
 )
-from penstock.protocol.intents import End, How, Place, Retract
+from penstock.protocol.intents import End, How, Place, Retract, WorkloadStatus
 from penstock.sched.commands import add_job
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.jobspec import (
@@ -183,7 +183,8 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
             job.is_assembled = False
             state.leave(job.id)
             state.journal.touch(job)
-        state.publish_status(job, "assembling", f"{len(ready)} of {max(workload.size, 1)} members are there")
+        reason = f"{len(ready)} of {max(workload.size, 1)} members are there"
+        state.publish_status(job, WorkloadStatus.ASSEMBLING, reason)
         until = assemble_by(job, workload)
         if until is not None:
             state.wake(until, job.id)
@@ -406,7 +407,7 @@ def _break(state: SchedulerState, job: Job, note: str, now: float) -> None:
     """The group cannot be made whole, and those who are there cannot be taken away: that is said."""
     job.incomplete_reason = job.incomplete_reason or note
     state.journal.log(job, "exception", now, type="incomplete", severity=1, note=note)
-    state.publish_status(job, "incomplete", note)
+    state.publish_status(job, WorkloadStatus.INCOMPLETE, note)
 
 
 def _fail_if_submitted(state: SchedulerState, job: Job, now: float, kind: str, note: str) -> None:

@@ -15,7 +15,7 @@ from penstock.engine.graph import Vertex
 from penstock.model.idset import encode_idset
 from penstock.model.job import JobState, result_of
 from penstock.protocol.facts import MemberSet, Requeue
-from penstock.protocol.intents import Assignment, End, How, Intent, Place, Retract
+from penstock.protocol.intents import Assignment, End, How, Intent, Place, Retract, WorkloadStatus
 from penstock.sched.cluster import booking_of, grants_of
 from penstock.sched.dependencies import JobProgress, Scheme, Verdict, judge
 from penstock.sched.job import Job, Member, MemberPhase
@@ -599,7 +599,8 @@ def forget_job(state: SchedulerState, job: Job, now: float) -> None:
                 state.past.pop(dependency.job, None)
     note_progress(state, job, now)
     note_namesakes(state, job.owner, job.spec.name, now)
-    state.publish_status(job, "inadmissible" if _is_inadmissible(job) else "over", _last_word(job))
+    status = WorkloadStatus.INADMISSIBLE if _is_inadmissible(job) else WorkloadStatus.FINISHED
+    state.publish_status(job, status, _last_word(job))
     state.last_status.pop(job.workload, None)
 
 

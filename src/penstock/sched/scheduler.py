@@ -33,7 +33,7 @@ from penstock.protocol.facts import (
     WorkloadGone,
     WorkloadSet,
 )
-from penstock.protocol.intents import Intent, Place, StatusUpdate
+from penstock.protocol.intents import Intent, Place, StatusUpdate, WorkloadStatus
 from penstock.sched import gangs, nodes
 from penstock.sched.commands import apply_command
 from penstock.sched.cycle import Cycle, CycleResult, run_cycle
@@ -332,7 +332,8 @@ class Scheduler:
             job.unsatisfiable_reason = parked
             state.journal.touch(job)
             state.enqueue(job)
-            state.publish_status(job, "never" if parked else "waiting", parked)
+            status = WorkloadStatus.UNSATISFIABLE if parked else WorkloadStatus.WAITING
+            state.publish_status(job, status, parked)
 
     def _step(self, replies: Sequence[Reply] = ()) -> Step:
         journal = self.state.journal
@@ -404,11 +405,12 @@ class Scheduler:
                 continue  # What nobody has looked at for its own sake is told with others of its kind.
             told += 1
             if entry.member:
-                state.publish_status(job, "waiting", why_late(state, entry, now, memo).sentence)
+                late = why_late(state, entry, now, memo)
+                state.publish_status(job, WorkloadStatus.WAITING, late.sentence)
                 continue
             found = self.why(job.id, now, memo)
             start_at = job.forecast.start_at if job.forecast is not None else None
-            state.publish_status(job, "waiting", found.sentence, start_at)
+            state.publish_status(job, WorkloadStatus.WAITING, found.sentence, start_at)
 
     def _cycle_plan(self, now: float) -> Cycle:
         state = self.state

@@ -18,7 +18,7 @@ from penstock.errors import BadRequest, PenstockError
 from penstock.model.job import URGENCY_HOLD, JobEvent, JobState, next_state
 from penstock.model.jobid import JobIds, encode_jobid
 from penstock.protocol.facts import MemberSet, WorkloadSet
-from penstock.protocol.intents import Intent, StatusUpdate
+from penstock.protocol.intents import Intent, StatusUpdate, WorkloadStatus
 from penstock.sched.cluster import Cluster
 from penstock.sched.dependencies import JobProgress
 from penstock.sched.forecast import PlannedStart
@@ -318,7 +318,7 @@ class SchedulerState:
         known.waiting[fact.member] = fact
         self.inadmissible_waiting[fact.member] = fact.workload
         self.journal.status_updates[fact.workload] = StatusUpdate(
-            fact.workload, 0, "inadmissible", known.record.reason
+            fact.workload, 0, WorkloadStatus.INADMISSIBLE, known.record.reason
         )
 
     def waits_no_more(self, member: str) -> None:
@@ -326,11 +326,13 @@ class SchedulerState:
         if workload is not None:
             del self.inadmissible[workload].waiting[member]
 
-    def publish_status(self, job: Job, verdict: str, reason: str, start_at: float | None = None) -> None:
-        """Lets the people behind a work know where it stands, if that is news to them."""
-        told = StatusUpdate(job.workload, job.id, verdict, reason, start_at)
-        if job.workload and self.last_status.get(job.workload) != told:
-            self.last_status[job.workload] = self.journal.status_updates[job.workload] = told
+    def publish_status(
+        self, job: Job, status: WorkloadStatus, reason: str, start_at: float | None = None
+    ) -> None:
+        """Adds a status update for the owner of the job's workload, unless the last one said the same."""
+        update = StatusUpdate(job.workload, job.id, status, reason, start_at)
+        if job.workload and self.last_status.get(job.workload) != update:
+            self.last_status[job.workload] = self.journal.status_updates[job.workload] = update
 
     def leave(self, job: int, member: str = "") -> None:
         """Takes somebody out of the queue who does not start: others need not wait for it any more."""

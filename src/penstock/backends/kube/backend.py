@@ -57,7 +57,7 @@ from penstock.podspec.grouping import controller_of
 from penstock.podspec.pod_status import salvaged
 from penstock.protocol.backend import Sink
 from penstock.protocol.facts import Fact
-from penstock.protocol.intents import Intent, StatusUpdate
+from penstock.protocol.intents import Intent, StatusUpdate, WorkloadStatus
 
 __all__ = ["KubeBackend"]
 
@@ -152,9 +152,9 @@ class KubeBackend:
     def publish_status(self, status_updates: Sequence[StatusUpdate]) -> None:
         for update in status_updates:
             message = message_of(update)
-            if update.verdict == "over":
+            if update.status is WorkloadStatus.FINISHED:
                 continue
-            if update.verdict == "inadmissible":
+            if update.status is WorkloadStatus.INADMISSIBLE:
                 self.cache.mark_inadmissible(update.workload, Problem(message.reason, update.reason))
                 self._stirred.set()
                 continue

@@ -25,7 +25,7 @@ from penstock.kube.errors import ApiConflict, ApiError, TooManyRequests, Unreach
 from penstock.kube.resources import PODS
 from penstock.kube.types import Condition, Pod
 from penstock.podspec.pod_status import GROUP_INADMISSIBLE, UNRESOLVED, Problem
-from penstock.protocol.intents import StatusUpdate
+from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 
 __all__ = ["ConditionWriter", "Message", "message_of"]
 
@@ -39,12 +39,13 @@ _WAITING_MAX: Final = 200_000
 _LOOKED_AT_MAX: Final = 1_000  # messages in one turn, to find one whose time has come
 _HURRY: Final = 10  # times as fast, while more events wait than can be written in a second
 _REASONS: Final = {
-    "assembling": "GroupIncomplete",
-    "never": "Unschedulable",
-    "waiting": "Unschedulable",
-    "incomplete": "GroupIncomplete",
-    "inadmissible": GROUP_INADMISSIBLE,
+    WorkloadStatus.ASSEMBLING: "GroupIncomplete",
+    WorkloadStatus.WAITING: "Unschedulable",
+    WorkloadStatus.UNSATISFIABLE: "Unschedulable",
+    WorkloadStatus.INCOMPLETE: "GroupIncomplete",
+    WorkloadStatus.INADMISSIBLE: GROUP_INADMISSIBLE,
 }
+_URGENT: Final = (WorkloadStatus.UNSATISFIABLE, WorkloadStatus.INCOMPLETE, WorkloadStatus.INADMISSIBLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,12 @@ class _Told:
     at: float
 
 
-def message_of(tell: StatusUpdate) -> Message:
-    """What the people behind a work read; `never` and `broken` do not wait their turn."""
-    urgent = tell.verdict in ("never", "incomplete", "inadmissible")
-    text = f"it can never run here: {tell.reason}" if tell.verdict == "never" else tell.reason
-    return Message(_REASONS.get(tell.verdict, "Unschedulable"), text, tell.start_at, urgent)
+def message_of(update: StatusUpdate) -> Message:
+    """The text of a condition. A status that needs action by the owner is written without delay."""
+    is_never = update.status is WorkloadStatus.UNSATISFIABLE
+    text = f"it can never run here: {update.reason}" if is_never else update.reason
+    reason = _REASONS.get(update.status, "Unschedulable")
+    return Message(reason, text, update.start_at, update.status in _URGENT)
 
 
 def problem_message(problem: Problem) -> Message:
