@@ -232,7 +232,7 @@ def test_pods_of_an_ordered_stateful_set_each_have_their_own_node() -> None:
     cluster.settle()
     assert nodes_of(cluster)["fourth"] == ""
     (job,) = [job for job in cluster.scheduler.state.jobs.values() if job.spec.name == "fourth"]
-    sentence = cluster.scheduler.why(job.id, cluster.now).sentence
+    sentence = cluster.scheduler.wait_reason(job.id, cluster.now).message
     assert sentence.startswith("it asks for 1 slot; 0 nodes with room (those with app=db are kept apart), it")
 
 

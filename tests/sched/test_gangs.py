@@ -27,6 +27,7 @@ from penstock.protocol.facts import (
 )
 from penstock.protocol.intents import How, Retract, WorkloadStatus
 from penstock.sched.job import Job, MemberPhase
+from penstock.sched.reasons import WaitCause
 from penstock.sched.settings import QueueSettings, Settings
 from penstock.store.memory import MemoryStore, MemoryTables
 from tests.instance.terms import Lives
@@ -40,7 +41,7 @@ def test_a_group_waits_until_its_last_member_is_there_and_then_starts_whole() ->
     driver.feed(WorkloadSet("w", "mpi", 3), member("w", 0), member("w", 1))
     driver.settle()
     assert only_job(driver).state is JobState.DEPEND
-    assert driver.scheduler.why(only_job(driver).id, driver.now).sentence == "2 of 3 members are there"
+    assert driver.scheduler.wait_reason(only_job(driver).id, driver.now).message == "2 of 3 members are there"
     driver.feed(member("w", 2))
     driver.settle()
     job = only_job(driver)
@@ -161,7 +162,7 @@ def test_a_group_that_cannot_be_made_whole_and_not_be_taken_away_is_told_as_brok
     driver.run_until(121)
     assert "1 of 2 members have no place: OutOfcpu" in job.incomplete_reason
     assert retracted == []
-    assert driver.scheduler.why(job.id, driver.now).kind == "incomplete"
+    assert driver.scheduler.wait_reason(job.id, driver.now).cause is WaitCause.INCOMPLETE
 
 
 def test_a_group_that_never_becomes_complete_ends_with_the_reason() -> None:
@@ -179,7 +180,10 @@ def test_what_can_never_run_is_parked_and_tried_again_when_nodes_change() -> Non
     step = driver.feed(WorkloadSet("w", "huge", 1), member("w", 0, cpu=5000))
     driver.settle()
     job = only_job(driver)
-    assert (job.state, driver.scheduler.why(job.id, driver.now).kind) == (JobState.SCHED, "never")
+    assert (job.state, driver.scheduler.wait_reason(job.id, driver.now).cause) == (
+        JobState.SCHED,
+        WaitCause.UNSATISFIABLE,
+    )
     assert [(update.workload, update.status) for update in step.status_updates] == [
         ("w", WorkloadStatus.UNSATISFIABLE)
     ]
@@ -311,7 +315,7 @@ def test_a_waiting_group_that_loses_a_member_waits_until_it_is_whole_again() -> 
     driver.feed(MemberGone("o-0"), WorkloadGone("o"))
     driver.settle()
     assert gang.state is JobState.SCHED
-    assert driver.scheduler.why(gang.id, driver.now).sentence == "1 of 2 members are there"
+    assert driver.scheduler.wait_reason(gang.id, driver.now).message == "1 of 2 members are there"
     driver.feed(member("w", 2, cpu=500))
     driver.settle()
     assert gang.state is JobState.RUN

@@ -15,6 +15,7 @@ from penstock.model.jobid import encode_jobid
 from penstock.protocol.commands import Cancel, Drain, QueueChange, SetUrgency, Submit, Undrain
 from penstock.protocol.facts import MemberStatus, NodeGone, Phase, Requeue
 from penstock.sched.commands import CanNeverRun
+from penstock.sched.reasons import WaitBlocker, WaitCause
 from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
 from penstock.sched.settings import QueueSettings, Settings, parse_backfill
@@ -47,7 +48,7 @@ def test_a_held_job_waits_until_it_is_released_and_says_so() -> None:
     (held,) = driver.submit(submission(urgency=0))
     driver.settle()
     assert state(driver, held) is JobState.SCHED
-    assert driver.scheduler.why(held, driver.now).kind == "held"
+    assert driver.scheduler.wait_reason(held, driver.now).cause is WaitCause.HELD
     driver.feed(SetUrgency(held, 16))
     driver.settle()
     assert state(driver, held) is JobState.RUN
@@ -102,7 +103,7 @@ def test_a_begin_time_is_waited_for() -> None:
     driver = Driver(pool_of(4), settings_of())
     (job,) = driver.submit(submission(dependencies=[{"scheme": "begin-time", "value": "100.0"}]))
     driver.settle()
-    assert driver.scheduler.why(job, driver.now).kind == "begin-time"
+    assert driver.scheduler.wait_reason(job, driver.now).cause is WaitCause.BEGIN_TIME
     driver.run()
     assert driver.starts[job] == 100
 
@@ -141,7 +142,7 @@ def test_a_stopped_queue_schedules_nothing_and_a_disabled_one_takes_nothing() ->
     (runs,) = driver.submit(submission(queue="debug"))
     driver.settle()
     assert (state(driver, waits), state(driver, runs)) == (JobState.SCHED, JobState.RUN)
-    assert driver.scheduler.why(waits, driver.now).sentence == "queue batch is stopped: maintenance"
+    assert driver.scheduler.wait_reason(waits, driver.now).message == "queue batch is stopped: maintenance"
     driver.feed(QueueChange("debug", enabled=False, reason="closed"))
     with pytest.raises(Conflict, match="job submission to debug is disabled: closed"):
         driver.submit(submission(queue="debug"))
@@ -194,8 +195,8 @@ def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cau
     slips = [event for event in driver.logs[behind] if event.name == "promise" and "cause" in event.context]
     assert slips
     assert "runs past its limit; its end is unknown" in str(slips[0].context["cause"])
-    blockers = driver.scheduler.why(behind, driver.now).blockers
-    assert blockers == ((encode_jobid(late), late, None),)
+    blockers = driver.scheduler.wait_reason(behind, driver.now).blockers
+    assert blockers == (WaitBlocker(encode_jobid(late), late, None),)
 
 
 def test_a_job_without_an_end_blocks_nobody_who_fits_beside_it() -> None:

@@ -61,9 +61,9 @@ def test_what_others_use_is_in_the_way_by_its_name() -> None:
     )
     driver.feed(WorkloadSet("w", "waits", 1), named(0))
     driver.settle()
-    why = driver.scheduler.why(only_job(driver).id, driver.now)
-    assert sorted(who for who, _, _ in why.blockers) == ["kube-system/proxy", "nameless"]
-    assert "kube-system/proxy" in why.sentence
+    why = driver.scheduler.wait_reason(only_job(driver).id, driver.now)
+    assert sorted(blocker.name for blocker in why.blockers) == ["kube-system/proxy", "nameless"]
+    assert "kube-system/proxy" in why.message
 
 
 def test_a_member_that_grew_in_place_is_in_the_way_by_its_name() -> None:
@@ -75,8 +75,8 @@ def test_a_member_that_grew_in_place_is_in_the_way_by_its_name() -> None:
     driver.feed(WorkloadSet("x", "waits", 1), MemberSet("x", "x-0", 0, (("cpu", 500),)))
     driver.settle()
     state = driver.scheduler.state
-    why = driver.scheduler.why(state.job_of_workload["x"], driver.now)
-    assert "more: web-0" in [who for who, _, _ in why.blockers]
+    why = driver.scheduler.wait_reason(state.job_of_workload["x"], driver.now)
+    assert "more: web-0" in [blocker.name for blocker in why.blockers]
 
 
 def test_a_member_that_makes_the_next_job_keeps_its_name() -> None:

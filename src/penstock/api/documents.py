@@ -16,7 +16,7 @@ from penstock.model.idset import encode_idset
 from penstock.model.job import JobState, Result
 from penstock.model.jobid import encode_jobid
 from penstock.sched.job import Forecast
-from penstock.sched.reasons import Why
+from penstock.sched.reasons import WaitCause, WaitReason
 from penstock.sched.records import JobLive, JobNew
 
 __all__ = ["Beside", "Size", "job_doc", "members_doc", "rset_doc", "spans_of", "why_doc"]
@@ -29,7 +29,7 @@ class Beside:
     """What the scheduler knows of a pending job, beyond what is recorded."""
 
     forecast: Forecast | None = None
-    why: Why | None = None
+    why: WaitReason | None = None
     jobs_ahead: int | None = None
     dependencies: tuple[str, ...] = ()
     begin_at: float | None = None
@@ -82,8 +82,8 @@ def job_doc(new: JobNew, live: JobLive, ranks: Mapping[str, int], beside: Beside
         "attempt": detail.get("attempt", 1),
         "forecast": _forecast(beside.forecast),
         "promise": _promise(detail),
-        "reason": beside.why.sentence if beside.why is not None else "",
-        "reason_kind": beside.why.kind if beside.why is not None else "",
+        "reason": beside.why.message if beside.why is not None else "",
+        "reason_kind": beside.why.cause.value if beside.why is not None else "",
         "jobs_ahead": beside.jobs_ahead,
         "incomplete_reason": detail.get("incomplete_reason", ""),
     }
@@ -194,17 +194,21 @@ def rset_doc(new: JobNew, live: JobLive, ranks: Mapping[str, int]) -> Doc | None
     return {"version": 1, "execution": execution}
 
 
-def why_doc(number: int, state: JobState, why: Why, beside: Beside, ahead: Iterable[int]) -> Doc:
+def why_doc(number: int, state: JobState, why: WaitReason, beside: Beside, ahead: Iterable[int]) -> Doc:
     return {
         "id": encode_jobid(number),
         "state": state.value,
-        "kind": why.kind,
-        "sentence": why.sentence,
+        "kind": why.cause.value,
+        "sentence": why.message,
         "clause": why.clause,
-        "steps": [{"name": step.name, "passed": step.passed, "needed": step.needed} for step in why.steps],
+        "steps": [{"name": step.name, "passed": step.passed, "needed": step.needed} for step in why.stages],
         "blockers": [
-            {"who": who, "job": encode_jobid(job) if job is not None else None, "until": until}
-            for who, job, until in why.blockers
+            {
+                "who": blocker.name,
+                "job": encode_jobid(blocker.job) if blocker.job is not None else None,
+                "until": blocker.until,
+            }
+            for blocker in why.blockers
         ],
         "jobs_ahead": beside.jobs_ahead,
         "ahead": [encode_jobid(job) for job in ahead],
@@ -213,15 +217,16 @@ def why_doc(number: int, state: JobState, why: Why, beside: Beside, ahead: Itera
     }
 
 
-def _suggestion(why: Why) -> str:
+def _suggestion(why: WaitReason) -> str:
     """What would change it, where that can be said."""
-    if why.kind == "held":
+    if why.cause is WaitCause.HELD:
         return "`penstock release` lets it go"
-    if why.kind == "behind":
+    if why.cause is WaitCause.PRIORITY:
         return "a shorter time limit (-t) may let it fit before the job that it must not delay"
-    if why.kind == "queue-stopped":
+    if why.cause is WaitCause.QUEUE_STOPPED:
         return "`penstock queue start` starts the queue again"
-    if why.kind == "resources" and why.blockers and all(until is None for _, _, until in why.blockers):
+    is_resources = why.cause is WaitCause.RESOURCES
+    if is_resources and why.blockers and all(blocker.until is None for blocker in why.blockers):
         return "what is in its way has no known end: nothing can be promised until that ends"
     return ""
 

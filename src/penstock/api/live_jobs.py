@@ -11,7 +11,7 @@ from penstock.api.nodes import node_cores
 from penstock.model.job import JobEvent, JobState
 from penstock.model.jobid import encode_jobid
 from penstock.sched.job import Job
-from penstock.sched.reasons import Why
+from penstock.sched.reasons import WaitCause, WaitReason
 from penstock.sched.records import JobLive, JobNew
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.state import live_of
@@ -75,7 +75,7 @@ def select(scheduler: Scheduler, query: JobsQuery) -> list[int]:
 
 
 def active_docs(scheduler: Scheduler, now: float, query: JobsQuery) -> list[Doc]:
-    memo: dict[int, Why] = {}
+    memo: dict[int, WaitReason] = {}
     ahead = scheduler.jobs_ahead() if len(scheduler.state.pending) else {}
     chosen = select(scheduler, query)[: query.limit]
     return [doc_of(scheduler, scheduler.state.jobs[number], now, memo, ahead) for number in chosen]
@@ -86,14 +86,19 @@ def active_doc(scheduler: Scheduler, now: float, number: int) -> Doc | None:
     return doc_of(scheduler, job, now, {}, scheduler.jobs_ahead()) if job is not None else None
 
 
-def doc_of(scheduler: Scheduler, job: Job, now: float, memo: dict[int, Why], ahead: dict[int, int]) -> Doc:
-    beside = beside_of(job, scheduler.why(job.id, now, memo), ahead)
+def doc_of(
+    scheduler: Scheduler, job: Job, now: float, memo: dict[int, WaitReason], ahead: dict[int, int]
+) -> Doc:
+    beside = beside_of(job, scheduler.wait_reason(job.id, now, memo), ahead)
     return job_doc(new_of(job), live_of(job), scheduler.state.ranks, beside)
 
 
-def beside_of(job: Job, why: Why, ahead: dict[int, int]) -> Beside:
+_UNPLANNED_CAUSES = (WaitCause.HELD, WaitCause.QUEUE_STOPPED, WaitCause.UNSATISFIABLE)
+
+
+def beside_of(job: Job, why: WaitReason, ahead: dict[int, int]) -> Beside:
     # Who was planned and then held, or whose queue was stopped, is not planned any more.
-    is_planned = job.state is JobState.SCHED and why.kind not in ("held", "queue-stopped", "never")
+    is_planned = job.state is JobState.SCHED and why.cause not in _UNPLANNED_CAUSES
     return Beside(
         job.forecast if is_planned else None,
         why,
@@ -116,7 +121,7 @@ def active_why(scheduler: Scheduler, now: float, number: int) -> Doc | None:
     job = scheduler.state.jobs.get(number)
     if job is None:
         return None
-    why = scheduler.why(number, now)
+    why = scheduler.wait_reason(number, now)
     ahead = scheduler.jobs_ahead()
     first = sorted(ahead, key=lambda other: ahead[other])[: min(ahead.get(number, 0), 5)]
     return why_doc(number, job.state, why, beside_of(job, why, ahead), first)

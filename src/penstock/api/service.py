@@ -34,7 +34,7 @@ from penstock.protocol.facts import Requeue
 from penstock.sched.commands import UnknownJobId
 from penstock.sched.dependencies import DependencyRefused, parse_dependencies
 from penstock.sched.jobspec import payload_of
-from penstock.sched.reasons import Why
+from penstock.sched.reasons import WaitCause, WaitReason
 from penstock.sched.records import JobLive, JobNew
 from penstock.store.port import JobFilter
 
@@ -258,7 +258,7 @@ class Answers:
             return doc
         _, live = await self._rows(job)
         sentence = f"it is over: {live.result}"
-        return why_doc(job, live.state, Why("", sentence), Beside(), ())
+        return why_doc(job, live.state, WaitReason(WaitCause.NONE, sentence), Beside(), ())
 
     async def cancel(self, selection: CancelSelection, note: str) -> Doc:
         ids = selection.ids

@@ -1,12 +1,14 @@
-"""Why a job waits, in one sentence and in facts. Every pending job has a reason.
+"""Why a job waits: one cause, one sentence, and the facts behind it. Every pending job has a reason.
 
-What can be read off the job itself (held, depends, its queue is stopped) is told first. Otherwise the
-engine is asked whether it would fit now if nobody had a reservation: if not, the reason is what is missing
-and who has it until when; if it would, it is behind somebody whose start it must not delay.
+Causes that are properties of the job or of its queue (held, dependencies, a stopped queue) take precedence.
+Otherwise the engine explains the request against the present allocations, without reservations. If the
+request does not fit, the reason names the missing resources and the jobs that hold them. If it fits, the job
+waits because its start would delay a reservation of a job before it in the queue.
 """
 
 from __future__ import annotations
 
+import enum
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -19,130 +21,166 @@ from penstock.sched.job import Job, MemberPhase
 from penstock.sched.queue import QueueEntry
 from penstock.sched.state import SchedulerState
 
-__all__ = ["Why", "jobs_ahead", "why", "why_late"]
+__all__ = ["WaitBlocker", "WaitCause", "WaitReason", "jobs_ahead", "member_wait_reason", "wait_reason"]
 
 
 _APART: Final = re.compile(r"apart/[^/]*/(.+?): \d+ of \d+")
 _APART_NOWHERE: Final = re.compile(r"asks for apart/[^/]*/(.+?) in a place that has none")
+_BLOCKERS_NAMED_MAX: Final = 3
+
+
+class WaitCause(enum.Enum):
+    """What a job waits for. The values are part of the HTTP API."""
+
+    NONE = ""  # it does not wait
+    ASSEMBLING = "assembling"  # the workload has fewer ready members than it needs
+    DEPENDENCY = "depends"
+    BEGIN_TIME = "begin-time"
+    HELD = "held"  # urgency 0
+    QUEUE_STOPPED = "queue-stopped"
+    UNSATISFIABLE = "never"  # no set of nodes of this cluster could ever meet the request
+    RESOURCES = "resources"
+    PRIORITY = "behind"  # it fits, but would delay a reservation of a job before it
+    UNPLANNED = "unplanned"  # it fits, and no scheduling cycle has considered it yet
+    INCOMPLETE = "incomplete"  # it runs, and some of its members have no node
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
-    kind: str  # held, depends, begin-time, assembling, queue-stopped, never, resources, behind, unplanned, ""
-    sentence: str
+class WaitBlocker:
+    """A holder of resources that a job waits for."""
+
+    name: str
+    job: int | None = None  # None: external usage
+    until: float | None = None  # None: no known end
+
+
+@dataclass(frozen=True, slots=True)
+class WaitReason:
+    cause: WaitCause
+    message: str = ""
     clause: str = ""
-    steps: tuple[FunnelStage, ...] = ()
-    blockers: tuple[tuple[str, int | None, float | None], ...] = ()  # who, which job, until when
+    stages: tuple[FunnelStage, ...] = ()
+    blockers: tuple[WaitBlocker, ...] = ()
 
 
-def why(state: SchedulerState, job: Job, now: float, memo: dict[int, Why] | None = None) -> Why:
-    """The reason of one job. With a `memo` for one look at the queue, equal requests are asked once."""
-    told = _by_itself(state, job)
-    if told is not None:
-        return told
+def wait_reason(
+    state: SchedulerState, job: Job, now: float, memo: dict[int, WaitReason] | None = None
+) -> WaitReason:
+    """The reason of one job. A `memo` shared by one pass over the queue explains equal requests once."""
+    found = _own_reason(state, job)
+    if found is not None:
+        return found
     if job.state is not JobState.SCHED:
-        return Why("", "")
-    found = _asked_once(state, job.shape, job.spec.request, now, memo)
-    return _behind(state, state.pending.entry(job.id)) if found.kind == "behind" else found
+        return WaitReason(WaitCause.NONE)
+    found = _explained_once(state, job.shape, job.spec.request, now, memo)
+    return _behind(state, state.pending.entry(job.id)) if found.cause is WaitCause.PRIORITY else found
 
 
-def why_late(state: SchedulerState, entry: QueueEntry, now: float, memo: dict[int, Why]) -> Why:
-    """The reason of a member that waits by itself, because its job has begun."""
+def member_wait_reason(
+    state: SchedulerState, entry: QueueEntry, now: float, memo: dict[int, WaitReason]
+) -> WaitReason:
+    """The reason of a member that is queued by itself, because its job has started."""
     shape = state.pending.shape(entry)
-    found = _asked_once(state, shape, state.shapes.request(shape), now, memo)
-    return _behind(state, entry) if found.kind == "behind" else found
+    found = _explained_once(state, shape, state.shapes.request(shape), now, memo)
+    return _behind(state, entry) if found.cause is WaitCause.PRIORITY else found
 
 
-def _asked_once(
-    state: SchedulerState, shape: int, request: Request, now: float, memo: dict[int, Why] | None
-) -> Why:
+def _explained_once(
+    state: SchedulerState, shape: int, request: Request, now: float, memo: dict[int, WaitReason] | None
+) -> WaitReason:
     found = memo.get(shape) if memo is not None else None
     if found is None:
-        found = _asked(state, request, now)
+        found = _explained(state, request, now)
         if memo is not None:
             memo[shape] = found
     return found
 
 
-def _by_itself(state: SchedulerState, job: Job) -> Why | None:
+def _own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
+    """The reason that follows from the job, its workload or its queue; None if only resources decide."""
     if job.state is JobState.RUN and (job.incomplete_reason or job.incomplete_since is not None):
         missing = sum(1 for member in job.members.values() if member.phase is MemberPhase.WAITING)
-        return Why("incomplete", job.incomplete_reason or f"{missing} of its members have no place yet")
+        message = job.incomplete_reason or f"{missing} of its members have no place yet"
+        return WaitReason(WaitCause.INCOMPLETE, message)
     if not job.state.is_pending:
-        return Why("", "")
+        return WaitReason(WaitCause.NONE)
     if not job.is_assembled:
         workload = state.workloads.get(job.workload)
-        there = sum(1 for member in job.members.values() if member.is_ready)
-        return Why("assembling", f"{there} of {workload.size if workload else '?'} members are there")
+        ready = sum(1 for member in job.members.values() if member.is_ready)
+        needed = workload.size if workload else "?"
+        return WaitReason(WaitCause.ASSEMBLING, f"{ready} of {needed} members are there")
     if job.open_dependencies:
-        return Why("depends", f"it depends on {', '.join(sorted(job.open_dependencies))}")
+        return WaitReason(WaitCause.DEPENDENCY, f"it depends on {', '.join(sorted(job.open_dependencies))}")
     if job.is_begin_waiting:
-        return Why("begin-time", "it asked to begin later")
+        return WaitReason(WaitCause.BEGIN_TIME, "it asked to begin later")
     if job.urgency == URGENCY_HOLD:
-        return Why("held", "it is held; `penstock release` lets it go")
+        return WaitReason(WaitCause.HELD, "it is held; `penstock release` lets it go")
     queue = state.queue_state(job.queue)
     if not queue.started:
         reason = f": {queue.reason_stopped}" if queue.reason_stopped else ""
-        return Why("queue-stopped", f"queue {job.queue} is stopped{reason}")
+        return WaitReason(WaitCause.QUEUE_STOPPED, f"queue {job.queue} is stopped{reason}")
     if job.unsatisfiable_reason:
-        return Why("never", f"it can never run here: {job.unsatisfiable_reason}", job.unsatisfiable_reason)
+        message = f"it can never run here: {job.unsatisfiable_reason}"
+        return WaitReason(WaitCause.UNSATISFIABLE, message, job.unsatisfiable_reason)
     return None
 
 
-def _asked(state: SchedulerState, request: Request, now: float) -> Why:
+def _explained(state: SchedulerState, request: Request, now: float) -> WaitReason:
     state.cluster.settle()
     reason = state.cluster.engine.explain(request, int(now))
     if reason is None:
-        return Why("behind", "")
+        return WaitReason(WaitCause.PRIORITY)
     blockers = tuple(_blocker(state, blocker, now) for blocker in reason.blockers)
     clause = _in_words(reason.clause)
-    return Why("resources", _sentence(clause, blockers), clause, reason.stages, blockers)
+    return WaitReason(WaitCause.RESOURCES, _message(clause, blockers), clause, reason.stages, blockers)
 
 
-def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> tuple[str, int | None, float | None]:
-    """Jobs by their id, others by their name; an end that has passed is not known."""
+def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> WaitBlocker:
+    """A job by its id, external usage by its name. An end that has passed is not known."""
     number = blocker.job
     if number is None:
-        hold = state.cluster.hold(blocker.external_usage)
-        return (hold.name if hold is not None else "") or blocker.external_usage, None, None
+        usage = state.cluster.hold(blocker.external_usage)
+        return WaitBlocker((usage.name if usage is not None else "") or blocker.external_usage)
     job = state.jobs.get(number)
     end_at = job.end_at if job is not None else None
-    return encode_jobid(number), number, end_at if end_at is not None and end_at > now else None
+    return WaitBlocker(encode_jobid(number), number, end_at if end_at is not None and end_at > now else None)
 
 
 def _in_words(clause: str) -> str:
-    """Kinds that only keep members apart say whom; how many units there are says nothing to people."""
+    """Names the members for resources that only express anti-affinity; their unit counts mean nothing."""
     clause = _APART_NOWHERE.sub(r"finds no place: those with \1 are kept apart", clause)
     return _APART.sub(r"those with \1 are kept apart", clause)
 
 
-def _sentence(clause: str, blockers: tuple[tuple[str, int | None, float | None], ...]) -> str:
+def _message(clause: str, blockers: tuple[WaitBlocker, ...]) -> str:
     if not blockers:
         return f"it {clause}"
-    names = ", ".join(who for who, _, _ in blockers[:3])
-    more = f" and {len(blockers) - 3} more" if len(blockers) > 3 else ""
-    return f"it {clause}; in the way: {names}{more}"
+    names = ", ".join(blocker.name for blocker in blockers[:_BLOCKERS_NAMED_MAX])
+    others = len(blockers) - _BLOCKERS_NAMED_MAX
+    return f"it {clause}; in the way: {names}{f' and {others} more' if others > 0 else ''}"
 
 
-def _behind(state: SchedulerState, entry: QueueEntry | None) -> Why:
-    """It would fit, but somebody before it has the first right to what is free."""
+def _behind(state: SchedulerState, entry: QueueEntry | None) -> WaitReason:
+    """The request fits, but a start would delay the first reservation before it in the queue."""
     before = [
         (start, number)
         for number, start in state.reservations.items()
         if (other := state.pending.entry(number)) is not None and entry is not None and other < entry
     ]
     if not before:
-        return Why("unplanned", "the next pass will look at it")
+        return WaitReason(WaitCause.UNPLANNED, "the next pass will look at it")
     start, number = min(before)
     name = encode_jobid(number)
-    return Why(
-        "behind",
+    return WaitReason(
+        WaitCause.PRIORITY,
         f"starting it now would delay {name}, which is before it",
         f"behind {name}",
-        blockers=((name, number, start),),
+        blockers=(WaitBlocker(name, number, start),),
     )
 
 
 def jobs_ahead(state: SchedulerState) -> dict[int, int]:
-    """For every job in the queue, how many are before it."""
-    return {entry.job: place for place, entry in enumerate(state.pending.in_order()) if not entry.member}
+    """For every job in the queue, the number of entries before it."""
+    return {
+        entry.job: position for position, entry in enumerate(state.pending.in_order()) if not entry.member
+    }

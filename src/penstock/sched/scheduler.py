@@ -54,7 +54,7 @@ from penstock.sched.lifecycle import (
     try_depend,
 )
 from penstock.sched.queue import Bucket, QueueEntry
-from penstock.sched.reasons import Why, jobs_ahead, why, why_late
+from penstock.sched.reasons import WaitReason, jobs_ahead, member_wait_reason, wait_reason
 from penstock.sched.records import Change
 from penstock.sched.state import OpenIntent, Reply, SchedulerState
 
@@ -395,7 +395,7 @@ class Scheduler:
     def _tell_waiting(self, now: float) -> None:
         """Lets the people behind works know why those wait and until when, as far as is foreseen."""
         state = self.state
-        memo: dict[int, Why] = {}
+        memo: dict[int, WaitReason] = {}
         told = 0
         for entry in state.pending.in_order():
             job = state.jobs[entry.job]
@@ -405,12 +405,12 @@ class Scheduler:
                 continue  # What nobody has looked at for its own sake is told with others of its kind.
             told += 1
             if entry.member:
-                late = why_late(state, entry, now, memo)
-                state.publish_status(job, WorkloadStatus.WAITING, late.sentence)
+                late = member_wait_reason(state, entry, now, memo)
+                state.publish_status(job, WorkloadStatus.WAITING, late.message)
                 continue
-            found = self.why(job.id, now, memo)
+            found = self.wait_reason(job.id, now, memo)
             start_at = job.forecast.start_at if job.forecast is not None else None
-            state.publish_status(job, WorkloadStatus.WAITING, found.sentence, start_at)
+            state.publish_status(job, WorkloadStatus.WAITING, found.message, start_at)
 
     def _cycle_plan(self, now: float) -> Cycle:
         state = self.state
@@ -494,8 +494,8 @@ class Scheduler:
 
     # Questions
 
-    def why(self, number: int, now: float, memo: dict[int, Why] | None = None) -> Why:
-        return why(self.state, self.state.jobs[number], now, memo)
+    def wait_reason(self, number: int, now: float, memo: dict[int, WaitReason] | None = None) -> WaitReason:
+        return wait_reason(self.state, self.state.jobs[number], now, memo)
 
     def jobs_ahead(self) -> dict[int, int]:
         return jobs_ahead(self.state)
