@@ -30,7 +30,7 @@ from penstock.protocol.facts import (
     Phase,
     Snapshot,
 )
-from penstock.protocol.intents import Assignment, End, Place, StatusUpdate, WorkloadStatus
+from penstock.protocol.intents import Assignment, End, EndReason, Place, StatusUpdate, WorkloadStatus
 from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import job, node, owned_by, pod
 from tests.backends.kube_server import Server
@@ -117,7 +117,7 @@ def test_a_cancelled_life_leaves_nothing_behind(run: Run) -> None:
     async def scenario() -> None:
         async with life.running():
             await life.until(life.snapshots)
-            ends = [End(number, 77, ("uid-a",), 15, 1.0, "x") for number in range(50)]
+            ends = [End(number, 77, ("uid-a",), 15, 1.0, EndReason.CANCEL) for number in range(50)]
             await life.backend.apply(1, ends)
             await life.backend.probe(["uid-a"] * 50)
             await life.until(lambda: "delete" in life.client.verbs())
@@ -155,7 +155,7 @@ def test_before_the_first_snapshot_nobody_is_declared_gone(run: Run) -> None:
     async def scenario() -> None:
         async with life.running():
             await life.until(lambda: "pods" in server.receivers)
-            await life.backend.apply(1, [PLACE, End(2, 77, ("uid-a",), 15, 1.0, "x")])
+            await life.backend.apply(1, [PLACE, End(2, 77, ("uid-a",), 15, 1.0, EndReason.CANCEL)])
             await life.backend.probe(["uid-a"])
             await asyncio.sleep(0.02)
             assert life.facts == []
@@ -243,7 +243,7 @@ def test_what_pauses_over_a_refresh_is_not_doubled_by_it(run: Run, monkeypatch: 
     monkeypatch.setattr(executor, "_AGAIN_S", 0.02)
     life = Life(Server(nodes=[node("n1")], pods=[pod("a", node="n1", placed=True)]))
     life.client.answers["delete"] = [Unavailable("away")] * 10
-    end = End(1, 77, ("uid-a",), 15, 1.0, "x")
+    end = End(1, 77, ("uid-a",), 15, 1.0, EndReason.CANCEL)
 
     async def scenario() -> None:
         async with life.running():

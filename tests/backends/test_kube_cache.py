@@ -280,4 +280,4 @@ def test_an_older_reading_of_a_pod_is_no_news() -> None:
 def test_ends(status: dict[str, object], expected: tuple[int, str, bool]) -> None:
     found = mirror_of().seen(pod("a", node="n1", placed=True, status=status), NOW)
     assert found.phase is Phase.ENDED
-    assert (found.status, found.cause, found.started) == expected
+    assert (found.status, found.message, found.started) == expected

@@ -90,7 +90,7 @@ def test_a_pod_that_has_run_was_not_refused_whatever_its_reason() -> None:
     ran = [{"name": "main", "state": {"terminated": {"exitCode": 143}}}]
     status = {"phase": "Failed", "reason": "NodeShutdown", "containerStatuses": ran}
     found = mirror_of().seen(pod("a", node="n1", placed=True, status=status), NOW)
-    assert (found.started, found.status, found.cause) == (True, 143 << 8, "NodeShutdown")
+    assert (found.started, found.status, found.message) == (True, 143 << 8, "NodeShutdown")
 
 
 def test_a_pod_has_ended_when_the_last_of_its_containers_has() -> None:

@@ -29,7 +29,7 @@ from penstock.kube.types import BatchJob, Pod
 from penstock.model.jobid import encode_jobid
 from penstock.podspec.grouping import JOB_ANNOTATION, controller_of
 from penstock.protocol.facts import Fact, IntentResult, MemberGone, MemberStatus, Outcome, Phase
-from penstock.protocol.intents import Assignment, End, How, Intent, Place, Retract
+from penstock.protocol.intents import Assignment, End, EndReason, Intent, Place, Retract, RetractMode
 from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import job, native_group, node, owned_by, pod
 
@@ -350,7 +350,7 @@ def test_a_deadline_of_ours_goes_when_the_group_has_no_limit_any_more() -> None:
 def test_a_group_that_begins_anew_waits_without_a_deadline_of_ours() -> None:
     client = FakeClient()
     context = Around(had_limit(1010), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    carry_out(context, client, Retract(2, 77, ("uid-a",), How.EVICT))
+    carry_out(context, client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))
     assert sorted(client.verbs()) == ["evict", "patch"]
     assert deadline(client) == (None, None, None)
 
@@ -359,7 +359,7 @@ def test_a_deadline_of_the_owner_stays_when_a_group_begins_anew() -> None:
     client = FakeClient()
     made = job(started=1000.0, activeDeadlineSeconds=5000)
     context = Around(made, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    carry_out(context, client, Retract(2, 77, ("uid-a",), How.EVICT))
+    carry_out(context, client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))
     assert client.verbs() == ["evict"]
 
 
@@ -413,7 +413,7 @@ def test_a_deadline_is_not_tried_for_ever(end: str) -> None:
 
 def test_a_job_that_is_to_end_at_once_gets_no_later_deadline() -> None:
     context, client = Around(job(started=1900.0), limited()), FakeClient()
-    end = End(3, 77, ("uid-a",), 15, 30.0, "cancelled")
+    end = End(3, 77, ("uid-a",), 15, 30.0, EndReason.CANCEL)
     carry_out(context, client, replace(PLACE, end_at=2060.0), end, want=2)
     patches = [what[1]["spec"] for verb, what in client.asked if verb == "patch"]
     assert patches == [{"activeDeadlineSeconds": 100}]
@@ -440,7 +440,7 @@ def test_a_disruption_budget_is_waited_for_without_holding_anybody_up() -> None:
     budget = TooManyRequests(429, causes=("DisruptionBudget",))
     client = FakeClient(evict=[budget, budget, Unreachable("no way")])
     context = Around(BOUND, pod("b"))
-    evict = Retract(2, 77, ("uid-a",), How.EVICT)
+    evict = Retract(2, 77, ("uid-a",), RetractMode.EVICT)
     place = Place(1, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
     facts = carry_out(context, client, evict, place, want=2)
     assert facts == [IntentResult(1, "uid-b", Outcome.APPLIED), IntentResult(2, "uid-a", Outcome.APPLIED)]
@@ -457,11 +457,13 @@ def test_a_disruption_budget_is_waited_for_without_holding_anybody_up() -> None:
 )
 def test_evictions(answers: dict[str, list[object]], outcome: Outcome) -> None:
     client = FakeClient(**answers)
-    assert outcomes(carry_out(Around(BOUND), client, Retract(2, 77, ("uid-a",), How.EVICT))) == [outcome]
+    assert outcomes(carry_out(Around(BOUND), client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))) == [
+        outcome
+    ]
 
 
 def test_to_forget_is_possible_until_a_pod_is_on_its_node() -> None:
-    forget = Retract(2, 77, ("uid-a", "uid-b", "uid-c"), How.FORGET)
+    forget = Retract(2, 77, ("uid-a", "uid-b", "uid-c"), RetractMode.FORGET)
     client = FakeClient()
     facts = carry_out(Around(pod("a"), pod("b", node="n1")), client, forget, want=3)
     assert outcomes(facts) == [Outcome.APPLIED, Outcome.CONFLICT, Outcome.GONE]
@@ -476,7 +478,7 @@ def test_what_was_put_off_is_dropped_with_the_rest(monkeypatch: pytest.MonkeyPat
         client = FakeClient(evict=[TooManyRequests(429, causes=("DisruptionBudget",))])
         context = Around(BOUND)
         actions = IntentExecutor(client, context, lambda: NOW)  # type: ignore[arg-type]
-        actions.put(Retract(2, 77, ("uid-a",), How.EVICT))
+        actions.put(Retract(2, 77, ("uid-a",), RetractMode.EVICT))
         for pause_s in (0.01, 0.1):  # a life each
             worker = asyncio.create_task(actions.workload())
             await asyncio.sleep(pause_s)
@@ -491,7 +493,7 @@ def test_what_was_put_off_is_dropped_with_the_rest(monkeypatch: pytest.MonkeyPat
 
 # Ending
 
-END = End(3, 77, ("uid-a",), 15, 30.2, "cancelled")
+END = End(3, 77, ("uid-a",), 15, 30.2, EndReason.CANCEL)
 
 
 def test_a_job_is_ended_by_its_deadline_once() -> None:
@@ -559,7 +561,7 @@ OF_A_JOB = (job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", 
 
 
 @pytest.mark.parametrize("known", [(BOUND,), OF_A_JOB], ids=["by itself", "of a job"])
-@pytest.mark.parametrize("intent", [END, Retract(2, 77, ("uid-a",), How.EVICT)], ids=["end", "evict"])
+@pytest.mark.parametrize("intent", [END, Retract(2, 77, ("uid-a",), RetractMode.EVICT)], ids=["end", "evict"])
 def test_nothing_is_taken_away_out_of_office(known: tuple[Pod | BatchJob, ...], intent: Intent) -> None:
     client = FakeClient()
     assert carry_out(Around(*known, is_in_office=lambda: False), client, intent, want=0) == []
@@ -575,7 +577,7 @@ def test_nothing_is_taken_away_out_of_office(known: tuple[Pod | BatchJob, ...], 
 
 @pytest.mark.parametrize(
     ("intent", "verb"),
-    [(PLACE, "bind"), (Retract(2, 77, ("uid-a",), How.EVICT), "evict"), (END, "delete")],
+    [(PLACE, "bind"), (Retract(2, 77, ("uid-a",), RetractMode.EVICT), "evict"), (END, "delete")],
 )
 def test_a_fault_in_an_action_is_told_as_unknown_and_ends_nothing(
     intent: Intent, verb: str, caplog: pytest.LogCaptureFixture
@@ -612,7 +614,7 @@ def test_a_pod_that_asks_for_more_than_can_be_counted_has_no_room() -> None:
 
 @pytest.mark.parametrize(
     ("intent", "verb"),
-    [(END, "delete"), (Retract(2, 77, ("uid-a",), How.EVICT), "evict"), (PLACE, "bind")],
+    [(END, "delete"), (Retract(2, 77, ("uid-a",), RetractMode.EVICT), "evict"), (PLACE, "bind")],
 )
 def test_what_is_wanted_again_while_it_is_open_is_done_once(intent: Intent, verb: str) -> None:
     """As after every snapshot: whatever is open is wanted again."""

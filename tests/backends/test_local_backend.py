@@ -16,8 +16,16 @@ from penstock.agent.processes import bearers
 from penstock.backends.local import INTENTS
 from penstock.errors import Conflict
 from penstock.failpoints import REGISTRY
-from penstock.protocol.facts import Capacity, Outcome, Phase
-from penstock.protocol.intents import End, How, Intent, Retract, StatusUpdate, WorkloadStatus
+from penstock.protocol.facts import Capacity, EndCause, Outcome, Phase
+from penstock.protocol.intents import (
+    End,
+    EndReason,
+    Intent,
+    Retract,
+    RetractMode,
+    StatusUpdate,
+    WorkloadStatus,
+)
 from tests.backends.local_rig import Site, assignment, eventually, instance, place, run
 
 WAIT = "echo up >> up; while [ ! -e go ]; do sleep 0.02; done; exit 3"
@@ -69,13 +77,13 @@ def test_an_end_a_signal_and_what_is_no_longer_there() -> None:
             await one.begin()
             await one.apply(place(site, "echo up >> up; exec sleep 1000"))
             await eventually(lambda: site.lines("up"), "the task runs")
-            await one.apply(Retract(2, 1, ("1/1/0",), How.FORGET))
+            await one.apply(Retract(2, 1, ("1/1/0",), RetractMode.FORGET))
             assert await one.settled(2) == (Outcome.CONFLICT, "it has started")
-            await one.apply(End(3, 1, ("1/1/0",), signal.SIGTERM, 5.0, "cancel"))
+            await one.apply(End(3, 1, ("1/1/0",), signal.SIGTERM, 5.0, EndReason.CANCEL))
             assert (await one.settled(3))[0] is Outcome.APPLIED
             ended = await one.observed("1/1/0", Phase.ENDED)
-            assert (ended.status, ended.cause) == (signal.SIGTERM, "cancel")
-            await one.apply(End(4, 1, ("1/1/0",), signal.SIGTERM, 5.0, "cancel"))
+            assert (ended.status, ended.cause, ended.message) == (signal.SIGTERM, EndCause.OTHER, "cancel")
+            await one.apply(End(4, 1, ("1/1/0",), signal.SIGTERM, 5.0, EndReason.CANCEL))
             assert (await one.settled(4))[0] is Outcome.GONE
 
     run(test)
@@ -85,9 +93,9 @@ def test_what_is_ended_or_taken_back_before_it_comes_never_starts_anywhere() -> 
     async def test(site: Site) -> None:
         async with instance(site, nodes=2) as one:
             await one.begin()
-            await one.apply(End(1, 1, ("1/1/0",), signal.SIGTERM, 5.0, "cancel"))
+            await one.apply(End(1, 1, ("1/1/0",), signal.SIGTERM, 5.0, EndReason.CANCEL))
             assert (await one.settled(1))[0] is Outcome.GONE
-            await one.apply(Retract(2, 2, ("2/1/0",), How.FORGET))
+            await one.apply(Retract(2, 2, ("2/1/0",), RetractMode.FORGET))
             assert (await one.settled(2, "2/1/0"))[0] is Outcome.APPLIED
             for intent, member in ((3, "1/1/0"), (4, "2/1/0")):
                 await one.apply(place(site, "echo ran >> ran", assignment(member, "node1"), intent=intent))
@@ -186,7 +194,7 @@ def test_where_no_agent_comes_back_members_are_ended_once_they_are_certainly_gon
             tokens = site.tokens()
             kill(one.backend.status()[0].pid)
             ended = await one.observed("1/1/0", Phase.ENDED)
-            assert (ended.status, ended.cause) == (signal.SIGKILL, "node-failure")
+            assert (ended.status, ended.cause) == (signal.SIGKILL, EndCause.NODE_FAILURE)
             assert [pid for token in tokens for pid in bearers(token)] == []
             await one.apply(place(site, "true", assignment("2/1/0"), intent=2))
             assert (await one.settled(2, "2/1/0"))[0] is Outcome.UNKNOWN
@@ -248,7 +256,7 @@ def test_stopping_keeps_tasks_or_ends_them() -> None:
                 assert bool(bearers(site.tokens()[0])) is keep
         async with instance(site, epoch=3) as one:
             (seen,) = (await one.begin()).statuses
-            assert (seen.phase, seen.status, seen.cause) == (Phase.ENDED, signal.SIGTERM, "shutdown")
+            assert (seen.phase, seen.status, seen.message) == (Phase.ENDED, signal.SIGTERM, "shutdown")
             assert site.lines("up") == ["up"]
 
     run(test)
@@ -259,7 +267,7 @@ import asyncio, signal, sys
 from tests.backends.local_rig import Instance, Site, place
 from penstock.backends.local import LocalSettings
 from penstock.paths import InstancePaths
-from penstock.protocol.intents import End, How, Retract
+from penstock.protocol.intents import End, EndReason, RetractMode, Retract
 from pathlib import Path
 
 async def main():
@@ -269,8 +277,8 @@ async def main():
     one = Instance(site, LocalSettings())
     await one.begin()
     await one.apply(place(site, "echo ran >> ran"))
-    await one.apply(End(2, 1, ("8/1/0",), signal.SIGTERM, 1.0, "cancel"))
-    await one.apply(Retract(3, 1, ("9/1/0",), How.FORGET))
+    await one.apply(End(2, 1, ("8/1/0",), signal.SIGTERM, 1.0, EndReason.CANCEL))
+    await one.apply(Retract(3, 1, ("9/1/0",), RetractMode.FORGET))
     await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -291,8 +299,8 @@ def test_an_instance_that_dies_there_may_say_everything_again(point: str) -> Non
         async with instance(site, epoch=2) as two:
             await two.begin()
             await two.apply(place(site, "echo ran >> ran"))
-            await two.apply(End(2, 1, ("8/1/0",), signal.SIGTERM, 1.0, "cancel"))
-            await two.apply(Retract(3, 1, ("9/1/0",), How.FORGET))
+            await two.apply(End(2, 1, ("8/1/0",), signal.SIGTERM, 1.0, EndReason.CANCEL))
+            await two.apply(Retract(3, 1, ("9/1/0",), RetractMode.FORGET))
             assert (await two.settled(1))[0] is Outcome.APPLIED
             assert (await two.settled(2, "8/1/0"))[0] is Outcome.GONE
             assert (await two.settled(3, "9/1/0"))[0] is Outcome.APPLIED

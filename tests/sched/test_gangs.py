@@ -13,6 +13,7 @@ from penstock.model.constraint import Properties
 from penstock.model.job import JobState
 from penstock.protocol.facts import (
     Capacity,
+    EndCause,
     ExternalUsageGone,
     ExternalUsageSet,
     IntentResult,
@@ -24,8 +25,9 @@ from penstock.protocol.facts import (
     Requeue,
     WorkloadGone,
     WorkloadSet,
+    end_cause_of,
 )
-from penstock.protocol.intents import How, Retract, WorkloadStatus
+from penstock.protocol.intents import Retract, RetractMode, WorkloadStatus
 from penstock.sched.job import Job, MemberPhase
 from penstock.sched.reasons import WaitCause
 from penstock.sched.settings import QueueSettings, Settings
@@ -148,7 +150,7 @@ def test_a_group_that_cannot_be_made_whole_begins_anew_if_it_can_be_taken_away()
     driver, job, retracted = half_a_group(recreated=True)
     driver.run_until(121)
     assert "1 of 2 members have no place: OutOfcpu" in str(job.exception["note"])
-    assert [(one.how, one.members) for one in retracted] == [(How.EVICT, ("w-0",))]
+    assert [(one.mode, one.members) for one in retracted] == [(RetractMode.EVICT, ("w-0",))]
     again = only_job(driver)  # What was not taken away waits for the member that is made again.
     assert (again.id != job.id, list(again.members), again.is_assembled) == (True, ["w-1"], False)
     driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
@@ -328,7 +330,7 @@ def test_a_member_that_is_refused_and_gone_at_once_is_not_placed_again() -> None
     driver.feed(WorkloadSet("w", "gang", 2), member("w", 0), member("w", 1))
     driver.settle()
     node = only_job(driver).members["w-1"].node
-    driver.feed(MemberStatus("w-1", Phase.REFUSED, driver.now, node, cause="OutOfcpu"), MemberGone("w-1"))
+    driver.feed(MemberStatus("w-1", Phase.REFUSED, driver.now, node, message="OutOfcpu"), MemberGone("w-1"))
     assert len(driver.scheduler.state.pending) == 0
 
 
@@ -493,7 +495,9 @@ def test_a_group_begins_anew_as_a_whole_by_its_policy(
 ) -> None:
     driver, job = running_group(requeue=policy)
     retracted = retractions(driver)
-    driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, status, cause))
+    driver.feed(
+        MemberStatus("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, status, *end_cause_of(cause))
+    )
     driver.feed(member("w", 2, recreated=True))
     driver.settle()
     assert bool(retracted) is again
@@ -552,7 +556,9 @@ def test_a_member_that_did_not_come_to_its_node_is_there_for_the_next_job_of_its
     driver.settle()
     job = only_job(driver)
     (place,) = (one.intent.intent for one in driver.scheduler.state.intents.values())
-    driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, "Error"))
+    driver.feed(
+        MemberStatus("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, EndCause.OTHER, "Error")
+    )
     driver.feed(IntentResult(place, "w-1", Outcome.CONFLICT, "others were quicker"))
     following = only_job(driver)
     assert (following.id != job.id, list(following.members)) == (True, ["w-1"])
@@ -568,7 +574,9 @@ def test_a_member_that_its_node_did_not_start_is_replaced_or_the_job_says_that_i
     driver.feed(WorkloadSet("w", "group", 2), one, two)
     driver.settle()
     job = only_job(driver)
-    refused = MemberStatus("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, "OutOfcpu", False)
+    refused = MemberStatus(
+        "w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, EndCause.OTHER, "OutOfcpu", False
+    )
     driver.feed(refused)
     assert bool(job.incomplete_reason) is not recreated
     if recreated:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.backends.sim.backend import Fate
-from penstock.protocol.facts import ExternalUsageSet, MemberSet, MemberStatus, Phase, Requeue, WorkloadSet
+from penstock.protocol.facts import (
+    EndCause,
+    ExternalUsageSet,
+    MemberSet,
+    MemberStatus,
+    Phase,
+    Requeue,
+    WorkloadSet,
+)
 from penstock.sched.job import Job, Member, dump, load
 from tests.sched.driving import Driver, settings_of
 from tests.sched.test_gangs import endless, only_job, pods
@@ -40,7 +48,11 @@ def test_a_member_that_was_not_started_is_named_as_people_know_it() -> None:
     driver.settle()
     job = only_job(driver)
     node = job.members["uid-0"].node
-    driver.feed(MemberStatus("uid-0", Phase.ENDED, driver.now, node, 1 << 8, "OutOfcpu", started=False))
+    driver.feed(
+        MemberStatus(
+            "uid-0", Phase.ENDED, driver.now, node, 1 << 8, EndCause.OTHER, "OutOfcpu", started=False
+        )
+    )
     assert notes(job)[0] == f"web-0 was not started on {node}: OutOfcpu"
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from penstock.model.job import JobEvent, JobState
+from penstock.protocol.intents import IntentKind
 from penstock.sched.records import (
     AllocationGone,
     AllocationNew,
@@ -54,8 +55,8 @@ EVERYTHING: tuple[Change, ...] = (
     ended(3),
     AllocationNew(1, 0, 100, 200, {"R": [1, 2]}),
     AllocationNew(1, 1, 150, None, {}),
-    IntentNew(7, 1, "place", {"members": ["m"]}),
-    IntentNew(8, 2, "end", {}),
+    IntentNew(7, 1, IntentKind.PLACE, {"members": ["m"]}),
+    IntentNew(8, 2, IntentKind.END, {}),
     NodeNew("n1", 1),
     NodeNew("n0", 0),
     DrainSet("n1", "fan", "ada", 5.0),
@@ -88,7 +89,7 @@ def job_lifecycle(job: int) -> list[Change]:
         live(job, JobState.SCHED),
         *events[4:6],
         AllocationNew(job, 0, 100, 200, {"R_lite": [{"rank": "0", "children": {"core": "0-3"}}]}),
-        IntentNew(job, job, "place", {"members": ["m"]}),
+        IntentNew(job, job, IntentKind.PLACE, {"members": ["m"]}),
         live(job, JobState.RUN, nodes="n0"),
         *events[6:],
         IntentDone(job),

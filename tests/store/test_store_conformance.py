@@ -14,6 +14,7 @@ from changes import EVERYTHING, ended, event, job_lifecycle, live, new, opened
 from penstock.errors import BadRequest, Corrupt
 from penstock.failpoints import REGISTRY, Crash, armed
 from penstock.model.job import JobState
+from penstock.protocol.intents import IntentKind
 from penstock.sched.records import (
     AllocationGone,
     AllocationNew,
@@ -164,10 +165,10 @@ CONTRADICTIONS: dict[str, tuple[Change, ...]] = {
     "slots freed without an allocation": (SlotsFreed(2, (0,), 1.0),),
     "an allocation freed twice": (AllocationGone(1, 1.0), AllocationGone(1, 1.0)),
     "freeing without an allocation": (AllocationGone(2, 1.0),),
-    "an intent created twice": (IntentNew(1, 1, "place", {}),),
-    "an intent of no job": (IntentNew(5, 9, "place", {}),),
+    "an intent created twice": (IntentNew(1, 1, IntentKind.PLACE, {}),),
+    "an intent of no job": (IntentNew(5, 9, IntentKind.PLACE, {}),),
     "an intent completed twice": (IntentDone(1), IntentDone(1)),
-    "an intent completed before it is created": (IntentDone(6), IntentNew(6, 1, "end", {})),
+    "an intent completed before it is created": (IntentDone(6), IntentNew(6, 1, IntentKind.END, {})),
     "a node registered twice": (NodeNew("n0", 4),),
     "a rank used twice": (NodeNew("n9", 0),),
     "an unknown node removed": (NodeForgotten("n9"),),
@@ -178,7 +179,7 @@ def test_contradictions_are_refused_and_change_nothing(instance: Instances) -> N
     async def scenario() -> None:
         base = (
             *(new(1), new(2), event(1, 0), AllocationNew(1, 0, 0, 9, {}), SlotsFreed(1, (3,), 1.0)),
-            *(IntentNew(1, 1, "place", {}), NodeNew("n0", 0), IdHighest(2, 1, 0)),
+            *(IntentNew(1, 1, IntentKind.PLACE, {}), NodeNew("n0", 0), IdHighest(2, 1, 0)),
         )
         before = await recorded_after(instance, base)
         async with opened(instance) as (store,):
@@ -329,7 +330,7 @@ def test_prune_keeps_the_newest_jobs_the_dependencies_and_the_highest_ids(instan
             await store.record(epoch, [change for job in range(1, 7) for change in (new(job), event(job, 0))])
             await store.record(epoch, [ended(job, 100.0 * job) for job in range(1, 7)])
             await store.record(
-                epoch, [new(7, depends_on=[2]), IntentNew(1, 3, "end", {}), IdHighest(7, 1, -1)]
+                epoch, [new(7, depends_on=[2]), IntentNew(1, 3, IntentKind.END, {}), IdHighest(7, 1, -1)]
             )
             assert await store.prune(epoch, 1000.0, Retention(None, None)) == 0
             assert await store.prune(epoch, 550.0, Retention(age_s=100.0, count=None)) == 2  # 1 and 4

@@ -15,6 +15,7 @@ from servers import Server, fresh_database
 
 from penstock.errors import Corrupt
 from penstock.model.job import JobEvent, JobState
+from penstock.protocol.intents import IntentKind
 from penstock.sched.records import (
     AllocationGone,
     AllocationNew,
@@ -62,7 +63,7 @@ _changes = st.one_of(
     st.builds(AllocationNew, _jobs, st.integers(0, 1), _few, st.none() | _few, _documents),
     st.builds(SlotsFreed, _jobs, st.lists(_few, max_size=2).map(tuple), _times),
     st.builds(AllocationGone, _jobs, _times),
-    st.builds(IntentNew, _few, _jobs, _words, _documents),
+    st.builds(IntentNew, _few, _jobs, st.sampled_from(IntentKind), _documents),
     st.builds(IntentDone, _few),
     st.builds(lambda number: NodeNew(f"n{number}", number), _few),
     st.builds(NodeForgotten, st.sampled_from(["n0", "n1"])),

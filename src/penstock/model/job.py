@@ -56,6 +56,19 @@ class JobState(enum.Enum):
         return self not in (JobState.NEW, JobState.INACTIVE)
 
 
+class ExceptionType(enum.Enum):
+    """The type of an `exception` event that the scheduler raises, as Flux users know it from an eventlog."""
+
+    CANCEL = "cancel"  # by a user, or because the workload is gone
+    TIMEOUT = "timeout"  # the time limit has passed
+    DEPENDENCY = "dependency"  # a dependency can never be satisfied
+    ASSEMBLY = "assembly"  # too few members became ready within the assembly timeout
+    ALLOC = "alloc"  # a node refused a member
+    EXEC = "exec"  # a member could not be started, or was lost
+    INCOMPLETE = "incomplete"  # a started group cannot be completed
+    REQUEUE = "requeue"  # a group is evicted in order to start again as a whole
+
+
 class Result(enum.Enum):
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -143,6 +156,13 @@ def state_after(log: Iterable[JobEvent]) -> JobState:
     return state
 
 
+# Exceptions of any other type mean that the job has failed.
+_RESULTS: Final = {
+    ExceptionType.CANCEL.value: Result.CANCELED,
+    ExceptionType.TIMEOUT.value: Result.TIMEOUT,
+}
+
+
 def result_of(log: Iterable[JobEvent]) -> tuple[Result, int]:
     """Result and wait status of the last run in a log, as `flux jobs` tells them."""
     status: int | None = None
@@ -156,7 +176,6 @@ def result_of(log: Iterable[JobEvent]) -> tuple[Result, int]:
             found = event.context.get("status", 0)
             status = found if isinstance(found, int) else 0
     if worst is not None:
-        kind = worst.context.get("type")
-        result = {"cancel": Result.CANCELED, "timeout": Result.TIMEOUT}.get(str(kind), Result.FAILED)
+        result = _RESULTS.get(str(worst.context.get("type")), Result.FAILED)
         return result, status or 256
     return (Result.COMPLETED, 0) if status == 0 else (Result.FAILED, 256 if status is None else status)

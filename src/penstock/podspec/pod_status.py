@@ -15,7 +15,7 @@ from penstock.errors import BadRequest
 from penstock.kube.types import ObjectMeta, PartialPod, Pod
 from penstock.podspec.grouping import JOB_ANNOTATION, controller_ref_of, seconds_of
 from penstock.podspec.pod_resources import PODS, ResourceList, use_of
-from penstock.protocol.facts import ExternalUsageSet, MemberStatus, Phase
+from penstock.protocol.facts import EndCause, ExternalUsageSet, MemberStatus, Phase
 
 __all__ = [
     "GROUP_INADMISSIBLE",
@@ -139,6 +139,7 @@ def seen_of(pod: Pod, now: float) -> MemberStatus:
     if status.phase == "Succeeded":
         return MemberStatus(uid, Phase.ENDED, ended_at, node)
     worst = max((one.exit_code & _EXIT_MASK for one in exits), default=0) or _EXIT_UNKNOWN
-    cause = status.reason or next((one.reason for one in exits if one.exit_code), "")
+    message = status.reason or next((one.reason for one in exits if one.exit_code), "")
     started = not (is_refusal(status.reason) and not exits)
-    return MemberStatus(uid, Phase.ENDED, ended_at, node, worst << 8, cause, started)
+    cause = EndCause.OTHER if message else EndCause.EXITED
+    return MemberStatus(uid, Phase.ENDED, ended_at, node, worst << 8, cause, message, started)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.model.constraint import Constraint
 
 __all__ = [
     "Capacity",
+    "EndCause",
     "ExternalUsageGone",
     "ExternalUsageSet",
     "Fact",
@@ -29,6 +31,7 @@ __all__ = [
     "Snapshot",
     "WorkloadGone",
     "WorkloadSet",
+    "end_cause_of",
 ]
 
 
@@ -141,6 +144,27 @@ class Phase(enum.Enum):
     LOST = "lost"  # its node is silent: it may be running
 
 
+class EndCause(enum.Enum):
+    """Why a member ended, as far as the scheduler acts on it. Everything else is `OTHER` with a message."""
+
+    EXITED = ""  # by itself; the wait status says how
+    SIGNALED = "signal"  # by a signal that a user asked for
+    TIMEOUT = "timeout"  # at its time limit
+    NODE_FAILURE = "node-failure"
+    GONE = "gone"  # it was deleted
+    UNKNOWN = "unknown"  # how it ended cannot be known any more
+    OTHER = "other"
+
+
+def end_cause_of(text: str) -> tuple[EndCause, str]:
+    """A cause and a message from one text, as agents send it and stores keep it."""
+    known = _CAUSES.get(text)
+    return (known, "") if known is not None else (EndCause.OTHER, text)
+
+
+_CAUSES: Final = {cause.value: cause for cause in EndCause if cause is not EndCause.OTHER}
+
+
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
     member: str
@@ -148,7 +172,8 @@ class MemberStatus:
     at: float
     node: str = ""
     status: int = 0  # a wait(2) status, where it ended
-    cause: str = ""  # in the world's words; "timeout", "node-failure" and "unknown" are understood
+    cause: EndCause = EndCause.EXITED
+    message: str = ""  # the backend's own words, for `EndCause.OTHER` and `Phase.REFUSED`
     started: bool = True  # of one that has ended: whether it had begun
     usage: tuple[tuple[str, int], ...] = ()  # what it uses, where that is known
     is_kept: bool = False  # somebody else looks after it: left over, it is not asked to end

@@ -11,7 +11,26 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Assignment", "End", "How", "Intent", "Place", "Retract", "StatusUpdate", "WorkloadStatus"]
+__all__ = [
+    "Assignment",
+    "End",
+    "EndReason",
+    "Intent",
+    "IntentKind",
+    "Place",
+    "Retract",
+    "RetractMode",
+    "StatusUpdate",
+    "WorkloadStatus",
+]
+
+
+class IntentKind(enum.Enum):
+    """What an intent is, as stores record it."""
+
+    PLACE = "place"
+    RETRACT = "retract"
+    END = "end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +57,7 @@ class Place:
     spec: Mapping[str, object] = field(default_factory=dict)  # what a driver needs to start a submitted job
 
 
-class How(enum.Enum):
+class RetractMode(enum.Enum):
     FORGET = "forget"  # not started: never start it
     EVICT = "evict"  # take it away; who made it makes it again
 
@@ -48,7 +67,17 @@ class Retract:
     intent: int
     job: int
     members: tuple[str, ...]
-    how: How
+    mode: RetractMode
+
+
+class EndReason(enum.Enum):
+    """Why members are ended. A backend passes the value on as the cause of their end."""
+
+    CANCEL = "cancel"
+    TIMEOUT = "timeout"
+    JOB_FAILED = "exec"
+    SIGNAL = "signal"  # a signal that a user asked for, which need not end anything
+    ORPHAN = "left over"  # their job is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +89,7 @@ class End:
     members: tuple[str, ...]
     signal: int
     grace_s: float | None
-    why: str
+    reason: EndReason
 
 
 Intent = Place | Retract | End

@@ -14,7 +14,7 @@ from penstock.engine import Never
 from penstock.engine.engine import MatchOp
 from penstock.engine.request import Request
 from penstock.errors import BadRequest, Conflict, PenstockError
-from penstock.model.job import URGENCY_EXPEDITE, JobState
+from penstock.model.job import URGENCY_EXPEDITE, ExceptionType, JobState
 from penstock.model.jobid import encode_jobid
 from penstock.protocol.commands import (
     Cancel,
@@ -27,6 +27,7 @@ from penstock.protocol.commands import (
     Submit,
     Undrain,
 )
+from penstock.protocol.intents import EndReason
 from penstock.sched.dependencies import JobProgress, Scheme, Verdict, judge, refusal_of
 from penstock.sched.job import Job
 from penstock.sched.jobspec import SchedulingSpec, counts_of, spec_of_submission
@@ -256,7 +257,7 @@ def _cancel(state: SchedulerState, command: Cancel, now: float) -> dict[int, Pen
         if job is None:
             done[number] = UnknownJobId(number)
             continue
-        raise_exception(state, job, now, "cancel", command.note[:_NOTE_MAX])
+        raise_exception(state, job, now, ExceptionType.CANCEL, command.note[:_NOTE_MAX])
         done[number] = None
     return done
 
@@ -285,7 +286,7 @@ def _signal(state: SchedulerState, command: Signal) -> None:
         )
     if not job.live_members():
         raise Conflict(f"{encode_jobid(job.id)} is not running")
-    end_members(state, job, command.signal, None, "signal")
+    end_members(state, job, command.signal, None, EndReason.SIGNAL)
 
 
 # Queues and nodes

@@ -14,8 +14,9 @@ from typing import Final
 
 from penstock.engine.request import Request
 from penstock.model.constraint import HostIn, Not
-from penstock.model.job import URGENCY_HOLD, JobState
+from penstock.model.job import URGENCY_HOLD, ExceptionType, JobState
 from penstock.protocol.facts import (
+    EndCause,
     ExternalUsageSet,
     IntentResult,
     MemberSet,
@@ -24,7 +25,7 @@ from penstock.protocol.facts import (
     Phase,
     WorkloadSet,
 )
-from penstock.protocol.intents import End, How, Place, Retract, WorkloadStatus
+from penstock.protocol.intents import End, EndReason, Place, Retract, RetractMode, WorkloadStatus
 from penstock.sched.commands import add_job
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.jobspec import (
@@ -37,9 +38,6 @@ from penstock.sched.jobspec import (
 )
 from penstock.sched.lifecycle import (
     MORE,
-    NODE_FAILURE,
-    TIMEOUT,
-    UNKNOWN_END,
     back_to_waiting,
     member_ended,
     node_failed,
@@ -70,7 +68,6 @@ __all__ = [
 ]
 
 LEFT_OVER: Final = "left over: "  # holds of members whose job is over
-_SIGNALLED: Final = "signal"
 
 
 # Groups
@@ -239,7 +236,7 @@ def workload_gone(state: SchedulerState, workload: str, now: float) -> None:
     state.journal.touch(job)
     state.unsettled[job.id] = None
     if job.state.is_pending:
-        raise_exception(state, job, now, "cancel", "its owner is gone")
+        raise_exception(state, job, now, ExceptionType.CANCEL, "its owner is gone")
 
 
 def member_gone(state: SchedulerState, key: str, now: float) -> None:
@@ -257,11 +254,11 @@ def member_gone(state: SchedulerState, key: str, now: float) -> None:
         state.job_of_member.pop(key, None)
         state.journal.touch(job)
         if not job.members:
-            raise_exception(state, job, now, "cancel", "its last member is gone")
+            raise_exception(state, job, now, ExceptionType.CANCEL, "its last member is gone")
         elif job.state is JobState.SCHED:
             state.to_reassemble[job.id] = None
         return
-    member_ended(state, job, member, 9, "gone", now)
+    member_ended(state, job, member, 9, EndCause.GONE, now)
 
 
 # What became of members
@@ -290,7 +287,7 @@ def observed(state: SchedulerState, fact: MemberStatus, now: float) -> None:
         case Phase.ENDED:
             _ended(state, job, member, fact, now)
         case Phase.REFUSED:
-            _refused(state, job, member, fact.node or member.node, fact.cause, now)
+            _refused(state, job, member, fact.node or member.node, fact.message or fact.cause.value, now)
         case Phase.LOST:
             if member.phase is not MemberPhase.LOST and member.phase.is_live:
                 member.phase, member.lost_at = MemberPhase.LOST, now
@@ -309,7 +306,8 @@ def _taken_by_others(state: SchedulerState, job: Job, member: Member, fact: Memb
     if job.state.is_pending:
         member_gone(state, member.key, now)
     else:
-        member_ended(state, job, member, signal.SIGKILL, f"placed on {fact.node} by others", now)
+        note = f"placed on {fact.node} by others"
+        member_ended(state, job, member, signal.SIGKILL, EndCause.OTHER, now, note)
     _left_over(state, fact)
 
 
@@ -360,27 +358,28 @@ def _not_there(state: SchedulerState, job: Job, member: Member, now: float) -> N
 
 def vanished(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """It was placed, and nobody knows of it any more: what became of it will never be known."""
-    member_ended(state, job, member, 9, UNKNOWN_END, now)
-    _fail_if_submitted(state, job, now, "exec", f"task {member.index} has vanished; its end is unknown")
+    member_ended(state, job, member, 9, EndCause.UNKNOWN, now)
+    _fail_if_submitted(state, job, now, f"task {member.index} has vanished; its end is unknown")
 
 
 def _ended(state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float) -> None:
     if member.started_at is None and fact.started:
         member.started_at = fact.at
-    if fact.cause == NODE_FAILURE:
+    if fact.cause is EndCause.NODE_FAILURE:
         node_failed(state, job, member, now)
         member.ended_at = fact.at
         return
-    member_ended(state, job, member, fact.status, fact.cause, now)
+    member_ended(state, job, member, fact.status, fact.cause, now, fact.message)
     member.ended_at = fact.at
     if job.workload:
         _workload_member_ended(state, job, member, fact, now)
-    elif fact.cause == TIMEOUT and not job.is_ending:
-        raise_exception(state, job, now, TIMEOUT, "resource allocation expired", sent=signal.SIGALRM)
-    elif fact.cause == UNKNOWN_END:
-        _fail_if_submitted(state, job, now, "exec", f"the end of task {member.index} is unknown")
-    elif fact.cause not in ("", _SIGNALLED) and fact.status != 0:
-        _fail_if_submitted(state, job, now, "exec", fact.cause)  # It could not even be started.
+    elif fact.cause is EndCause.TIMEOUT and not job.is_ending:
+        note = "resource allocation expired"
+        raise_exception(state, job, now, ExceptionType.TIMEOUT, note, sent=signal.SIGALRM)
+    elif fact.cause is EndCause.UNKNOWN:
+        _fail_if_submitted(state, job, now, f"the end of task {member.index} is unknown")
+    elif fact.cause not in (EndCause.EXITED, EndCause.SIGNALED) and fact.status != 0:
+        _fail_if_submitted(state, job, now, member.cause_text)  # It could not even be started.
 
 
 def _workload_member_ended(
@@ -389,12 +388,12 @@ def _workload_member_ended(
     """The owner of a work decides what an end means; we see to it that no half group goes on unsaid."""
     if job.is_ending or job.state is not JobState.RUN:
         return
-    if fact.status != 0 and requeue_workload(state, job, now, fact.cause):
+    if fact.status != 0 and requeue_workload(state, job, now, member):
         return
     if fact.started or fact.status == 0:
         return
-    note = f"{member.shown_as} was not started on {member.node}: {fact.cause or 'no cause was given'}"
-    state.journal.log(job, "exception", now, type="alloc", severity=2, note=note)
+    note = f"{member.shown_as} was not started on {member.node}: {member.cause_text or 'no cause was given'}"
+    state.journal.log(job, "exception", now, type=ExceptionType.ALLOC.value, severity=2, note=note)
     if member.is_recreated:
         if job.incomplete_since is None:
             job.incomplete_since = now
@@ -406,14 +405,14 @@ def _workload_member_ended(
 def _break(state: SchedulerState, job: Job, note: str, now: float) -> None:
     """The group cannot be made whole, and those who are there cannot be taken away: that is said."""
     job.incomplete_reason = job.incomplete_reason or note
-    state.journal.log(job, "exception", now, type="incomplete", severity=1, note=note)
+    state.journal.log(job, "exception", now, type=ExceptionType.INCOMPLETE.value, severity=1, note=note)
     state.publish_status(job, WorkloadStatus.INCOMPLETE, note)
 
 
-def _fail_if_submitted(state: SchedulerState, job: Job, now: float, kind: str, note: str) -> None:
+def _fail_if_submitted(state: SchedulerState, job: Job, now: float, note: str) -> None:
     """A submitted job fails with its first member; a work's owner decides for itself."""
     if not job.workload and not job.is_ending:
-        raise_exception(state, job, now, kind, note)
+        raise_exception(state, job, now, ExceptionType.EXEC, note)
 
 
 def settled(state: SchedulerState, fact: IntentResult, now: float) -> None:
@@ -430,10 +429,10 @@ def settled(state: SchedulerState, fact: IntentResult, now: float) -> None:
         if fact.outcome is not Outcome.CONFLICT or isinstance(intent, Retract):
             settle_member(state, fact.intent, fact.member)
         if isinstance(intent, Retract) and job is not None and member is not None and member.phase.is_live:
-            if fact.outcome is Outcome.APPLIED and intent.how is How.FORGET:
+            if fact.outcome is Outcome.APPLIED and intent.mode is RetractMode.FORGET:
                 back_to_waiting(state, job, member, now)
         elif fact.outcome is Outcome.GONE and job is not None and member is not None:
-            member_ended(state, job, member, 9, "gone", now)
+            member_ended(state, job, member, 9, EndCause.GONE, now)
         return
     settle_member(state, fact.intent, fact.member)
     if job is None or member is None or member.phase is MemberPhase.ENDED:
@@ -441,7 +440,7 @@ def settled(state: SchedulerState, fact: IntentResult, now: float) -> None:
     if fact.outcome is Outcome.APPLIED:
         _take_place(state, job, member, MemberPhase.PLACED)
     elif fact.outcome is Outcome.GONE:
-        member_ended(state, job, member, 9, "gone", now)
+        member_ended(state, job, member, 9, EndCause.GONE, now)
     else:
         _refused(state, job, member, member.node, fact.detail, now, is_used_up=False)
 
@@ -451,7 +450,7 @@ def _refused(
     job: Job,
     member: Member,
     node: str,
-    cause: str,
+    message: str,
     now: float,
     *,
     is_used_up: bool = True,
@@ -462,30 +461,35 @@ def _refused(
     """
     if not member.phase.is_live:
         return
-    member.cause = cause
+    member.message = message
     if job.is_ending or job.state is not JobState.RUN:
-        _need_not_begin(state, job, member, cause, now, is_used_up=is_used_up)
+        _need_not_begin(state, job, member, message, now, is_used_up=is_used_up)
         return
     member.refused_by |= {node}
     if job.workload and member.is_recreated and is_used_up:
-        member_ended(state, job, member, 9, cause, now)
+        member_ended(state, job, member, 9, EndCause.OTHER if message else EndCause.EXITED, now, message)
         return
     state.refusals.setdefault(node, {})[(job.id, member.key)] = None
     back_to_waiting(state, job, member, now)
     state.journal.log(
-        job, "exception", now, type="alloc", severity=2, note=f"{node} refused {member.shown_as}: {cause}"
+        job,
+        "exception",
+        now,
+        type=ExceptionType.ALLOC.value,
+        severity=2,
+        note=f"{node} refused {member.shown_as}: {message}",
     )
 
 
 def _need_not_begin(
-    state: SchedulerState, job: Job, member: Member, cause: str, now: float, *, is_used_up: bool
+    state: SchedulerState, job: Job, member: Member, message: str, now: float, *, is_used_up: bool
 ) -> None:
     """Its job is ending. If the world still has it, unplaced, it is there for the next job of its work."""
     if job.workload and not is_used_up:
         back_to_waiting(state, job, member, now)
         state.unsettled[job.id] = None
     else:
-        member_ended(state, job, member, 9, cause, now)
+        member_ended(state, job, member, 9, EndCause.OTHER if message else EndCause.EXITED, now, message)
 
 
 def _left_over(state: SchedulerState, fact: MemberStatus) -> None:
@@ -501,23 +505,23 @@ def _left_over(state: SchedulerState, fact: MemberStatus) -> None:
     if not fact.is_kept and not state.intents_of_member.get(fact.member):
         number = state.next_intent()
         open_intent(
-            state, End(number, 0, (fact.member,), signal.SIGTERM, state.settings.grace_s, "left over")
+            state, End(number, 0, (fact.member,), signal.SIGTERM, state.settings.grace_s, EndReason.ORPHAN)
         )
 
 
 def unwind(state: SchedulerState, job: Job, now: float) -> None:
     """A group that could not be made whole in time: what can be made again is taken away."""
     waiting = [member for member in job.members.values() if member.phase is MemberPhase.WAITING]
-    why = "; ".join(sorted({member.cause for member in waiting if member.cause})) or "no place was found"
+    why = "; ".join(sorted({member.message for member in waiting if member.message})) or "no place was found"
     missing = f"{len(waiting)} of {len(job.members)} members have no place: {why}"
     if not job.workload:
-        raise_exception(state, job, now, "exec", missing)
+        raise_exception(state, job, now, ExceptionType.EXEC, missing)
         return
     live = job.live_members()
     if all(member.is_recreated for member in live):
-        start_over(state, job, now, "incomplete", missing)
+        start_over(state, job, now, ExceptionType.INCOMPLETE, missing)
         return
     _break(state, job, missing, now)
     again = tuple(member.key for member in live if member.is_recreated)
     if again:
-        open_intent(state, Retract(state.next_intent(), job.id, again, How.EVICT))
+        open_intent(state, Retract(state.next_intent(), job.id, again, RetractMode.EVICT))

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from penstock.model.job import JobEvent, JobState
+from penstock.model.job import ExceptionType, JobEvent, JobState
+from penstock.protocol.facts import EndCause, end_cause_of
 from penstock.sched.dependencies import JobProgress
 from penstock.sched.jobspec import MemberRequest, SchedulingSpec
 
@@ -43,7 +44,8 @@ class Member:
     group: int = 0
     grants: tuple[tuple[str, str, int], ...] = ()
     status: int = 0
-    cause: str = ""
+    cause: EndCause = EndCause.EXITED
+    message: str = ""  # the backend's words about its end, or about the refusal by its last node
     started_at: float | None = None
     ended_at: float | None = None
     lost_at: float | None = None
@@ -58,6 +60,10 @@ class Member:
     @property
     def shown_as(self) -> str:
         return self.name or self.key
+
+    @property
+    def cause_text(self) -> str:
+        return self.message or ("" if self.cause is EndCause.OTHER else self.cause.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,11 @@ class Job:
     def is_ending(self) -> bool:
         """A fatal exception has come in the present attempt."""
         return bool(self.exception)
+
+    @property
+    def exception_type(self) -> ExceptionType | None:
+        """The type of the exception that ends the present attempt."""
+        return ExceptionType(self.exception["type"]) if self.exception else None
 
     def has_logged(self, name: str) -> bool:
         """Whether an event came in the present attempt."""
@@ -193,7 +204,7 @@ def _told(member: Member) -> dict[str, object]:
     for key, value in (
         ("group", member.group),
         ("status", member.status),
-        ("cause", member.cause),
+        ("cause", member.cause_text),
         ("started_at", member.started_at),
         ("ended_at", member.ended_at),
         ("lost_at", member.lost_at),
@@ -235,6 +246,7 @@ def load(job: Job, detail: Mapping[str, object]) -> None:
 
 def _member(told: Mapping[str, object]) -> Member:
     grants = cast(list[tuple[str, str, int]], told.get("grants", []))
+    cause, message = end_cause_of(cast(str, told.get("cause", "")))
     return Member(
         key=cast(str, told["key"]),
         index=cast(int, told["index"]),
@@ -244,7 +256,8 @@ def _member(told: Mapping[str, object]) -> Member:
         group=cast(int, told.get("group", 0)),
         grants=tuple((kind, ids, units) for kind, ids, units in grants),
         status=cast(int, told.get("status", 0)),
-        cause=cast(str, told.get("cause", "")),
+        cause=cause,
+        message=message,
         started_at=cast(float | None, told.get("started_at")),
         ended_at=cast(float | None, told.get("ended_at")),
         lost_at=cast(float | None, told.get("lost_at")),

@@ -13,9 +13,19 @@ from typing import Final
 from penstock.engine.allocation import Allocation, Slot
 from penstock.engine.graph import Vertex
 from penstock.model.idset import encode_idset
-from penstock.model.job import JobState, result_of
-from penstock.protocol.facts import MemberSet, Requeue
-from penstock.protocol.intents import Assignment, End, How, Intent, Place, Retract, WorkloadStatus
+from penstock.model.job import ExceptionType, JobState, result_of
+from penstock.protocol.facts import EndCause, MemberSet, Requeue
+from penstock.protocol.intents import (
+    Assignment,
+    End,
+    EndReason,
+    Intent,
+    IntentKind,
+    Place,
+    Retract,
+    RetractMode,
+    WorkloadStatus,
+)
 from penstock.sched.cluster import booking_of, grants_of
 from penstock.sched.dependencies import JobProgress, Scheme, Verdict, judge
 from penstock.sched.job import Job, Member, MemberPhase
@@ -26,9 +36,6 @@ from penstock.sched.state import OpenIntent, SchedulerState
 
 __all__ = [
     "MORE",
-    "NODE_FAILURE",
-    "TIMEOUT",
-    "UNKNOWN_END",
     "back_to_waiting",
     "end_members",
     "forget_job",
@@ -50,12 +57,13 @@ __all__ = [
     "try_depend",
 ]
 
-UNKNOWN_END: Final = "unknown"
-NODE_FAILURE: Final = "node-failure"
-TIMEOUT: Final = "timeout"
 MORE: Final = "more: "  # holds of what members use beyond what they were given
 _PAST_KEPT: Final = 64  # members that have ended and are kept for people to look at
-_INFRASTRUCTURE_CAUSES: Final = frozenset({UNKNOWN_END, NODE_FAILURE})
+_INFRASTRUCTURE_CAUSES: Final = frozenset({EndCause.UNKNOWN, EndCause.NODE_FAILURE})
+_END_REASONS: Final = {
+    ExceptionType.CANCEL: EndReason.CANCEL,
+    ExceptionType.TIMEOUT: EndReason.TIMEOUT,
+}
 
 
 # Before the start
@@ -107,7 +115,8 @@ def _judge_dependencies(
         elif verdict is Verdict.DEAD:
             never_started = not progress.had_alloc and dependency.scheme is not Scheme.AFTER_ANY
             why = "job never started" if never_started else "can never be satisfied"
-            raise_exception(state, job, now, "dependency", f"dependency {dependency.description} {why}")
+            note = f"dependency {dependency.description} {why}"
+            raise_exception(state, job, now, ExceptionType.DEPENDENCY, note)
             return
     try_depend(state, job, now)
 
@@ -257,20 +266,20 @@ def open_intent(state: SchedulerState, intent: Intent) -> None:
             "members": [assignment.member for assignment in intent.assignments],
             "end_at": intent.end_at,
         }
-        kind = "place"
+        kind = IntentKind.PLACE
     elif isinstance(intent, Retract):
         members = set(intent.members)
-        payload = {"members": list(intent.members), "how": intent.how.value}
-        kind = "retract"
+        payload = {"members": list(intent.members), "how": intent.mode.value}
+        kind = IntentKind.RETRACT
     else:
         members = set(intent.members)
         payload = {
             "members": list(intent.members),
             "signal": intent.signal,
             "grace_s": intent.grace_s,
-            "why": intent.why,
+            "why": intent.reason.value,
         }
-        kind = "end"
+        kind = IntentKind.END
     remember_intent(state, intent, members)
     state.journal.add(IntentNew(intent.intent, intent.job, kind, payload))
     state.journal.intents.append(intent)
@@ -305,50 +314,56 @@ def raise_exception(
     state: SchedulerState,
     job: Job,
     now: float,
-    kind: str,
+    kind: ExceptionType,
     note: str,
     severity: int = 0,
     *,
     sent: int = signal.SIGTERM,
 ) -> None:
     """Something went wrong with a job. Severity 0 ends it."""
-    state.journal.log(job, "exception", now, type=kind, severity=severity, note=note)
+    state.journal.log(job, "exception", now, type=kind.value, severity=severity, note=note)
     if severity != 0:
         return
     state.leave(job.id)
     for member in job.members.values():
         state.leave(job.id, member.key)
-    end_members(state, job, sent, state.settings.grace_s, kind)
+    end_members(state, job, sent, state.settings.grace_s, _END_REASONS.get(kind, EndReason.JOB_FAILED))
     state.unsettled[job.id] = None
 
 
-def start_over(state: SchedulerState, job: Job, now: float, kind: str, note: str) -> None:
+def start_over(state: SchedulerState, job: Job, now: float, kind: ExceptionType, note: str) -> None:
     """Ends a group so that it can begin anew: members are taken away, and who made them makes them again."""
-    state.journal.log(job, "exception", now, type=kind, severity=0, note=note)
+    state.journal.log(job, "exception", now, type=kind.value, severity=0, note=note)
     for member in job.members.values():
         state.leave(job.id, member.key)
     live = tuple(member.key for member in job.live_members())
     if live:
-        open_intent(state, Retract(state.next_intent(), job.id, live, How.EVICT))
+        open_intent(state, Retract(state.next_intent(), job.id, live, RetractMode.EVICT))
     state.unsettled[job.id] = None
 
 
-def end_members(state: SchedulerState, job: Job, sent: int, grace_s: float | None, why: str) -> None:
+def end_members(state: SchedulerState, job: Job, sent: int, grace_s: float | None, reason: EndReason) -> None:
     members = tuple(member.key for member in job.live_members())
     if members:
-        open_intent(state, End(state.next_intent(), job.id, members, sent, grace_s, why))
+        open_intent(state, End(state.next_intent(), job.id, members, sent, grace_s, reason))
         state.journal.touch(job)
 
 
 def member_ended(
-    state: SchedulerState, job: Job, member: Member, status: int, cause: str, now: float
+    state: SchedulerState,
+    job: Job,
+    member: Member,
+    status: int,
+    cause: EndCause,
+    now: float,
+    message: str = "",
 ) -> None:
     """A member is over, for whatever reason. What it had is given back when the step is settled."""
     if member.phase is MemberPhase.ENDED:
         return
     member.slot_release_pending = member.phase.is_live
     member.phase = MemberPhase.ENDED
-    member.status, member.cause, member.ended_at = status, cause, now
+    member.status, member.cause, member.message, member.ended_at = status, cause, message, now
     state.leave(job.id, member.key)
     state.unassign(member.key, member.node)
     state.cluster.remove_external_usage(MORE + member.key)
@@ -385,24 +400,25 @@ def node_failed(state: SchedulerState, job: Job, member: Member, now: float) -> 
     A submitted job fails with it. A work's owner decides for itself, unless the group wants to begin anew.
     """
     node, rank = member.node, state.ranks.get(member.node, -1)
-    member_ended(state, job, member, signal.SIGKILL, NODE_FAILURE, now)
+    member_ended(state, job, member, signal.SIGKILL, EndCause.NODE_FAILURE, now)
     if job.is_ending:
         return
     if job.workload:
-        requeue_workload(state, job, now, NODE_FAILURE)
+        requeue_workload(state, job, now, member)
     else:
-        raise_exception(state, job, now, "exec", f"node failure on {node} (rank {rank})")
+        raise_exception(state, job, now, ExceptionType.EXEC, f"node failure on {node} (rank {rank})")
 
 
-def requeue_workload(state: SchedulerState, job: Job, now: float, cause: str) -> bool:
+def requeue_workload(state: SchedulerState, job: Job, now: float, failed: Member) -> bool:
     """Lets a group begin anew as a whole, if it wants that and all of its members would be made again."""
     workload = state.workloads.get(job.workload)
     policy = workload.requeue if workload is not None else Requeue.NEVER
-    is_wanted = policy is Requeue.ALWAYS or (policy is Requeue.NODE_FAILURE and cause == NODE_FAILURE)
+    by_node = failed.cause is EndCause.NODE_FAILURE
+    is_wanted = policy is Requeue.ALWAYS or (policy is Requeue.NODE_FAILURE and by_node)
     if not is_wanted or not all(member.is_recreated for member in job.members.values()):
         return False
-    note = f"a member has failed ({cause or 'by itself'}): the group begins anew"
-    start_over(state, job, now, "requeue", note)
+    note = f"a member has failed ({failed.cause_text or 'by itself'}): the group begins anew"
+    start_over(state, job, now, ExceptionType.REQUEUE, note)
     return True
 
 
@@ -553,11 +569,11 @@ def free_all(state: SchedulerState, job: Job, now: float) -> None:
 def _runs_again(state: SchedulerState, job: Job) -> bool:
     if not job.is_infrastructure_failure or job.attempt >= state.settings.attempts_max or job.workload:
         return False
-    if job.exception.get("type") in ("cancel", "timeout"):
+    if job.exception_type in (ExceptionType.CANCEL, ExceptionType.TIMEOUT):
         return False
     if job.spec.requeue is Requeue.ALWAYS:
         return True
-    by_node = any(member.cause == NODE_FAILURE for member in job.members.values())
+    by_node = any(member.cause is EndCause.NODE_FAILURE for member in job.members.values())
     return job.spec.requeue is Requeue.NODE_FAILURE and by_node
 
 
@@ -635,7 +651,7 @@ def _pass_on(state: SchedulerState, job: Job) -> None:
 
 
 def _is_inadmissible(job: Job) -> bool:
-    return job.exception.get("type") in ("cancel", "assembly")
+    return job.exception_type in (ExceptionType.CANCEL, ExceptionType.ASSEMBLY)
 
 
 def _last_word(job: Job) -> str:

@@ -35,7 +35,7 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
         job = state.jobs[state.job_of_member[key]]
         member = job.members[key]
         if job.workload and member.phase is MemberPhase.PLACING:
-            member.cause = f"{node} is gone"
+            member.message = f"{node} is gone"
             back_to_waiting(state, job, member, now)
             state.unsettled[job.id] = None
             continue

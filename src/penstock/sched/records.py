@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.model.job import JobEvent, JobState
+from penstock.protocol.intents import IntentKind
 
 __all__ = [
     "AllocationGone",
@@ -109,7 +110,7 @@ class AllocationGone:
 class IntentNew:
     id: int
     job: int  # 0: about something that is left over of a job that may be forgotten
-    kind: str  # "place", "retract", "end"
+    kind: IntentKind
     payload: Plain
 
 

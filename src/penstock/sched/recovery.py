@@ -15,7 +15,16 @@ from penstock.model.job import JobState, state_after
 from penstock.model.jobid import JobIds
 from penstock.protocol.commands import Submission
 from penstock.protocol.facts import Requeue, WorkloadSet
-from penstock.protocol.intents import Assignment, End, How, Intent, Place, Retract
+from penstock.protocol.intents import (
+    Assignment,
+    End,
+    EndReason,
+    Intent,
+    IntentKind,
+    Place,
+    Retract,
+    RetractMode,
+)
 from penstock.sched.cluster import Cluster
 from penstock.sched.dependencies import Scheme, Verdict, judge
 from penstock.sched.job import Job, MemberPhase, load
@@ -152,13 +161,13 @@ def _allocations(state: SchedulerState, rows: tuple[AllocationRow, ...]) -> None
 
 def _intent(state: SchedulerState, row: IntentNew) -> Intent:
     members = tuple(cast(list[str], row.payload["members"]))
-    if row.kind == "end":
+    if row.kind is IntentKind.END:
         grace_s = cast(float | None, row.payload.get("grace_s"))
         return End(
-            row.id, row.job, members, cast(int, row.payload["signal"]), grace_s, str(row.payload["why"])
+            row.id, row.job, members, cast(int, row.payload["signal"]), grace_s, EndReason(row.payload["why"])
         )
-    if row.kind == "retract":
-        return Retract(row.id, row.job, members, How(row.payload["how"]))
+    if row.kind is IntentKind.RETRACT:
+        return Retract(row.id, row.job, members, RetractMode(row.payload["how"]))
     job = state.jobs[row.job]
     assignments = tuple(
         Assignment(member.key, member.index, member.node, member.grants)

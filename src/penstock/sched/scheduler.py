@@ -16,10 +16,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.errors import PenstockError
-from penstock.model.job import JobState
+from penstock.model.job import ExceptionType, JobState
 from penstock.model.jobid import encode_jobid
 from penstock.protocol.commands import Command
 from penstock.protocol.facts import (
+    EndCause,
     ExternalUsageGone,
     ExternalUsageSet,
     Fact,
@@ -33,14 +34,13 @@ from penstock.protocol.facts import (
     WorkloadGone,
     WorkloadSet,
 )
-from penstock.protocol.intents import Intent, Place, StatusUpdate, WorkloadStatus
+from penstock.protocol.intents import EndReason, Intent, Place, StatusUpdate, WorkloadStatus
 from penstock.sched import gangs, nodes
 from penstock.sched.commands import apply_command
 from penstock.sched.cycle import Cycle, CycleResult, run_cycle
 from penstock.sched.forecast import PlannedStart, forecast, planned_of
 from penstock.sched.job import Forecast, Job, MemberPhase, Promise
 from penstock.sched.lifecycle import (
-    TIMEOUT,
     back_to_waiting,
     end_members,
     free_some,
@@ -183,7 +183,8 @@ class Scheduler:
                 elif member.node not in present:
                     node_failed(state, job, member, now)
                 else:
-                    member_ended(state, job, member, 9, "its place was not recorded", now)
+                    note = "its place was not recorded"
+                    member_ended(state, job, member, 9, EndCause.OTHER, now, note)
 
     def _miss(
         self, present: set[str], workloads: set[str], members: set[str], observed: set[str], now: float
@@ -234,7 +235,7 @@ class Scheduler:
         if workload is not None and until is not None and until <= now:
             there = sum(1 for member in job.members.values() if member.is_ready)
             note = f"only {there} of {workload.size} members came in time"
-            raise_exception(state, job, now, "assembly", note)
+            raise_exception(state, job, now, ExceptionType.ASSEMBLY, note)
         for member in list(job.members.values()):
             if member.phase is MemberPhase.LOST and (member.lost_at or 0) + settings.lost_timeout_s <= now:
                 node_failed(state, job, member, now)
@@ -260,9 +261,11 @@ class Scheduler:
             state.wake(backstop_at, job.id)
             return
         if not job.is_ending and not (job.workload and by_backend):
-            raise_exception(state, job, now, TIMEOUT, "resource allocation expired", sent=signal.SIGALRM)
+            raise_exception(
+                state, job, now, ExceptionType.TIMEOUT, "resource allocation expired", sent=signal.SIGALRM
+            )
         elif job.is_ending:
-            end_members(state, job, signal.SIGKILL, 0.0, TIMEOUT)
+            end_members(state, job, signal.SIGKILL, 0.0, EndReason.TIMEOUT)
         state.wake(now + 60.0, job.id)
 
     # Settling a step

@@ -385,9 +385,7 @@ def _refuse_nul(change: Change) -> None:
     match change:
         case JobLogged():
             checked = change.event.name
-        case IntentNew():
-            checked = change.kind
-        case AllocationNew():
+        case IntentNew() | AllocationNew():
             return
     if _NUL.search(_encoded(checked)):
         raise BadRequest("a change contains a value that cannot be stored", found="a NUL character")

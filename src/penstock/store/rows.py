@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.model.job import JobEvent, JobState
+from penstock.protocol.intents import IntentKind
 from penstock.sched.records import (
     AllocationNew,
     AllocationRow,
@@ -59,7 +60,8 @@ def allocation_row(row: Row) -> AllocationRow:
 
 
 def intent(row: Row) -> IntentNew:
-    return IntentNew(*row)
+    number, job, kind, payload = row
+    return IntentNew(number, job, IntentKind(kind), payload)
 
 
 def node(row: Row) -> NodeNew:

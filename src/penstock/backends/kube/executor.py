@@ -32,7 +32,7 @@ from penstock.model.jobid import encode_jobid
 from penstock.podspec.grouping import JOB_ANNOTATION, Controller
 from penstock.podspec.pod_status import is_over, is_placed_by_us
 from penstock.protocol.facts import Fact, IntentResult, MemberGone, Outcome
-from penstock.protocol.intents import Assignment, End, How, Place, Retract
+from penstock.protocol.intents import Assignment, End, Place, Retract, RetractMode
 
 __all__ = ["IntentExecutor"]
 
@@ -366,7 +366,7 @@ class IntentExecutor:
         for member in intent.members:
             pod = cache.pod(member)
             job = cache.job_of(pod) if pod is not None else None
-            if job is not None and intent.how is How.EVICT:
+            if job is not None and intent.mode is RetractMode.EVICT:
                 self._want_deadline(job, None, ())
             self._put(intent.intent, member, partial(self._retract, intent, member), [member])
 
@@ -375,7 +375,7 @@ class IntentExecutor:
         if pod is None:
             self._settle(intent.intent, member, Outcome.GONE)
             return None
-        if intent.how is How.FORGET:
+        if intent.mode is RetractMode.FORGET:
             forgotten = Outcome.CONFLICT if pod.spec.node_name else Outcome.APPLIED
             self._settle(intent.intent, member, forgotten)
             return None

@@ -36,6 +36,7 @@ from penstock.protocol.facts import (
     Outcome,
     Phase,
     Snapshot,
+    end_cause_of,
 )
 from penstock.protocol.intents import End, Intent, Place, Retract, StatusUpdate
 
@@ -270,7 +271,7 @@ class LocalBackend:
         for member in end.members:
 
             def command(number: int, member: str = member) -> wire.Command:
-                return wire.EndTask(number, epoch, member, key, end.signal, end.grace_s, end.why)
+                return wire.EndTask(number, epoch, member, key, end.signal, end.grace_s, end.reason.value)
 
             self._ask_where_it_is(end.intent, member, command, forgets=None)
 
@@ -351,6 +352,7 @@ class LocalBackend:
 def _observed(link: AgentConnection, report: wire.TaskReport, *, lost: bool = False) -> MemberStatus:
     phase = Phase.LOST if lost else _PHASES[report.stage]
     amounts = tuple(report.uses.items())
+    cause, message = end_cause_of(report.cause)
     return MemberStatus(
-        report.member, phase, report.at, link.node, report.status, report.cause, usage=amounts
+        report.member, phase, report.at, link.node, report.status, cause, message, usage=amounts
     )

@@ -26,8 +26,9 @@ from penstock.protocol.facts import (
     Phase,
     Snapshot,
     WorkloadSet,
+    end_cause_of,
 )
-from penstock.protocol.intents import Assignment, End, Intent, Place, Retract
+from penstock.protocol.intents import Assignment, End, EndReason, Intent, Place, Retract
 
 __all__ = ["Fate", "Run", "SimBackend", "plain_nodes"]
 
@@ -118,8 +119,17 @@ class SimBackend:
     def _observed(self, key: str) -> MemberStatus:
         run = self.runs[key]
         amounts = tuple((kind, units) for kind, _, units in run.assignment.grants)
+        cause, message = end_cause_of(run.cause)
         return MemberStatus(
-            key, run.phase, run.since, run.assignment.node, run.status, run.cause, run.starts > 0, amounts
+            key,
+            run.phase,
+            run.since,
+            run.assignment.node,
+            run.status,
+            cause,
+            message,
+            run.starts > 0,
+            amounts,
         )
 
     # Intents
@@ -209,7 +219,11 @@ class SimBackend:
             wait_s = run.fate.ends_on_request_s
             self.later(
                 wait_s,
-                lambda: self._finish(member, intent.signal, intent.why if intent.why == "timeout" else ""),
+                lambda: self._finish(
+                    member,
+                    intent.signal,
+                    EndReason.TIMEOUT.value if intent.reason is EndReason.TIMEOUT else "",
+                ),
             )
 
     def _retract(self, intent: Retract, member: str) -> None:
