@@ -39,7 +39,7 @@ class Ending:
         live = JobLive(TARGET, JobState.INACTIVE, "default", 16, 16, "COMPLETED", 0, 1.0, 2.0, {})
         return [JobRow(JobNew(TARGET, "me", "job", 0.0, {}), live)] if self._is_recorded else []
 
-    async def command(self, command: Submit) -> tuple[int, ...]:
+    async def execute(self, command: Submit) -> tuple[int, ...]:
         self.commands.append(command)
         if not command.past:
             raise DependencyRefused(Dependency(Scheme.AFTER_ANY, TARGET), "job not found")

@@ -59,8 +59,8 @@ def test_an_instance_that_may_not_list_something_says_so(tmp_path: Path) -> None
         cluster = FakeCluster()
         cluster.forbidden.add("pods")
         async with office(cluster, MemoryTables(), tmp_path) as at:
-            await eventually(lambda: "not allowed to list pods" in at.instance.why_not_ready)
-            assert at.instance.why_not_ready.startswith("taking over: ")
+            await eventually(lambda: "not allowed to list pods" in at.instance.not_ready.message)
+            assert str(at.instance.not_ready).startswith("taking over: ")
             assert "not allowed to list pods" in at.runtime.problem()
             assert at.runtime.facts()["problem"] == at.runtime.problem()
             assert not at.instance.is_ready.is_set()

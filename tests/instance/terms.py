@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from penstock import failpoints
 from penstock.backends.sim.backend import SimBackend
-from penstock.instance.steps import Passing, StepRunner, next_of
+from penstock.instance.steps import CycleSteps, StepRunner, advance_once
 from penstock.model.job import JobEvent, state_after
 from penstock.protocol.backend import Sink
 from penstock.protocol.commands import Command, Submission, Submit
@@ -143,8 +143,8 @@ class Lives:
                 return
 
     async def _decide(self) -> bool:
-        async def advance(passing: Passing) -> Step | None:
-            return next_of(passing)
+        async def advance(cycle: CycleSteps) -> Step | None:
+            return advance_once(cycle)
 
         await self.turns.decide(self.backend.now, deep=False, advance=advance, hurry=lambda: True)
         return True

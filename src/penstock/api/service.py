@@ -83,7 +83,7 @@ class Answers:
             "ready": ready,
         }
         if not ready:
-            identity["why_not_ready"] = self._instance.why_not_ready
+            identity["why_not_ready"] = str(self._instance.not_ready)
         return {
             "instance": identity,
             "agents": self._context.agents(),
@@ -111,7 +111,7 @@ class Answers:
         past = await self._past(asked)
         while True:
             try:
-                numbers = cast(tuple[int, ...], await self._instance.command(Submit(asked, key, past)))
+                numbers = cast(tuple[int, ...], await self._instance.execute(Submit(asked, key, past)))
                 return [{"id": encode_jobid(number)} for number in numbers]
             except DependencyRefused:
                 before, past = past, await self._past(asked)
@@ -265,7 +265,7 @@ class Answers:
         if ids is None:
             wanted = JobsQuery(states=selection.states, queue=selection.queue, limit=sys.maxsize)
             ids = await self._instance.query(lambda scheduler, _: tuple(actives.select(scheduler, wanted)))
-        done = cast(dict[int, PenstockError | None], await self._instance.command(Cancel(ids, note)))
+        done = cast(dict[int, PenstockError | None], await self._instance.execute(Cancel(ids, note)))
         canceled = [encode_jobid(number) for number, error in done.items() if error is None]
         errors: list[Doc] = []
         for number, error in done.items():
@@ -277,7 +277,7 @@ class Answers:
 
     async def urgency(self, job: int, urgency: int) -> Doc:
         try:
-            old = await self._instance.command(SetUrgency(job, urgency))
+            old = await self._instance.execute(SetUrgency(job, urgency))
         except UnknownJobId:
             if await self._instance.store.jobs(JobFilter(ids=(job,), limit=1)):
                 raise Conflict(f"{encode_jobid(job)}: job is inactive") from None
@@ -288,7 +288,7 @@ class Answers:
         if self._is_of_pods:
             await self._rows(job)
             raise Conflict("a pod cannot be sent a signal; `penstock cancel` ends the job")
-        await self._instance.command(Signal(job, signum))
+        await self._instance.execute(Signal(job, signum))
 
     async def wait(self, job: int, timeout_s: float) -> Doc:
         await self._rows(job)
@@ -373,12 +373,12 @@ class Answers:
 
     async def drain(self, targets: str, reason: str, overwrite: bool) -> list[Doc]:
         nodes = await self._targets(targets)
-        await self._instance.command(Drain(nodes, reason, "", overwrite))
+        await self._instance.execute(Drain(nodes, reason, "", overwrite))
         return [doc for doc in await self.resources() if doc["name"] in nodes]
 
     async def undrain(self, targets: str) -> list[Doc]:
         nodes = await self._targets(targets)
-        await self._instance.command(Undrain(nodes))
+        await self._instance.execute(Undrain(nodes))
         return [doc for doc in await self.resources() if doc["name"] in nodes]
 
     async def _targets(self, text: str) -> tuple[str, ...]:
@@ -406,7 +406,7 @@ class Answers:
         for one in every if name == "-" else [name]:
             enabled = verb == "enable" if verb in ("enable", "disable") else None
             started = verb == "start" if verb in ("start", "stop") else None
-            await self._instance.command(QueueChange(one, enabled, started, reason))
+            await self._instance.execute(QueueChange(one, enabled, started, reason))
         return [doc for doc in await self.queues() if name in ("-", doc["name"])]
 
     # Time

@@ -27,7 +27,7 @@ from penstock.app.kube_options import KubeOptions
 from penstock.app.readiness import ReadinessReport, error_family, exit_code
 from penstock.app.runtime import LocalRuntime, Runtime, cores_here
 from penstock.errors import Conflict, PenstockError, Unavailable
-from penstock.instance.loop import Instance
+from penstock.instance.loop import Instance, NotReady, NotReadyCause
 from penstock.paths import InstancePaths
 from penstock.protocol.commands import Cancel
 from penstock.store.binaries import POSTGRES_MAJOR
@@ -131,7 +131,7 @@ async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
     def tell_away(text: str) -> None:
         _LOG.warning("%s", text)
         if not instance.is_ready.is_set():
-            instance.why_not_ready = text
+            instance.not_ready = NotReady(NotReadyCause.UNAVAILABLE, text)
             options.report.send({"waiting": text}, is_final=False)
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)
@@ -219,14 +219,14 @@ async def _stop(
 
 async def _end_jobs(instance: Instance) -> None:
     """Cancels what runs, and waits until it is over: nothing may be left behind, and nothing may start."""
-    instance.is_winding_down = True
+    instance.is_shutting_down = True
     ids = await instance.query(
         lambda scheduler, _: tuple(
             job.id for job in scheduler.state.jobs.values() if not job.state.is_pending
         )
     )
     if ids:
-        await instance.command(Cancel(ids, "the instance was stopped"))
+        await instance.execute(Cancel(ids, "the instance was stopped"))
     deadline = time.monotonic() + _END_TASKS_S
     while time.monotonic() < deadline:
         left = await instance.query(

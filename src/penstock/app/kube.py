@@ -27,7 +27,7 @@ from penstock.audit.readings import GraphReading
 from penstock.audit.store import read_store
 from penstock.backends.kube.backend import KubeBackend
 from penstock.errors import Conflict, Unavailable
-from penstock.instance.loop import Instance
+from penstock.instance.loop import Instance, NotReady, NotReadyCause
 from penstock.kube.access import Access, find_access
 from penstock.kube.client import KubeClient
 from penstock.kube.errors import ApiError, Forbidden, NotFound
@@ -46,7 +46,6 @@ _LOG: Final = logging.getLogger("penstock.kube")
 _REQUEST_S: Final = 5.0  # the longest that a write may take; the lease must last for that long
 _STAND_BY_S: Final = 1.0
 _LOOK_S: Final = 0.5
-_TAKING_OVER: Final = "taking over"
 
 
 class WrongCluster(Conflict):
@@ -129,9 +128,11 @@ class KubeRuntime:
     async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:
         self._auditor = self._make_auditor(instance)
         while True:
-            instance.why_not_ready = "standing by: another instance is the leader, or none is yet"
+            instance.not_ready = NotReady(
+                NotReadyCause.STANDBY, "another instance is the leader, or none is yet"
+            )
             await self._election.acquire()
-            instance.why_not_ready = _TAKING_OVER
+            instance.not_ready = NotReady(NotReadyCause.TAKING_OVER)
             await self._serve_as_leader(instance, live, self._auditor)
 
     async def _serve_as_leader(
@@ -168,7 +169,7 @@ class KubeRuntime:
                 break
             except (ApiError, Unavailable) as error:
                 _LOG.warning("whether this is the cluster of what is recorded is not known yet: %s", error)
-                instance.why_not_ready = f"{_TAKING_OVER}: {error}"
+                instance.not_ready = NotReady(NotReadyCause.TAKING_OVER, str(error))
             await asyncio.sleep(_STAND_BY_S)
         await live()
 
@@ -191,9 +192,9 @@ class KubeRuntime:
     async def _say_why_not_ready(self, instance: Instance) -> None:
         """Whoever waits for us to take over is told what we wait for."""
         while True:
-            if not instance.is_ready.is_set() and instance.why_not_ready.startswith(_TAKING_OVER):
-                problem = self._backend.problem()
-                instance.why_not_ready = f"{_TAKING_OVER}: {problem}" if problem else _TAKING_OVER
+            is_taking_over = instance.not_ready.cause is NotReadyCause.TAKING_OVER
+            if not instance.is_ready.is_set() and is_taking_over:
+                instance.not_ready = NotReady(NotReadyCause.TAKING_OVER, self._backend.problem())
             await asyncio.sleep(_LOOK_S)
 
     def _make_auditor(self, instance: Instance) -> Auditor:
@@ -227,7 +228,7 @@ class Repairs:
 
     async def release(self, members: Sequence[str]) -> None:
         for member in members:
-            self._instance.take(MemberGone(member))
+            self._instance.receive(MemberGone(member))
         self._backend.refresh()
 
     async def restart(self, why: str) -> None:

@@ -115,8 +115,7 @@ def _failed(error: PenstockError) -> int:
         if isinstance(error, Unavailable):
             return exits.NO_INSTANCE
         return exits.USAGE if isinstance(error, BadRequest) else exits.FAILED
-    names_unknown = error.status == 404 or error.kind.startswith("Unknown")
-    hint = _clients[-1].did_you_mean() if names_unknown and _clients else ""
+    hint = _clients[-1].did_you_mean() if error.status == 404 and _clients else ""
     complain(f"{error}; {hint}" if hint else str(error))
     if error.status == 503:
         return exits.NO_INSTANCE

@@ -1,1 +1,1 @@
-"""The running scheduler: take events, decide, commit, act, confirm. One loop, one owner of the truth."""
+"""The running scheduler: receive inputs, decide, commit, act. One loop owns the state."""

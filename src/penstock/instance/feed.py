@@ -1,7 +1,8 @@
-"""The feed of what happens, for those who watch: committed events, numbered, the last ones kept.
+"""The event feed: committed job events with sequence numbers, for clients that watch.
 
-A watcher that falls too far behind is cut off and told so by the end of its stream; it can come back with
-the number it saw last. Numbers grow over restarts, because they begin with the epoch.
+The most recent events are kept, so that a client that reconnects can continue after the last number it saw.
+A client whose backlog grows too large is disconnected: its stream ends. Numbers increase over restarts,
+because the epoch forms their high bits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from penstock.sched.records import Change, JobLive, JobLogged
 
 __all__ = ["Feed", "FeedItem"]
 
-_KEPT: Final = 10_000
+_RECENT_MAX: Final = 10_000
 _BACKLOG_MAX: Final = 50_000
 
 
@@ -31,8 +32,8 @@ class FeedItem:
 
 class Feed:
     def __init__(self) -> None:
-        self._kept: deque[FeedItem] = deque(maxlen=_KEPT)
-        self._queues: dict[asyncio.Queue[FeedItem | None], int | None] = {}
+        self._recent: deque[FeedItem] = deque(maxlen=_RECENT_MAX)
+        self._queues: dict[asyncio.Queue[FeedItem | None], int | None] = {}  # one job, or None for all
         self._seq = 0
 
     def begin(self, epoch: int) -> None:
@@ -44,12 +45,12 @@ class Feed:
             if isinstance(change, JobLogged):
                 self._seq += 1
                 item = FeedItem(self._seq, change.id, change.event, states.get(change.id, JobState.NEW))
-                self._kept.append(item)
+                self._recent.append(item)
                 for queue, job in list(self._queues.items()):
                     if job is None or job == change.id:
-                        self._give(queue, item)
+                        self._send(queue, item)
 
-    def _give(self, queue: asyncio.Queue[FeedItem | None], item: FeedItem) -> None:
+    def _send(self, queue: asyncio.Queue[FeedItem | None], item: FeedItem) -> None:
         if queue.qsize() >= _BACKLOG_MAX:
             self._queues.pop(queue, None)
             queue.put_nowait(None)
@@ -57,9 +58,9 @@ class Feed:
             queue.put_nowait(item)
 
     async def watch(self, job: int | None = None, since: int | None = None) -> AsyncGenerator[FeedItem, None]:
-        """Items as they come, of one job or of all; first those after `since` that are still kept."""
+        """Yields events of one job or of all, starting with the recent ones after number `since`."""
         queue: asyncio.Queue[FeedItem | None] = asyncio.Queue()
-        for item in self._kept:
+        for item in self._recent:
             if since is not None and item.seq > since and (job is None or item.job == job):
                 queue.put_nowait(item)
         self._queues[queue] = job

@@ -1,17 +1,19 @@
-"""The loop of an instance: what comes in is taken at our own pace, in batches, and decided in passes.
+"""The loop of an instance: one task that owns the scheduler.
 
-One task owns the scheduler. Facts, wishes and questions come through one inbox; a question is answered
-between turns, when all that it can see is durable. A shallow pass follows whatever may let something start;
-a deep one (with forecasts) comes when nothing else is to be done, and takes a bounded share of the time.
+Facts, commands and queries arrive in one inbox and are handled in batches. A query runs between two steps,
+so it sees committed state only. After each step a shallow cycle runs if something may start; a deep cycle,
+which also computes forecasts, runs when the inbox is empty and takes a bounded share of the time.
 
-A store that is away ends the present life: what waits is refused, the loop waits for the store, takes over
-again, and goes on from what was recorded. `Fenced` ends the instance: somebody else has taken over. Both are
-also noticed when there is nothing to write: every few seconds nothing at all is recorded.
+A *term* lasts from taking over until the store becomes unavailable. At its end all waiting callers get
+`Unavailable`; the loop then waits for the store, takes over again and continues from the recorded state.
+`Fenced` ends the instance, because another instance has taken over. An empty transaction every few seconds
+serves as a heartbeat that detects a lost or fenced store while nothing else is written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from typing import Final, TypeVar, cast
 
 from penstock.errors import Unavailable
 from penstock.instance.feed import Feed
-from penstock.instance.steps import Advance, Handling, Passing, StepRunner, in_place, next_of
+from penstock.instance.steps import Advance, CycleSteps, HandleCall, StepRunner, advance_once, run_inline
 from penstock.protocol.backend import Backend
 from penstock.protocol.commands import Command
 from penstock.protocol.facts import Fact, Snapshot
@@ -28,32 +30,48 @@ from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import Settings
 from penstock.store.port import Retention, Store
 
-__all__ = ["Instance"]
+__all__ = ["Instance", "NotReady", "NotReadyCause"]
 
 T = TypeVar("T")
 
 _BATCH_MAX: Final = 5_000
 _PAUSE_EVERY_S: Final = 0.02
 _SLOW_S: Final = 0.01
-_DEEP_SHARE: Final = 5  # a deep pass may take one part in so many of the time
+_DEEP_SHARE: Final = 5  # deep cycles take at most one fifth of the time
 _DEEP_EVERY_S: Final = 0.5
-_REFRESH_S: Final = 30.0  # forecasts grow old while nothing happens
+_REFRESH_S: Final = 30.0  # forecasts age even if nothing changes
 _PRUNE_EVERY_S: Final = 600.0
-_BEAT_EVERY_S: Final = 2.0
+_HEARTBEAT_EVERY_S: Final = 2.0
 _INBOX_MAX: Final = 200_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A wish with somebody who waits for the answer."""
+class NotReadyCause(enum.Enum):
+    STARTING = "starting"
+    STANDBY = "standing by"  # another instance is the leader
+    TAKING_OVER = "taking over"  # leader, and the first snapshot of this term is not complete
+    UNAVAILABLE = ""  # the message says what is unavailable
 
+
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    """Why an instance does not accept commands and queries."""
+
+    cause: NotReadyCause
+    message: str = ""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.cause.value, self.message)))
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingCommand:
     command: Command
     answer: asyncio.Future[object]
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    about: Callable[[Scheduler, float], object]
+class _PendingQuery:
+    query: Callable[[Scheduler, float], object]
     answer: asyncio.Future[object]
 
 
@@ -71,58 +89,58 @@ class Instance:
         self.store = store
         self.backend = backend
         self.feed = Feed()
-        self.is_ready = asyncio.Event()  # the first snapshot of this life has been taken in
-        self.why_not_ready = "starting"
-        self.is_winding_down = False  # what runs is being ended: nobody may start in its place
+        self.is_ready = asyncio.Event()  # the first snapshot of this term has been handled
+        self.not_ready = NotReady(NotReadyCause.STARTING)  # the reason, while `is_ready` is not set
+        self.is_shutting_down = False  # running jobs are being ended, and no other job may start
         self._retention = retention
         self._clock = clock
         self._steps = StepRunner(settings, store, backend, self.feed.publish)
-        self._inbox: deque[Fact | _Asked | _Question] = deque()
+        self._inbox: deque[Fact | _PendingCommand | _PendingQuery] = deque()
         self._wakeup = asyncio.Event()
         self._deep_due = 0.0
         self._deep_wanted = True
         self._pruned_at = 0.0
-        self._is_slow = True  # as far as is known, a match takes long
-        self._beat_due = 0.0  # by the monotonic clock
-        self._doubt = ""  # why the state in memory is to be made anew
+        self._is_slow = True  # the last match took long; assumed until the first one is measured
+        self._heartbeat_due = 0.0  # monotonic clock
+        self._reload_reason = ""  # not empty: the state in memory must be dropped
 
     @property
     def epoch(self) -> int:
         return self._steps.epoch
 
-    # From outside
+    # Interface
 
-    async def command(self, command: Command) -> object:
-        """Has a wish fulfilled; returns when that is durable, or raises why not."""
-        return await self._put(_Asked(command, asyncio.get_running_loop().create_future()))
+    async def execute(self, command: Command) -> object:
+        """Executes a command. Returns after the commit, or raises the error that refused it."""
+        return await self._enqueue(_PendingCommand(command, asyncio.get_running_loop().create_future()))
 
-    async def query(self, about: Callable[[Scheduler, float], T]) -> T:
-        """Asks something of the scheduler, between turns."""
-        return cast(T, await self._put(_Question(about, asyncio.get_running_loop().create_future())))
+    async def query(self, query: Callable[[Scheduler, float], T]) -> T:
+        """Calls `query` with the scheduler and the time, between two steps."""
+        return cast(T, await self._enqueue(_PendingQuery(query, asyncio.get_running_loop().create_future())))
 
-    async def _put(self, item: _Asked | _Question) -> object:
+    async def _enqueue(self, item: _PendingCommand | _PendingQuery) -> object:
         if not self.is_ready.is_set():
-            raise Unavailable(f"the instance is not ready: {self.why_not_ready}")
+            raise Unavailable(f"the instance is not ready: {self.not_ready}")
         if len(self._inbox) > _INBOX_MAX:
-            raise Unavailable("too much is waiting to be done; try again later")
+            raise Unavailable(f"the instance is overloaded: {len(self._inbox)} inputs wait; try again later")
         self._inbox.append(item)
         self._wakeup.set()
         return await item.answer
 
-    def take(self, fact: Fact) -> None:
-        """Takes a fact in, as from the world."""
+    def receive(self, fact: Fact) -> None:
+        """Enqueues a fact. This is the sink of the backend."""
         self._inbox.append(fact)
         self._wakeup.set()
 
-    def reload(self, why: str) -> None:
-        """Drops the state in memory; the next life begins with what was recorded."""
-        self._doubt = why
+    def reload(self, reason: str) -> None:
+        """Drops the state in memory; the next term starts from the recorded state."""
+        self._reload_reason = reason
         self._wakeup.set()
 
     # The loop
 
     async def run(self) -> None:
-        """Runs until it is cancelled, or fenced off by a newer instance."""
+        """Runs until it is cancelled or fenced by a newer instance."""
         try:
             while True:
                 try:
@@ -133,21 +151,21 @@ class Instance:
             self._fail_waiters("the instance is stopping")
             self.feed.close()
 
-    def _fail_waiters(self, why: str) -> None:
-        """Ends a life: nobody may wait for an answer that never comes."""
+    def _fail_waiters(self, reason: str) -> None:
+        """Ends a term: every caller in the inbox gets `Unavailable`."""
         self.is_ready.clear()
-        self.why_not_ready = why
+        self.not_ready = NotReady(NotReadyCause.UNAVAILABLE, reason)
         for item in self._inbox:
-            if isinstance(item, _Asked | _Question) and not item.answer.done():
-                item.answer.set_exception(Unavailable(why))
+            if isinstance(item, _PendingCommand | _PendingQuery) and not item.answer.done():
+                item.answer.set_exception(Unavailable(reason))
         self._inbox.clear()
 
     async def _run_term(self) -> None:
-        """One life: from taking over until the store goes away."""
+        """One term: from taking over until the store becomes unavailable."""
         await self.store.open()
         epoch = await self._steps.begin(self._clock())
         self.feed.begin(epoch)
-        backend = asyncio.create_task(self.backend.run(epoch, self.take))
+        backend = asyncio.create_task(self.backend.run(epoch, self.receive))
         try:
             while True:
                 await self._wait(backend)
@@ -157,82 +175,82 @@ class Instance:
             await asyncio.gather(backend, return_exceptions=True)
 
     async def _wait(self, backend: asyncio.Task[None]) -> None:
-        """Until something has come in, a time has come, or the world has failed."""
+        """Waits for an input, for the next timer, or for the end of the backend."""
         if backend.done():
             backend.result()
-            raise Unavailable("the world has ended")
-        if self._doubt:
-            why, self._doubt = self._doubt, ""
-            raise Unavailable(why)
+            raise Unavailable("the backend has ended")
+        if self._reload_reason:
+            reason, self._reload_reason = self._reload_reason, ""
+            raise Unavailable(reason)
         scheduler = self._scheduler()
-        is_due = scheduler.is_dirty and self.is_ready.is_set() and not self.is_winding_down
+        is_due = scheduler.is_dirty and self.is_ready.is_set() and not self.is_shutting_down
         if self._inbox or is_due:
             await asyncio.sleep(0)
             return
         now = self._clock()
-        times = [now + _REFRESH_S, now + self._beat_due - time.monotonic()]
+        times = [now + _REFRESH_S, now + self._heartbeat_due - time.monotonic()]
         wake_at = scheduler.wake_at()
         if wake_at is not None:
             times.append(wake_at)
         if self._deep_wanted and len(scheduler.state.pending):
             times.append(self._deep_due)
         self._wakeup.clear()
-        ring = asyncio.ensure_future(self._wakeup.wait())
+        wakeup = asyncio.ensure_future(self._wakeup.wait())
         try:
             await asyncio.wait(
-                {ring, backend}, timeout=max(min(times) - now, 0.0), return_when=asyncio.FIRST_COMPLETED
+                {wakeup, backend}, timeout=max(min(times) - now, 0.0), return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            ring.cancel()
+            wakeup.cancel()
 
     async def _run_step(self) -> None:
         inputs: list[Fact | Command] = []
-        asked: list[_Asked] = []
-        questions: list[_Question] = []
+        commands: list[_PendingCommand] = []
+        queries: list[_PendingQuery] = []
         while self._inbox and len(inputs) < _BATCH_MAX:
             item = self._inbox.popleft()
-            if isinstance(item, _Question):
-                questions.append(item)
-            elif isinstance(item, _Asked):
-                asked.append(item)
+            if isinstance(item, _PendingQuery):
+                queries.append(item)
+            elif isinstance(item, _PendingCommand):
+                commands.append(item)
                 inputs.append(item.command)
             else:
                 inputs.append(item)
         try:
-            has_much = any(isinstance(one, Snapshot) for one in inputs)
-            replies = await self._steps.step(
-                inputs, self._clock(), handle=_in_thread if has_much else in_place
-            )
-            for one, reply in zip(asked, replies, strict=True):
-                if one.answer.done():
+            has_snapshot = any(isinstance(fact, Snapshot) for fact in inputs)
+            handle = _run_in_thread if has_snapshot else run_inline
+            replies = await self._steps.step(inputs, self._clock(), handle=handle)
+            for pending, reply in zip(commands, replies, strict=True):
+                if pending.answer.done():
                     continue
                 if reply.error is not None:
-                    one.answer.set_exception(reply.error)
+                    pending.answer.set_exception(reply.error)
                 else:
-                    one.answer.set_result(reply.value)
+                    pending.answer.set_result(reply.value)
         except BaseException as error:
-            why = error if isinstance(error, Unavailable) else Unavailable(f"the outcome is unknown: {error}")
-            for answer in (*(one.answer for one in asked), *(one.answer for one in questions)):
+            is_known = isinstance(error, Unavailable)
+            failure = error if is_known else Unavailable(f"the outcome is unknown: {error}")
+            for answer in (*(one.answer for one in commands), *(one.answer for one in queries)):
                 if not answer.done():
-                    answer.set_exception(why)
+                    answer.set_exception(failure)
             raise
-        self._answer(questions)
+        self._answer(queries)
         scheduler = self._scheduler()
         if scheduler.state.cluster.is_complete and not self.is_ready.is_set():
             self.is_ready.set()
-        if scheduler.state.cluster.is_complete and not self.is_winding_down:
+        if scheduler.state.cluster.is_complete and not self.is_shutting_down:
             await self._run_cycle(scheduler)
         await self._prune()
-        await self._beat()
+        await self._heartbeat()
 
-    def _answer(self, questions: list[_Question]) -> None:
-        for question in questions:
-            if question.answer.done():
+    def _answer(self, queries: list[_PendingQuery]) -> None:
+        for pending in queries:
+            if pending.answer.done():
                 continue
             try:
-                question.answer.set_result(question.about(self._scheduler(), self._clock()))
+                pending.answer.set_result(pending.query(self._scheduler(), self._clock()))
             except Exception as error:
-                question.answer.set_exception(error)
+                pending.answer.set_exception(error)
 
     async def _run_cycle(self, scheduler: Scheduler) -> None:
         if scheduler.is_dirty:
@@ -252,26 +270,27 @@ class Instance:
         self._deep_due = self._clock() + max(_DEEP_EVERY_S, took_s * (_DEEP_SHARE - 1))
 
     def _advance(self) -> Advance:
-        """Takes a pass on, and lets others go on meanwhile.
+        """Returns a function that runs a cycle up to its next match and lets other tasks run in between.
 
-        A match that takes long is made in a thread: it does not come back sooner, but what else runs here
-        gets its turns. Quick ones are made in place, which costs less, with a pause now and then.
+        After a slow match the next one runs in a thread. That does not make it faster, but other tasks of
+        the event loop get time meanwhile. Fast matches run inline, which costs less, with
+        a pause now and then.
         """
         last = time.monotonic()
 
-        async def advance(passing: Passing) -> Step | None:
+        async def advance(cycle: CycleSteps) -> Step | None:
             nonlocal last
             began = time.monotonic()
             if self._is_slow:
-                found = await asyncio.to_thread(next_of, passing)
+                step = await asyncio.to_thread(advance_once, cycle)
             else:
-                found = next_of(passing)
+                step = advance_once(cycle)
             now = time.monotonic()
             self._is_slow = now - began > _SLOW_S
             if now - last >= _PAUSE_EVERY_S:
                 await asyncio.sleep(0)
                 last = time.monotonic()
-            return found
+            return step
 
         return advance
 
@@ -281,17 +300,17 @@ class Instance:
             self._pruned_at = now
             await self.store.prune(self.epoch, now, self._retention)
 
-    async def _beat(self) -> None:
-        """Finds out that the store is away, or that somebody else has taken over, though nothing happens."""
-        if time.monotonic() >= self._beat_due:
+    async def _heartbeat(self) -> None:
+        """Commits an empty transaction, which fails if the store is lost or another instance took over."""
+        if time.monotonic() >= self._heartbeat_due:
             await self.store.record(self.epoch, ())
-            self._beat_due = time.monotonic() + _BEAT_EVERY_S
+            self._heartbeat_due = time.monotonic() + _HEARTBEAT_EVERY_S
 
     def _scheduler(self) -> Scheduler:
         assert self._steps.scheduler is not None
         return self._steps.scheduler
 
 
-async def _in_thread(handling: Handling) -> Step:
-    """A snapshot of a large cluster takes seconds: what keeps us in office gets its turns meanwhile."""
-    return await asyncio.to_thread(handling)
+async def _run_in_thread(call: HandleCall) -> Step:
+    """The snapshot of a large cluster takes seconds to handle; the lease is renewed meanwhile."""
+    return await asyncio.to_thread(call)

@@ -1,8 +1,10 @@
-"""The turns of the loop, without a clock: handle, commit, act; plan, commit, act.
+"""Steps of the loop, without a clock: decide, commit, then act.
 
-Nothing is told or done before it is durable. If a commit fails, what is in memory is worth nothing: the
-caller begins anew with `begin`, which takes over from the store and asks the world for a snapshot. Each
-turn may be cut off at any point by the death of the process; what was committed is carried out again.
+A step either handles a batch of facts and commands, or runs one scheduling cycle. Its changes are committed
+before any intent reaches the backend and before any command is answered. If the commit fails, the state in
+memory is invalid: the caller starts over with `begin`, which takes over from the store and obtains a new
+snapshot from the backend. The process may die at any point of a step; committed intents are then applied
+again.
 """
 
 from __future__ import annotations
@@ -21,78 +23,85 @@ from penstock.sched.settings import Settings
 from penstock.sched.state import Reply
 from penstock.store.port import Store
 
-__all__ = ["Advance", "Handling", "Passing", "StepRunner", "Watcher", "in_place", "next_of"]
+__all__ = [
+    "Advance",
+    "ChangeListener",
+    "CycleSteps",
+    "HandleCall",
+    "StepRunner",
+    "advance_once",
+    "run_inline",
+]
 
-_ACT_BEFORE: Final = failpoints.register("instance.act.before", "committed, not yet handed to the world")
-_ACT_AFTER: Final = failpoints.register("instance.act.after", "handed to the world, nothing confirmed")
+_ACT_BEFORE: Final = failpoints.register("instance.act.before", "committed, not yet passed to the backend")
+_ACT_AFTER: Final = failpoints.register("instance.act.after", "passed to the backend, nothing confirmed")
 
 
-Passing = Generator[None, None, Step]
-Advance = Callable[[Passing], Awaitable[Step | None]]
-Handling = Callable[[], Step]
-Handle = Callable[[Handling], Awaitable[Step]]
+CycleSteps = Generator[None, None, Step]  # yields between matches
+Advance = Callable[[CycleSteps], Awaitable[Step | None]]
+HandleCall = Callable[[], Step]
+RunHandle = Callable[[HandleCall], Awaitable[Step]]
 
 
-def next_of(passing: Passing) -> Step | None:
-    """The pass up to its next match: nothing yet, or the step that it ends with."""
+def advance_once(cycle: CycleSteps) -> Step | None:
+    """Runs a cycle up to its next yield. Returns None, or the step that the cycle ended with."""
     try:
-        next(passing)
+        next(cycle)
     except StopIteration as done:
         step: Step = done.value
         return step
     return None
 
 
-async def in_place(handling: Handling) -> Step:
-    """Takes in what has come, here and now."""
-    return handling()
+async def run_inline(call: HandleCall) -> Step:
+    return call()
 
 
-class Watcher(Protocol):
+class ChangeListener(Protocol):
     def __call__(self, changes: Sequence[Change]) -> None:
-        """Sees changes once they are durable."""
+        """Receives changes after their commit."""
 
 
 class StepRunner:
-    def __init__(self, settings: Settings, store: Store, backend: Backend, watcher: Watcher) -> None:
+    def __init__(self, settings: Settings, store: Store, backend: Backend, listener: ChangeListener) -> None:
         self._settings = settings
         self._store = store
         self._backend = backend
-        self._watcher = watcher
+        self._listener = listener
         self.epoch = 0
         self.scheduler: Scheduler | None = None
 
     async def begin(self, now: float) -> int:
-        """Takes over: a new epoch, and a scheduler that knows what was recorded."""
+        """Takes over: claims a new epoch and restores the scheduler from the store."""
         self.scheduler = None
         self.epoch, recorded = await self._store.take_over(now)
         self.scheduler = scheduler_from(self._settings, recorded, now)
         return self.epoch
 
     async def step(
-        self, inputs: Sequence[Fact | Command], now: float, *, handle: Handle = in_place
+        self, inputs: Sequence[Fact | Command], now: float, *, handle: RunHandle = run_inline
     ) -> tuple[Reply, ...]:
-        """Takes facts and wishes in; returns the answers to the wishes, which are durable by then."""
-        scheduler = self._ready()
+        """Handles facts and commands. Returns one reply per command; what they report is committed."""
+        scheduler = self._active_scheduler()
         step = await handle(lambda: scheduler.handle(inputs, now))
         await self._carry_out(step)
         return step.replies
 
     async def decide(self, now: float, *, deep: bool, advance: Advance, hurry: Callable[[], bool]) -> None:
-        """One pass; `advance` takes it from one match to the next."""
-        passing = self._ready().plan(now, deep=deep, hurry=hurry)
-        while (step := await advance(passing)) is None:
+        """Runs one scheduling cycle; `advance` runs it from one match to the next."""
+        cycle = self._active_scheduler().plan(now, deep=deep, hurry=hurry)
+        while (step := await advance(cycle)) is None:
             pass
         await self._carry_out(step)
 
-    def _ready(self) -> Scheduler:
-        assert self.scheduler is not None, "begin comes first"
+    def _active_scheduler(self) -> Scheduler:
+        assert self.scheduler is not None, "begin must be called first"
         return self.scheduler
 
     async def _carry_out(self, step: Step) -> None:
         if step.changes:
             await self._store.record(self.epoch, step.changes)
-            self._watcher(step.changes)
+            self._listener(step.changes)
         if step.intents:
             failpoints.reach(_ACT_BEFORE)
             await self._backend.apply(self.epoch, step.intents)
