@@ -1,4 +1,4 @@
-"""A real agent in a directory of its own, and a client that speaks its protocol. Nothing outlives a rig."""
+"""A real agent in a temporary directory, and a client of its protocol. No process outlives a rig."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import TypeVar
 
 from penstock.agent import orphans, wire
-from penstock.agent.processes import bearers
-from penstock.agent.records import Stage, TaskSpec
-from penstock.agent.task_dirs import TaskDirs
+from penstock.agent.processes import processes_with_token
+from penstock.agent.records import TaskSpec, TaskStage
+from penstock.agent.task_dirs import AgentDirectory
 
 __all__ = ["DEADLINE_S", "Client", "Rig", "processes_with", "until"]
 
@@ -30,19 +30,19 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 Found = TypeVar("Found")
 
 
-def until(ask: Callable[[], Found | None], what: str, within_s: float = DEADLINE_S) -> Found:
-    """Asks until there is an answer."""
-    deadline = time.monotonic() + within_s
+def until(poll: Callable[[], Found | None], what: str, timeout_s: float = DEADLINE_S) -> Found:
+    """Polls until the result is true, and returns it."""
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        found = ask()
+        found = poll()
         if found:
             return found
         time.sleep(0.01)
-    raise AssertionError(f"within {within_s:g} s: {what}")
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
 def processes_with(word: str) -> list[int]:
-    """Living processes that have the word in their command line."""
+    """Returns the processes that have the word in their command line."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -53,19 +53,19 @@ def processes_with(word: str) -> list[int]:
 
 
 class Lost(Exception):
-    """The agent has closed the connection."""
+    """The agent closed the connection."""
 
 
 class Client:
     def __init__(self, path: Path, epoch: int = 1, *, attach: bool = True) -> None:
         self.epoch = epoch
         self.reports: dict[str, wire.TaskReport] = {}
-        self.answers: dict[int, wire.TaskAnswer] = {}
-        self.refused: wire.TaskRefused | None = None
+        self.results: dict[int, wire.CommandResult] = {}
+        self.rejected: wire.CommandRejected | None = None
         self.hello: wire.Hello | None = None
         self.is_complete = False
         self._number = 0
-        self._rest = b""
+        self._partial = b""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(DEADLINE_S)
         self._socket.connect(str(path))
@@ -82,7 +82,7 @@ class Client:
         except OSError as error:
             raise Lost from error
 
-    def send(self, message: wire.ProcessCommand) -> None:
+    def send(self, message: wire.AgentCommand) -> None:
         self.send_raw(wire.encode(message))
 
     def read_until(self, done: Callable[[], object]) -> None:
@@ -93,32 +93,32 @@ class Client:
                 raise Lost from error
             if not data:
                 raise Lost
-            *lines, self._rest = (self._rest + data).split(b"\n")
+            *lines, self._partial = (self._partial + data).split(b"\n")
             for line in lines:
-                self._take(wire.decode_reply(line))
+                self._handle(wire.decode_reply(line))
 
-    def _take(self, reply: wire.AgentReply) -> None:
+    def _handle(self, reply: wire.AgentReply) -> None:
         match reply:
             case wire.Hello():
                 self.hello = reply
             case wire.TaskReport():
                 self.reports[reply.member] = reply
-            case wire.TaskAnswer():
-                self.answers[reply.id] = reply
-            case wire.Complete():
+            case wire.CommandResult():
+                self.results[reply.id] = reply
+            case wire.ReportsComplete():
                 self.is_complete = True
-            case wire.TaskRefused():
-                self.refused = reply
+            case wire.CommandRejected():
+                self.rejected = reply
 
-    def ask(self, make: Callable[[int], wire.ProcessCommand]) -> wire.TaskAnswer:
+    def request(self, make: Callable[[int], wire.AgentCommand]) -> wire.CommandResult:
         self._number += 1
         number = self._number
         self.send(make(number))
-        self.read_until(lambda: number in self.answers)
-        return self.answers[number]
+        self.read_until(lambda: number in self.results)
+        return self.results[number]
 
-    def start(self, spec: TaskSpec) -> wire.TaskAnswer:
-        return self.ask(lambda number: wire.Start(number, self.epoch, spec))
+    def start(self, spec: TaskSpec) -> wire.CommandResult:
+        return self.request(lambda number: wire.StartTask(number, self.epoch, spec))
 
     def end(
         self,
@@ -127,33 +127,33 @@ class Client:
         grace_s: float | None = 5.0,
         key: str = "1",
         why: str = "cancel",
-    ) -> wire.TaskAnswer:
-        return self.ask(lambda id_: wire.EndTask(id_, self.epoch, member, key, number, grace_s, why))
+    ) -> wire.CommandResult:
+        return self.request(lambda id_: wire.EndTask(id_, self.epoch, member, key, number, grace_s, why))
 
-    def forget(self, member: str) -> wire.TaskAnswer:
-        return self.ask(lambda number: wire.Forget(number, self.epoch, member))
+    def retract(self, member: str) -> wire.CommandResult:
+        return self.request(lambda number: wire.RetractTask(number, self.epoch, member))
 
-    def probe(self, member: str) -> wire.TaskAnswer:
-        return self.ask(lambda number: wire.Probe(number, self.epoch, member))
+    def probe(self, member: str) -> wire.CommandResult:
+        return self.request(lambda number: wire.ProbeTask(number, self.epoch, member))
 
     def release(self, *members: str) -> None:
-        self.send(wire.Release(self.epoch, members))
+        self.send(wire.ReleaseTasks(self.epoch, members))
 
-    def wait(self, member: str, stage: Stage = Stage.ENDED) -> wire.TaskReport:
+    def wait(self, member: str, stage: TaskStage = TaskStage.ENDED) -> wire.TaskReport:
         def is_there() -> bool:
             report = self.reports.get(member)
-            return report is not None and report.stage in (stage, Stage.ENDED)
+            return report is not None and report.stage in (stage, TaskStage.ENDED)
 
         self.read_until(is_there)
         return self.reports[member]
 
 
 class Rig:
-    """Use it as a context: at its end everything is killed, and it is checked that nothing is left."""
+    """A context manager that kills everything at its end and checks that no process is left."""
 
-    def __init__(self, home: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="pa-", dir="/tmp"))
-        self.home = home or self.base / "home"
+        self.directory = directory or self.base / "agent"
         self.socket = self.base / "s"
         self.work = self.base / "work"
         self.work.mkdir()
@@ -172,8 +172,8 @@ class Rig:
             agent.kill()
             agent.wait()
         tokens = self.tokens()
-        until(lambda: orphans.end_all(self.home, "test", DEADLINE_S) is not None, "no agent is left")
-        left = [pid for token in tokens for pid in bearers(token)]
+        until(lambda: orphans.end_tasks(self.directory, "test", DEADLINE_S) is not None, "no agent is left")
+        left = [pid for token in tokens for pid in processes_with_token(token)]
         text = self.log()
         shutil.rmtree(self.base, ignore_errors=True)
         assert left == []
@@ -186,7 +186,7 @@ class Rig:
 
     def launch(self, failpoints: str = "", *extra: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PENSTOCK_FAILPOINTS": failpoints}
-        command = [sys.executable, "-m", "penstock.agent", "--node", "node0", "--dir", str(self.home)]
+        command = [sys.executable, "-m", "penstock.agent", "--node", "node0", "--dir", str(self.directory)]
         with open(self.base / "log", "ab") as log:
             agent = subprocess.Popen(
                 [*command, "--socket", str(self.socket), *extra],
@@ -204,8 +204,8 @@ class Rig:
             try:
                 return Client(self.socket, epoch, attach=attach)
             except (FileNotFoundError, ConnectionRefusedError, Lost):
-                # A supervisor that was just forked has the socket of a dead agent open for an instant.
-                if self.died():
+                # A supervisor that was just forked briefly keeps the socket of a dead agent open.
+                if self.has_died():
                     raise Lost from None
                 return None
 
@@ -214,7 +214,7 @@ class Rig:
         return client
 
     def agent(self, failpoints: str = "", *extra: str, epoch: int = 1) -> Client:
-        """A started agent, attached to."""
+        """Starts an agent; returns a client that is attached to it."""
         self.launch(failpoints, *extra)
         return self.connect(epoch)
 
@@ -222,28 +222,28 @@ class Rig:
         self.agents[-1].kill()
         self.agents[-1].wait()
 
-    def died(self) -> bool:
+    def has_died(self) -> bool:
         return self.agents[-1].poll() is not None
 
     def tokens(self) -> list[str]:
         found = []
-        for task in TaskDirs(self.home).tasks():
+        for task in AgentDirectory(self.directory).tasks():
             accepted = task.accepted()
             if accepted is not None:
                 found.append(accepted.token)
         return found
 
     def supervisor(self, member: str) -> int:
-        started = TaskDirs(self.home).task(member).started()
+        started = AgentDirectory(self.directory).task(member).started()
         assert started is not None
         return started.pid
 
     def files_of(self, member: str) -> list[str]:
-        path = TaskDirs(self.home).task(member).path
+        path = AgentDirectory(self.directory).task(member).path
         return sorted(os.listdir(path)) if os.path.isdir(path) else []
 
     def spec(self, script: str, member: str = "1/1/0", **more: object) -> TaskSpec:
-        """A shell script as a task."""
+        """Returns the spec of a task that runs a shell script."""
         values: dict[str, object] = {
             "member": member,
             "job": 1,
@@ -265,14 +265,14 @@ class Rig:
         return (self.base / "out" / "err").read_text()
 
     def lines(self, name: str) -> list[str]:
-        """What tasks have written into a file in their directory."""
+        """Returns the words that tasks wrote into a file in their working directory."""
         path = self.work / name
         return path.read_text().split() if path.exists() else []
 
 
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[bool]:
-    """A file system with little room; False if this user cannot make one."""
+    """Mounts a small file system; yields False if this user may not mount."""
     path.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True, check=False

@@ -1,4 +1,4 @@
-"""Who may say what to an agent, and what becomes of everything else."""
+"""The agent protocol: access, epochs, and the rejection of invalid input."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import stat
 import pytest
 
 from penstock.agent import wire
-from penstock.agent.wire import Answered
+from penstock.agent.wire import CommandOutcome
 from penstock.errors import BadRequest
 from tests.agent.rig import Client, Lost, Rig
 
 
-def refusal(client: Client) -> wire.TaskRefused:
+def rejection(client: Client) -> wire.CommandRejected:
     with pytest.raises(Lost):
         client.read_until(lambda: False)
-    assert client.refused is not None
-    return client.refused
+    assert client.rejected is not None
+    return client.rejected
 
 
 def test_only_the_owner_may_connect() -> None:
@@ -41,69 +41,69 @@ def test_only_the_owner_may_connect() -> None:
     ],
     ids=range(9),
 )
-def test_garbage_is_refused_and_harms_nobody(garbage: bytes) -> None:
+def test_invalid_input_is_rejected_and_other_connections_continue(garbage: bytes) -> None:
     with Rig() as rig:
         good = rig.agent()
         bad = rig.connect(attach=False)
         try:
             bad.send_raw(garbage)
-            assert not refusal(bad).stale
+            assert not rejection(bad).stale
         except Lost:
-            pass  # it was let go before it had said all
-        assert good.start(rig.spec("true")).outcome is Answered.APPLIED
+            pass  # disconnected before it had sent everything
+        assert good.start(rig.spec("true")).outcome is CommandOutcome.APPLIED
         assert good.wait("1/1/0").status == 0
 
 
-def test_a_bad_member_or_signal_is_answered_and_not_obeyed() -> None:
+def test_an_invalid_member_or_signal_is_a_conflict() -> None:
     with Rig() as rig:
         client = rig.agent()
         for member in ("", "x" * 65, "ƒ" * 33):
-            assert client.start(rig.spec("echo ran >> ran", member)).outcome is Answered.CONFLICT
-        assert client.start(rig.spec("echo ran > ran; sleep 100", "../..")).outcome is Answered.APPLIED
-        assert client.end("../..", 9999).outcome is Answered.CONFLICT
-        assert sorted(os.listdir(rig.home / "tasks")) == ["m..%2F.."]
+            assert client.start(rig.spec("echo ran >> ran", member)).outcome is CommandOutcome.CONFLICT
+        assert client.start(rig.spec("echo ran > ran; sleep 100", "../..")).outcome is CommandOutcome.APPLIED
+        assert client.end("../..", 9999).outcome is CommandOutcome.CONFLICT
+        assert sorted(os.listdir(rig.directory / "tasks")) == ["m..%2F.."]
 
 
-def test_an_older_epoch_is_refused_also_by_the_next_agent() -> None:
+def test_an_older_epoch_is_rejected_also_by_the_next_agent() -> None:
     with Rig() as rig:
         rig.agent(epoch=5)
         rig.kill_agent()
         rig.launch()
         old = rig.connect(attach=False)
         old.send(wire.Attach(wire.VERSION, 4))
-        refused = refusal(old)
-        assert refused.stale
-        assert refused.detail == "epoch 4 is over: epoch 5 has been seen"
+        rejected = rejection(old)
+        assert rejected.stale
+        assert rejected.detail == "epoch 4 has ended: the agent has seen epoch 5"
 
 
-def test_a_command_of_an_older_epoch_is_not_obeyed() -> None:
+def test_a_command_of_an_older_epoch_is_rejected() -> None:
     with Rig() as rig:
         client = rig.agent(epoch=5)
-        client.send(wire.Start(1, 4, rig.spec("echo ran >> ran")))
-        assert refusal(client).stale
+        client.send(wire.StartTask(1, 4, rig.spec("echo ran >> ran")))
+        assert rejection(client).stale
         assert rig.files_of("1/1/0") == []
 
 
-def test_the_newest_connection_is_the_one_that_counts() -> None:
+def test_only_the_latest_connection_is_served() -> None:
     with Rig() as rig:
         first = rig.agent()
         second = rig.connect(epoch=2)
         with pytest.raises(Lost):
             first.start(rig.spec("echo ran >> ran"))
-        assert second.start(rig.spec("true")).outcome is Answered.APPLIED
+        assert second.start(rig.spec("true")).outcome is CommandOutcome.APPLIED
         assert second.wait("1/1/0").status == 0
         assert rig.lines("ran") == []
 
 
-def test_there_is_one_agent_in_a_directory() -> None:
+def test_a_second_agent_in_a_directory_exits() -> None:
     with Rig() as rig:
         rig.agent()
         assert rig.launch().wait(10) == 3
-        assert "another agent works in" in rig.log()
+        assert "another agent runs in" in rig.log()
 
 
-def test_a_message_that_is_too_long_or_no_text_is_not_sent() -> None:
+def test_a_message_that_is_too_long_or_not_unicode_is_not_sent() -> None:
     with Rig() as rig:
         for script in ("x" * wire.FRAME_MAX, "\udcff"):
             with pytest.raises(BadRequest):
-                wire.encode(wire.Start(1, 1, rig.spec(script)))
+                wire.encode(wire.StartTask(1, 1, rig.spec(script)))

@@ -1,4 +1,4 @@
-"""A local world with real agents, driven as an instance would; nothing outlives it."""
+"""A local backend with real agents, driven like an instance drives it. No process outlives a test."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.agent.processes import bearers
-from penstock.agent.task_dirs import TaskDirs
+from penstock.agent.processes import processes_with_token
+from penstock.agent.task_dirs import AgentDirectory
 from penstock.backends.local import LocalBackend, LocalSettings
 from penstock.errors import PenstockError
 from penstock.paths import InstancePaths
@@ -34,7 +34,7 @@ def place(site: Site, script: str, *assignments: Assignment, intent: int = 1, **
         "id_f58": "ƒ2",
         "name": "test",
         "command": ["/bin/sh", "-c", script],
-        "cwd": str(site.workload),
+        "cwd": str(site.workdir),
         "environment": {"PATH": "/usr/bin:/bin"},
         "output": "",
         "error": "",
@@ -47,22 +47,22 @@ def place(site: Site, script: str, *assignments: Assignment, intent: int = 1, **
 
 
 class Site:
-    """Where it all lies."""
+    """The directories of a test."""
 
     def __init__(self) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="pd-", dir="/tmp"))
         self.paths = InstancePaths(self.base / "state", self.base / "run")
-        self.workload = self.base / "work"
-        self.workload.mkdir()
+        self.workdir = self.base / "work"
+        self.workdir.mkdir()
 
     def lines(self, name: str) -> list[str]:
-        path = self.workload / name
+        path = self.workdir / name
         return path.read_text().split() if path.exists() else []
 
     def tokens(self) -> list[str]:
         found = []
-        for home in (self.paths.state / "agents").glob("*"):
-            for task in TaskDirs(home).tasks():
+        for directory in (self.paths.state / "agents").glob("*"):
+            for task in AgentDirectory(directory).tasks():
                 accepted = task.accepted()
                 if accepted is not None:
                     found.append(accepted.token)
@@ -70,57 +70,57 @@ class Site:
 
 
 class Instance:
-    """What an instance would see. `facts` has everything that was told, in order."""
+    """Runs a backend and collects its facts in order."""
 
     def __init__(self, site: Site, settings: LocalSettings, epoch: int = 1) -> None:
         self.site = site
         self.backend = LocalBackend(site.paths, settings)
         self.epoch = epoch
         self.facts: list[Fact] = []
-        self._news = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._run: asyncio.Task[None] | None = None
 
     def _sink(self, fact: Fact) -> None:
         self.facts.append(fact)
-        self._news.set()
+        self._arrived.set()
 
-    async def begin(self) -> Snapshot:
+    async def start(self) -> Snapshot:
         self._run = asyncio.create_task(self.backend.run(self.epoch, self._sink))
         return await self.fact(Snapshot, lambda _: True)
 
     async def leave(self) -> None:
-        """As if it were killed: the agents are not told."""
+        """Cancels the backend without a shutdown of its agents, like a kill of the instance."""
         if self._run is not None:
             self._run.cancel()
             with suppress(asyncio.CancelledError, PenstockError):
                 await self._run
             self._run = None
 
-    async def fact(self, kind: type[FactT], wanted: Callable[[FactT], bool], since: int = 0) -> FactT:
-        """The first fact of a kind that is wanted, from the `since`th on."""
+    async def fact(self, fact_type: type[FactT], matches: Callable[[FactT], bool], since: int = 0) -> FactT:
+        """Waits for the first matching fact of a type at or after index `since`."""
         async with asyncio.timeout(DEADLINE_S):
             at = since
             while True:
                 while at < len(self.facts):
                     fact = self.facts[at]
                     at += 1
-                    if isinstance(fact, kind) and wanted(fact):
+                    if isinstance(fact, fact_type) and matches(fact):
                         return fact
-                self._news.clear()
+                self._arrived.clear()
                 running = self._run
                 assert running is not None
-                news = asyncio.create_task(self._news.wait())
-                await asyncio.wait((news, running), return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
+                arrival = asyncio.create_task(self._arrived.wait())
+                await asyncio.wait((arrival, running), return_when=asyncio.FIRST_COMPLETED)
+                arrival.cancel()
                 if running.done():
                     await running
 
-    async def observed(self, member: str, phase: Phase, since: int = 0) -> MemberStatus:
+    async def member_status(self, member: str, phase: Phase, since: int = 0) -> MemberStatus:
         return await self.fact(
             MemberStatus, lambda fact: fact.member == member and fact.phase is phase, since
         )
 
-    async def settled(self, intent: int, member: str = "1/1/0") -> tuple[Outcome, str]:
+    async def intent_result(self, intent: int, member: str = "1/1/0") -> tuple[Outcome, str]:
         fact = await self.fact(IntentResult, lambda fact: fact.intent == intent and fact.member == member)
         return fact.outcome, fact.detail
 
@@ -133,7 +133,7 @@ class Instance:
 
 @asynccontextmanager
 async def instance(site: Site, epoch: int = 1, **settings: object) -> AsyncIterator[Instance]:
-    """One life of an instance; it leaves its agents as they are."""
+    """One term of an instance; its agents keep running afterwards."""
     one = Instance(site, LocalSettings(**settings), epoch)  # type: ignore[arg-type]
     try:
         yield one
@@ -141,20 +141,20 @@ async def instance(site: Site, epoch: int = 1, **settings: object) -> AsyncItera
         await one.leave()
 
 
-async def eventually(ask: Callable[[], object], what: str) -> None:
+async def eventually(condition: Callable[[], object], what: str) -> None:
     try:
         async with asyncio.timeout(DEADLINE_S):
-            while not ask():
+            while not condition():
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(what) from None
 
 
 def run(test: Callable[[Site], Coroutine[object, object, None]]) -> None:
-    """Runs a test at a site of its own, then ends every agent and checks that no process is left."""
+    """Runs a test in its own directories, then ends every agent and checks that no process is left."""
     site = Site()
 
-    async def whole() -> None:
+    async def run_and_clean_up() -> None:
         try:
             await test(site)
         finally:
@@ -163,9 +163,9 @@ def run(test: Callable[[Site], Coroutine[object, object, None]]) -> None:
             last._epoch = 1 << 30  # newer than any
             tokens = site.tokens()
             await last.stop(keep_tasks=False)
-            assert [pid for token in tokens for pid in bearers(token)] == []
+            assert [pid for token in tokens for pid in processes_with_token(token)] == []
 
     try:
-        asyncio.run(whole())
+        asyncio.run(run_and_clean_up())
     finally:
         shutil.rmtree(site.base, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""From a placement to tasks, without any process."""
+"""The translation of placements to task specs, without any process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from penstock.errors import BadRequest
 from penstock.paths import InstancePaths
 from penstock.protocol.intents import Assignment, Place
 
-PLACES = InstancePaths(Path("/state"), Path("/run/p"))
+PATHS = InstancePaths(Path("/state"), Path("/run/p"))
 RANKS = {f"node{rank}": rank for rank in range(12)}
 JOB = 6731191091817518
 
 
-def placed(*assignments: Assignment, **spec: object) -> Place:
+def placement(*assignments: Assignment, **spec: object) -> Place:
     base = {"id_f58": "ƒuZZybuNNy", "name": "lmp", "command": ["/bin/app", "x"], "cwd": "/project"}
     return Place(1, JOB, "", assignments, end_at=99.0, size=len(assignments), spec={**base, **spec})
 
@@ -31,8 +31,8 @@ def assignments() -> tuple[Assignment, ...]:
     )
 
 
-def test_places_in_the_job_are_counted_over_nodes_in_the_order_of_their_ranks() -> None:
-    tasks = tasks_of(placed(*assignments()), PLACES, RANKS, bind=True)
+def test_local_ids_and_node_ids_follow_the_ranks_of_the_nodes() -> None:
+    tasks = tasks_of(placement(*assignments()), PATHS, RANKS, bind=True)
     assert [(task.rank, task.local_id, task.nnodes, task.size) for task in tasks] == [
         (0, 0, 2, 3),
         (1, 1, 2, 3),
@@ -41,7 +41,7 @@ def test_places_in_the_job_are_counted_over_nodes_in_the_order_of_their_ranks() 
     assert [task.gpus for task in tasks] == ["1,3", "1,3", "-1"]
     assert [task.cores for task in tasks] == [(0, 1), (2, 3), (5,)]
     assert [
-        (task.node, task.granted) for task in tasks_of(placed(*assignments()), PLACES, RANKS, bind=False)
+        (task.node, task.granted) for task in tasks_of(placement(*assignments()), PATHS, RANKS, bind=False)
     ] == [
         ("node10", (0, 1)),
         ("node10", (2, 3)),
@@ -49,13 +49,13 @@ def test_places_in_the_job_are_counted_over_nodes_in_the_order_of_their_ranks() 
     ]
     assert tasks[0].tmpdir == "/state/agents/node10/tmp/jobtmp-1-fuZZybuNNy"
     assert {task.end_at for task in tasks} == {99.0}
-    assert {task.cores for task in tasks_of(placed(*assignments()), PLACES, RANKS, bind=False)} == {()}
+    assert {task.cores for task in tasks_of(placement(*assignments()), PATHS, RANKS, bind=False)} == {()}
 
 
 def test_without_a_template_each_task_has_its_own_files() -> None:
-    task = tasks_of(placed(*assignments()), PLACES, RANKS, bind=False)[1]
+    task = tasks_of(placement(*assignments()), PATHS, RANKS, bind=False)[1]
     assert (task.stdout, task.stderr) == (f"/state/output/{JOB}/2-1.out", f"/state/output/{JOB}/2-1.err")
-    assert (task.marks, task.file_mode) == ("", 0o600)
+    assert (task.markers, task.file_mode) == ("", 0o600)
 
 
 @pytest.mark.parametrize(
@@ -71,42 +71,42 @@ def test_without_a_template_each_task_has_its_own_files() -> None:
         ("{{nonsense}} {{ id }} {{id", "{{nonsense}} {{ id }} {{id"),
     ],
 )
-def test_tags_mean_what_they_mean_in_flux(template: str, expected: str) -> None:
+def test_tags_expand_as_in_flux(template: str, expected: str) -> None:
     task = tasks_of(
-        placed(*assignments(), output=template, command=["a", template]), PLACES, RANKS, bind=False
+        placement(*assignments(), output=template, command=["a", template]), PATHS, RANKS, bind=False
     )[1]
     assert task.stdout == task.stderr == expected
     assert task.command == ("a", expected)
-    assert (task.marks, task.file_mode, task.attempt) == (f"/state/output/{JOB}", 0o644, 2)
+    assert (task.markers, task.file_mode, task.attempt) == (f"/state/output/{JOB}", 0o644, 2)
 
 
-def test_stderr_goes_where_it_is_told() -> None:
-    task = tasks_of(placed(*assignments(), error="{{id.dec}}.err"), PLACES, RANKS, bind=False)[0]
+def test_stderr_goes_to_the_named_file() -> None:
+    task = tasks_of(placement(*assignments(), error="{{id.dec}}.err"), PATHS, RANKS, bind=False)[0]
     assert (task.stdout, task.stderr) == (f"/state/output/{JOB}/2-0.out", f"{JOB}.err")
 
 
-def test_the_paths_of_outputs_can_be_asked_for() -> None:
-    async def ask(**spec: object) -> tuple[Path, Path]:
-        backend = LocalBackend(PLACES, LocalSettings())
-        return backend.output_paths(JOB, 1, placed(*assignments(), **spec).spec, 2)
+def test_the_backend_returns_the_output_paths_of_a_task() -> None:
+    async def paths_for(**spec: object) -> tuple[Path, Path]:
+        backend = LocalBackend(PATHS, LocalSettings())
+        return backend.output_paths(JOB, 1, placement(*assignments(), **spec).spec, 2)
 
-    assert asyncio.run(ask())[1] == Path(f"/state/output/{JOB}/2-1.err")
-    assert asyncio.run(ask(output="o.{{taskid}}")) == (Path("/project/o.1"), Path("/project/o.1"))
+    assert asyncio.run(paths_for())[1] == Path(f"/state/output/{JOB}/2-1.err")
+    assert asyncio.run(paths_for(output="o.{{taskid}}")) == (Path("/project/o.1"), Path("/project/o.1"))
 
 
-def test_the_attempt_is_part_of_a_members_key() -> None:
+def test_the_attempt_is_part_of_the_member_key() -> None:
     assert [attempt_of(member) for member in ("7/12/0", "pod-a", "7/x/0")] == [12, 1, 1]
 
 
 @pytest.mark.parametrize(
     "spec", [{"command": []}, {"command": "x"}, {"environment": {"A": 1}}, {"signal": {"signum": "x"}}]
 )
-def test_what_cannot_be_read_is_refused(spec: dict[str, object]) -> None:
+def test_an_invalid_launch_spec_is_refused(spec: dict[str, object]) -> None:
     with pytest.raises(BadRequest):
-        tasks_of(placed(*assignments(), **spec), PLACES, RANKS, bind=False)
+        tasks_of(placement(*assignments(), **spec), PATHS, RANKS, bind=False)
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     for settings in ({"nodes": 0}, {"nodes": 10**6}, {"cores_per_node": 0}, {"gpus_per_node": -1}):
         with pytest.raises(BadRequest):
             LocalSettings(**settings)

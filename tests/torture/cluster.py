@@ -1,8 +1,9 @@
 """A real instance below a directory of its own: its process, its agents and its database, all of them mortal.
 
 The instance runs in the foreground as our child, so that its death is seen and told apart from an end of its
-own. Points of `penstock.failpoints` are armed by files, for whichever process comes past first. Whoever asks
-something of an instance that is dead gets it started again: that is what a service manager would do.
+own. FailpointPair of `penstock.failpoints` are armed by files, for whichever process comes past first.
+Whoever asks something of an instance that is dead gets it started again: that is what a service manager would
+do.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from penstock.agent.processes import TOKEN_VARIABLE, hold
-from penstock.agent.task_dirs import TaskDir, TaskDirs
+from penstock.agent.processes import TOKEN_VARIABLE, open_pidfd
+from penstock.agent.task_dirs import AgentDirectory, TaskDirectory
 from penstock.cli.client import ApiClient, NoInstance, RequestRefused, StreamBroken
 from penstock.paths import paths_of
 from penstock.store.embedded import EmbeddedPostgres
@@ -189,11 +190,11 @@ class Cluster:
             return True
         return False
 
-    def running_tasks(self) -> list[TaskDir]:
+    def running_tasks(self) -> list[TaskDirectory]:
         """Tasks with a supervisor that has begun and has not said that it is over."""
         found = []
         for node in range(self.nodes):
-            for task in TaskDirs(self.paths.agent(f"node{node}")).tasks():
+            for task in AgentDirectory(self.paths.agent(f"node{node}")).tasks():
                 with suppress(OSError):
                     if task.started() is not None and task.exited() is None:
                         found.append(task)
@@ -206,7 +207,7 @@ class Cluster:
         for task in tasks:
             with suppress(OSError):
                 accepted, started = task.accepted(), task.started()
-                pidfd = hold(started.pid, started.ticks) if started is not None else None
+                pidfd = open_pidfd(started.pid, started.ticks) if started is not None else None
                 if accepted is None or pidfd is None:
                     continue
                 try:

@@ -8,7 +8,7 @@ import typing
 
 import pytest
 
-from penstock.agent.task_dirs import TaskDirs
+from penstock.agent.task_dirs import AgentDirectory
 from penstock.cli.client import NoInstance, RequestRefused, StreamBroken
 from tests.store.servers import fresh_database, started_server
 from tests.torture.cluster import Cluster, cluster, until
@@ -100,7 +100,7 @@ def test_a_job_whose_agent_stays_away_fails_or_runs_again_by_its_policy(
             until(lambda: pids(one, job) != before, "it runs again, elsewhere", 20.0)
             assert node_of(one, job) != node
         # By now nothing of the first attempt may be alive: who was given up is ended first.
-        assert TaskDirs(one.paths.agent(node)).tasks()
+        assert AgentDirectory(one.paths.agent(node)).tasks()
         assert not {task for task in one.running_tasks() if f"/{node}/" in task.path}
     wait_over(one, workload)
     judge(one, workload)

@@ -75,7 +75,7 @@ def test_every_file_that_an_agent_or_a_supervisor_must_not_lose_has_its_two_poin
                 calls = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
                 if calls & {"os.rename", "os.replace", "os.fsync"} and "reach" not in calls:
                     bare.setdefault(path.name, set()).add(function.name)
-    assert bare == {"durable.py": {"sync_directory"}}
+    assert bare == {"durable.py": {"fsync_directory"}}
     files = {name.rpartition(".")[0] for name in REGISTRY if name.startswith(("agent.", "supervisor."))}
     pairs = {name for name in files if {f"{name}.before", f"{name}.after"} <= REGISTRY.keys()}
     assert files - pairs == {"agent.fork", "supervisor.command", "supervisor.sweep"}  # deeds, not files

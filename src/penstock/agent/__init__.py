@@ -1,7 +1,7 @@
-"""The node agent: runs tasks, each under a supervisor of its own, and tells who asks what became of them.
+"""The node agent: runs tasks, each under its own supervisor process, and reports their state.
 
-An agent may die at any instant, be killed, or be replaced, and nothing is lost: a task is a directory, its
-state is which files are in it and who holds its lock (`home`). The supervisor (`supervisor`) outlives the
-agent and knows nothing of sockets; the agent (`server`) speaks the protocol (`wire`) and writes down before
-it acts. `salvage` ends what a dead agent has left behind.
+An agent may crash, be killed or be replaced at any time without loss: a task is a directory, and its state
+follows from the files in it and from the holder of its lock (`task_dirs`). The supervisor (`supervisor`)
+outlives the agent and uses no socket. The agent (`server`) implements the protocol (`wire`) and persists
+every change before it acts. `orphans` ends the tasks that a dead agent left behind.
 """

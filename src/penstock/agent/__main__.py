@@ -1,4 +1,4 @@
-"""`python -m penstock.agent`: one agent in the foreground; whoever starts it sees to the rest."""
+"""`python -m penstock.agent`: runs one agent in the foreground. The process that starts it restarts it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ import gc
 import sys
 from pathlib import Path
 
-from penstock.agent.server import Agent, AgentSettings, raised_open_files
+from penstock.agent.server import Agent, AgentSettings, raise_open_files_limit
 from penstock.errors import PenstockError
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="penstock.agent", description="Runs tasks for an instance.")
-    parser.add_argument("--node", required=True, help="the name of the node that it stands for")
-    parser.add_argument("--dir", required=True, type=Path, help="where it keeps its tasks")
-    parser.add_argument("--socket", required=True, type=Path, help="where it listens")
-    parser.add_argument("--tasks-max", type=int, default=10_000, help="how many tasks it knows at most")
+    parser.add_argument("--node", required=True, help="name of the node that the agent represents")
+    parser.add_argument("--dir", required=True, type=Path, help="directory of its tasks")
+    parser.add_argument("--socket", required=True, type=Path, help="path of its Unix socket")
+    parser.add_argument(
+        "--tasks-max",
+        type=int,
+        default=10_000,
+        help="maximum number of tasks, ended ones that are not released included",
+    )
     options = parser.parse_args()
     settings = AgentSettings(
         node=options.node,
-        home=options.dir.absolute(),
+        directory=options.dir.absolute(),
         socket=options.socket.absolute(),
         tasks_max=options.tasks_max,
-        open_files=raised_open_files(),
+        open_files=raise_open_files_limit(),
     )
     gc.collect()
-    gc.freeze()  # so that supervisors share the memory that they were forked with
+    gc.freeze()  # keeps memory pages shared with forked supervisors
     try:
         asyncio.run(Agent(settings).run())
     except PenstockError as error:

@@ -1,6 +1,7 @@
-"""The agent's end of a socket: lines in, lines out, nothing unbounded, only our own user.
+"""The agent's side of a socket connection: bounded line messages, accepted from the same user only.
 
-A peer that does not read is let go when too much waits for it; it attaches again and is told everything.
+A peer that does not read is disconnected when its write buffer exceeds a limit; it attaches again and gets
+every report.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.errors import BadRequest
 
 __all__ = ["Channel", "serve_socket"]
 
-_WAITING_MAX: Final = 64 << 20  # bytes that wait for a peer to read
+_WRITE_BUFFER_MAX_BYTES: Final = 64 << 20
 
 
 class Channel:
@@ -27,8 +28,8 @@ class Channel:
         self._reader = reader
         self._writer = writer
 
-    async def commands(self) -> AsyncIterator[wire.Command]:
-        """The commands as they come; what is none is a `BadRequest`."""
+    async def commands(self) -> AsyncIterator[wire.AgentCommand]:
+        """Yields the commands of the peer; raises `BadRequest` for any other input."""
         while True:
             try:
                 line = await self._reader.readline()
@@ -39,13 +40,13 @@ class Channel:
             if not line.endswith(b"\n"):
                 return
             yield wire.decode_command(line)
-            await asyncio.sleep(0)  # a full buffer of commands must not keep others from their turn
+            await asyncio.sleep(0)  # a peer with many buffered commands must not block the event loop
 
     def send(self, message: wire.AgentReply) -> bool:
-        """False if the peer is gone or has been let go."""
+        """Returns False if the peer is disconnected, also because its buffer was full."""
         if self._writer.is_closing():
             return False
-        if self._writer.transport.get_write_buffer_size() > _WAITING_MAX:
+        if self._writer.transport.get_write_buffer_size() > _WRITE_BUFFER_MAX_BYTES:
             self._writer.transport.abort()
             return False
         self._writer.write(wire.encode(message))
@@ -61,7 +62,7 @@ class Channel:
 
 
 async def serve_socket(path: Path, serve: Callable[[Channel], Awaitable[None]]) -> asyncio.Server:
-    """Listens; whoever calls this holds the agent's lock, so a socket that is there is nobody's."""
+    """Listens on a socket. The caller holds the agent's lock, so an existing socket file is stale."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel = Channel(reader, writer)
@@ -69,7 +70,7 @@ async def serve_socket(path: Path, serve: Callable[[Channel], Awaitable[None]]) 
             if channel.is_own_user():
                 await serve(channel)
         except (ConnectionError, asyncio.CancelledError):
-            pass  # only the end of the agent cancels this, and asyncio would log it as a fault
+            pass  # Only the shutdown of the agent cancels this, and asyncio would log it as an error.
         finally:
             channel.close()
 

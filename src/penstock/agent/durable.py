@@ -1,7 +1,8 @@
-"""Writing a file so that it is there whole or not at all, whatever dies when.
+"""Atomic and durable file replacement.
 
-The text goes to a file beside it and to the disk, then takes the name, then the directory goes to the disk.
-Whoever reads the name sees the old content or the new. Each kind of file has a failpoint before and after.
+The content is written to a temporary file and synced, the file is renamed, and the directory is synced. A
+reader sees either the old or the complete new content. Each file type has a failpoint before and one after
+the write.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from dataclasses import dataclass
 
 from penstock.failpoints import reach, register
 
-__all__ = ["Points", "read_if_there", "register_pair", "sync_directory", "write_durably"]
+__all__ = ["FailpointPair", "fsync_directory", "read_if_exists", "register_pair", "write_durably"]
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class FailpointPair:
     before: str
     after: str
 
 
-def register_pair(name: str, about: str) -> Points:
-    return Points(
+def register_pair(name: str, about: str) -> FailpointPair:
+    return FailpointPair(
         register(f"{name}.before", f"before: {about}"),
         register(f"{name}.after", f"after: {about}"),
     )
 
 
-def sync_directory(path: str) -> None:
+def fsync_directory(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -36,29 +37,29 @@ def sync_directory(path: str) -> None:
         os.close(fd)
 
 
-def write_durably(path: str, data: bytes, points: Points) -> None:
-    """Replaces a file. On an `OSError` nothing has changed, and nothing is left over."""
+def write_durably(path: str, data: bytes, points: FailpointPair) -> None:
+    """Replaces a file. After an `OSError` the file is unchanged and no temporary file remains."""
     reach(points.before)
-    beside = f"{path}.tmp"
+    temporary = f"{path}.tmp"
     try:
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(fd, left) :]
+            remaining = memoryview(data)
+            while remaining:
+                remaining = remaining[os.write(fd, remaining) :]
             os.fsync(fd)
         finally:
             os.close(fd)
-        os.rename(beside, path)
+        os.rename(temporary, path)
     except OSError:
         with suppress(OSError):
-            os.unlink(beside)
+            os.unlink(temporary)
         raise
-    sync_directory(os.path.dirname(path))
+    fsync_directory(os.path.dirname(path))
     reach(points.after)
 
 
-def read_if_there(path: str) -> bytes | None:
+def read_if_exists(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
             return file.read()

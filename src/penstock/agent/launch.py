@@ -1,9 +1,9 @@
-"""From a spec to a running command: directory, output files, environment, and the exec itself.
+"""Starts the command of a task: working directory, output files, environment, and exec.
 
-Everything here happens in the supervisor or in its child. Output files are opened by the supervisor, relative
-to the task's directory. A file that the user named is emptied once for each attempt of a job, by whichever
-task comes first: all tasks pass a mark (a small locked file) before they write, so nobody empties what
-another has written, however late it starts. Why an exec failed comes back through a pipe that exec closes.
+All of this runs in the supervisor or in its child. The supervisor opens the output files, relative to the
+task's directory. A file that the user named is truncated once per attempt of a job, by the first task that
+opens it: every task locks a small marker file before it writes, so a task that starts late does not truncate
+the output of another. The cause of a failed exec is returned through a pipe that a successful exec closes.
 """
 
 from __future__ import annotations
@@ -21,22 +21,31 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.agent.processes import TOKEN_VARIABLE, die_with_parent
-from penstock.agent.records import Accepted, TaskSpec
+from penstock.agent.records import AcceptedTask, TaskSpec
 
-__all__ = ["Failure", "Limits", "Outputs", "enter_cwd", "environment_of", "label", "open_outputs", "spawn"]
+__all__ = [
+    "FileLimits",
+    "LaunchError",
+    "OutputFds",
+    "enter_cwd",
+    "environment_of",
+    "label",
+    "open_outputs",
+    "spawn",
+]
 
-Limits = tuple[int, int]
+FileLimits = tuple[int, int]
 
 NOT_FOUND: Final = 127 << 8
 NOT_EXECUTABLE: Final = 126 << 8
 CWD_FALLBACK: Final = "/tmp"
 
 _CHUNK: Final = 1 << 16
-_LINE_MAX: Final = 1 << 20  # a longer line is cut into labelled pieces
+_LINE_MAX: Final = 1 << 20  # a longer line is split into labelled pieces
 
 
-class Failure(Exception):
-    """The command was not started; `status` is what a shell would say."""
+class LaunchError(Exception):
+    """The command was not started; `status` is the exit status that a shell would return."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -45,16 +54,16 @@ class Failure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
+class OutputFds:
     stdout: int
     stderr: int
 
 
-def environment_of(accepted: Accepted) -> dict[str, str]:
-    """What the job brought along, and what a task of Flux is told."""
+def environment_of(accepted: AcceptedTask) -> dict[str, str]:
+    """Returns the environment of the command: the user's, plus the variables of Flux and Penstock."""
     spec = accepted.spec
-    found = dict(spec.environment)
-    found |= {
+    environment = dict(spec.environment)
+    environment |= {
         "FLUX_JOB_ID": spec.job_f58,
         "FLUX_JOB_SIZE": str(spec.size),
         "FLUX_JOB_NNODES": str(spec.nnodes),
@@ -69,12 +78,12 @@ def environment_of(accepted: Accepted) -> dict[str, str]:
         TOKEN_VARIABLE: accepted.token,
     }
     if spec.tmpdir:
-        found["FLUX_JOB_TMPDIR"] = spec.tmpdir
-    return found
+        environment["FLUX_JOB_TMPDIR"] = spec.tmpdir
+    return environment
 
 
 def enter_cwd(spec: TaskSpec, host: str) -> str:
-    """Goes to the task's directory, or else to /tmp; returns what the task's stderr should say."""
+    """Changes to the task's directory, or else to /tmp; returns a message for the task's stderr."""
     try:
         os.chdir(spec.cwd)
     except (OSError, ValueError) as error:
@@ -84,79 +93,81 @@ def enter_cwd(spec: TaskSpec, host: str) -> str:
     return ""
 
 
-def open_outputs(spec: TaskSpec) -> Outputs:
+def open_outputs(spec: TaskSpec) -> OutputFds:
     stdout = _open_output(spec, spec.stdout)
     if not spec.stderr or spec.stderr == spec.stdout:
-        return Outputs(stdout, stdout)
-    return Outputs(stdout, _open_output(spec, spec.stderr))
+        return OutputFds(stdout, stdout)
+    return OutputFds(stdout, _open_output(spec, spec.stderr))
 
 
 def _open_output(spec: TaskSpec, path: str) -> int:
     try:
-        if spec.marks:
-            return _open_marked(spec, path)
+        if spec.markers:
+            return _open_truncated_once(spec, path)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         return _open_append(path, spec.file_mode)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise Failure(NOT_EXECUTABLE, f"could not open output file {path}: {why}") from error
+        raise LaunchError(NOT_EXECUTABLE, f"could not open output file {path}: {why}") from error
 
 
 def _open_append(path: str, mode: int) -> int:
-    # A pipe without a reader would block for ever: it is an error instead.
+    # O_NONBLOCK makes a named pipe without a reader an error instead of a block.
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY, mode)
     os.set_blocking(fd, True)
     return fd
 
 
-def _open_marked(spec: TaskSpec, path: str) -> int:
-    os.makedirs(spec.marks, mode=0o700, exist_ok=True)
+def _open_truncated_once(spec: TaskSpec, path: str) -> int:
+    os.makedirs(spec.markers, mode=0o700, exist_ok=True)
     digest = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:16]
-    mark = os.open(f"{spec.marks}/.{spec.attempt}-{digest}", os.O_RDWR | os.O_CREAT, 0o600)
+    marker = os.open(f"{spec.markers}/.{spec.attempt}-{digest}", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(mark, fcntl.LOCK_EX)
+        fcntl.flock(marker, fcntl.LOCK_EX)
         fd = _open_append(path, spec.file_mode)
-        if not os.read(mark, 1):
-            with suppress(OSError):  # a device or a pipe cannot be emptied
+        if not os.read(marker, 1):
+            with suppress(OSError):  # a device or a pipe cannot be truncated
                 os.ftruncate(fd, 0)
-            os.write(mark, b"1")
+            os.write(marker, b"1")
         return fd
     finally:
-        os.close(mark)
+        os.close(marker)
 
 
-def spawn(accepted: Accepted, outputs: Outputs, open_files: Limits) -> int:
-    """Starts the command in a session of its own; returns its pid, or raises `Failure`."""
-    told, tell = os.pipe()
+def spawn(accepted: AcceptedTask, outputs: OutputFds, open_files: FileLimits) -> int:
+    """Starts the command in its own session; returns its pid, or raises `LaunchError`."""
+    read_end, write_end = os.pipe()
     supervisor = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
-            _become(accepted, outputs, open_files, supervisor)
+            _exec_command(accepted, outputs, open_files, supervisor)
         except BaseException as error:
-            _report_failure(tell, error)
+            _report_failure(write_end, error)
         finally:
             os._exit(127)
-    os.close(tell)
+    os.close(write_end)
     text = b""
-    while chunk := os.read(told, 4096):
+    while chunk := os.read(read_end, 4096):
         text += chunk
-    os.close(told)
+    os.close(read_end)
     if not text:
         return pid
     os.waitpid(pid, 0)
     number, _, why = text.decode(errors="replace").partition(" ")
     status = NOT_FOUND if number == str(errno.ENOENT) else NOT_EXECUTABLE
-    raise Failure(status, f"start failed: {accepted.spec.command[0]}: {why}")
+    raise LaunchError(status, f"start failed: {accepted.spec.command[0]}: {why}")
 
 
-def _report_failure(tell: int, error: BaseException) -> None:
+def _report_failure(pipe: int, error: BaseException) -> None:
     text = f"{error.errno} {error.strerror}" if isinstance(error, OSError) else f"0 {error}"
-    os.write(tell, text.encode(errors="replace")[:4000])
+    os.write(pipe, text.encode(errors="replace")[:4000])
 
 
-def _become(accepted: Accepted, outputs: Outputs, open_files: Limits, supervisor: int) -> None:
-    """In the child: everything between fork and exec."""
+def _exec_command(
+    accepted: AcceptedTask, outputs: OutputFds, open_files: FileLimits, supervisor: int
+) -> None:
+    """Runs in the child, between fork and exec."""
     spec = accepted.spec
     os.setsid()
     die_with_parent(supervisor)
@@ -174,17 +185,18 @@ def _become(accepted: Accepted, outputs: Outputs, open_files: Limits, supervisor
     os.execvpe(spec.command[0], spec.command, environment_of(accepted))
 
 
-def label(rank: int, outputs: Outputs, keep_out: Callable[[], None]) -> tuple[int, Outputs]:
-    """Starts a process that puts `RANK: ` before every line; returns it, and what the command writes to.
+def label(rank: int, outputs: OutputFds, close_inherited: Callable[[], None]) -> tuple[int, OutputFds]:
+    """Starts a process that prefixes every line with `RANK: `; returns its pid and the command's outputs.
 
-    It ends by itself when the last writer is gone, so it survives the supervisor and loses no line.
+    The process ends when the last writer has closed its output, so it outlives the supervisor and loses no
+    line.
     """
     read_out, write_out = os.pipe()
     read_err, write_err = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            keep_out()
+            close_inherited()
             os.close(write_out)
             os.close(write_err)
             _copy_labelled(f"{rank}: ".encode(), {read_out: outputs.stdout, read_err: outputs.stderr})
@@ -192,28 +204,28 @@ def label(rank: int, outputs: Outputs, keep_out: Callable[[], None]) -> tuple[in
             os._exit(0)
     for fd in {read_out, read_err, outputs.stdout, outputs.stderr}:
         os.close(fd)
-    return pid, Outputs(write_out, write_err)
+    return pid, OutputFds(write_out, write_err)
 
 
-def _copy_labelled(prefix: bytes, ways: dict[int, int]) -> None:
-    rest = dict.fromkeys(ways, b"")
+def _copy_labelled(prefix: bytes, destinations: dict[int, int]) -> None:
+    partial = dict.fromkeys(destinations, b"")
     poll = select.poll()
-    for source in ways:
+    for source in destinations:
         poll.register(source, select.POLLIN)
-    while rest:
+    while partial:
         for source, _ in poll.poll():
             data = os.read(source, _CHUNK)
-            lines = (rest[source] + data).split(b"\n")
+            lines = (partial[source] + data).split(b"\n")
             if data and len(lines[-1]) <= _LINE_MAX:
-                rest[source] = lines.pop()
+                partial[source] = lines.pop()
             else:
-                rest[source] = b""
+                partial[source] = b""
                 if not lines[-1]:
                     lines.pop()
             text = b"".join(prefix + line + b"\n" for line in lines)
-            with suppress(OSError):  # a full disk must not stop the task: it goes on reading
+            with suppress(OSError):  # a full disk must not block the task: keep reading
                 while text:
-                    text = text[os.write(ways[source], text) :]
+                    text = text[os.write(destinations[source], text) :]
             if not data:
                 poll.unregister(source)
-                del rest[source]
+                del partial[source]

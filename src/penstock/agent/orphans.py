@@ -1,8 +1,8 @@
-"""What a dead agent has left behind, seen and ended by somebody else on the same machine.
+"""Reads and ends the tasks of a dead agent, from another process on the same machine.
 
-Only for whoever holds the agent's lock, so that no agent can come back in the middle of it. A task counts as
-ended when its supervisor is gone, a scan finds no process of it, and that is written down: an agent that
-starts later in the same directory finds the exit and starts nothing.
+`end_tasks` holds the agent's lock, so that no agent starts meanwhile. A task counts as ended when its
+supervisor is gone, a scan finds no process of it, and its exit is written: an agent that starts later in the
+same directory finds the exit and starts nothing.
 """
 
 from __future__ import annotations
@@ -14,92 +14,94 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from penstock.agent.processes import descendants_of, hold, kill_bearers
-from penstock.agent.records import Accepted, Exited, Stage
-from penstock.agent.task_dirs import TaskDir, TaskDirs, stage_of
+from penstock.agent.processes import descendants_of, kill_processes_with_token, open_pidfd
+from penstock.agent.records import AcceptedTask, TaskExited, TaskStage
+from penstock.agent.task_dirs import AgentDirectory, TaskDirectory, read_stage
 from penstock.agent.wire import TaskReport
 from penstock.errors import Corrupt
 
-__all__ = ["end_all", "read_all"]
+__all__ = ["end_tasks", "read_tasks"]
 
 _POLL_S: Final = 0.02
 
 
-def read_all(path: Path) -> list[TaskReport]:
-    """The tasks in the directory of an agent, as their files tell. Changes nothing."""
-    found = []
-    for task in TaskDirs(path).tasks():
+def read_tasks(path: Path) -> list[TaskReport]:
+    """Reports the tasks in the directory of an agent from their files. Changes nothing."""
+    reports = []
+    for task in AgentDirectory(path).tasks():
         with suppress(Corrupt, OSError):
             accepted = task.accepted()
             if accepted is not None:
-                found.append(_report(task, accepted))
-    return found
+                reports.append(_task_report(task, accepted))
+    return reports
 
 
-def _report(task: TaskDir, accepted: Accepted) -> TaskReport:
-    stage, started, exited = stage_of(task)
-    member, uses = accepted.spec.member, accepted.spec.uses
+def _task_report(task: TaskDirectory, accepted: AcceptedTask) -> TaskReport:
+    stage, started, exited = read_stage(task)
+    member, usage = accepted.spec.member, accepted.spec.usage
     if exited is not None:
-        return TaskReport(member, stage, exited.ended_at, exited.status, exited.cause or exited.failure, uses)
-    return TaskReport(member, stage, started.at if started else accepted.at, uses=uses)
+        return TaskReport(
+            member, stage, exited.ended_at, exited.status, exited.cause or exited.failure, usage
+        )
+    return TaskReport(member, stage, started.at if started else accepted.at, usage=usage)
 
 
-def end_all(path: Path, cause: str, within_s: float) -> list[TaskReport] | None:
-    """Kills every task and writes its exit; reports those that have ended. None: an agent lives there.
+def end_tasks(path: Path, cause: str, timeout_s: float) -> list[TaskReport] | None:
+    """Kills every task, writes its exit, and reports the ended tasks. Returns None if an agent runs there.
 
-    What could not be ended in time is not among the reports; call it again. A supervisor that has just been
-    forked looks like an agent for an instant: None may be followed by an answer.
+    A task that could not be ended in time is not reported; call this again. A supervisor that was just forked
+    briefly holds the agent's lock, so a later call may succeed after None.
     """
-    home = TaskDirs(path)
-    home.make()
-    lock = home.lock_agent()
+    directory = AgentDirectory(path)
+    directory.make()
+    lock = directory.lock_agent()
     if lock is None:
         return None
     try:
-        until = time.monotonic() + within_s
-        found = []
-        for task in home.tasks():
+        deadline = time.monotonic() + timeout_s
+        reports = []
+        for task in directory.tasks():
             with suppress(Corrupt, OSError):
                 accepted = task.accepted()
                 if accepted is None:
                     continue
                 if task.exited() is None:
-                    _end(task, accepted, cause, until)
-                report = _report(task, accepted)
-                if report.stage is Stage.ENDED:
-                    found.append(report)
-        return found
+                    _end_task(task, accepted, cause, deadline)
+                report = _task_report(task, accepted)
+                if report.stage is TaskStage.ENDED:
+                    reports.append(report)
+        return reports
     finally:
         os.close(lock)
 
 
-def _end(task: TaskDir, accepted: Accepted, cause: str, until: float) -> None:
+def _end_task(task: TaskDirectory, accepted: AcceptedTask, cause: str, deadline: float) -> None:
     lock = None
     while lock is None:
         lock = task.try_lock()
         if lock is None:
             _kill_supervisor(task)
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return
             time.sleep(_POLL_S)
     try:
         if task.exited() is not None:
             return
-        while kill_bearers(accepted.token):
-            if time.monotonic() > until:
+        while kill_processes_with_token(accepted.token):
+            if time.monotonic() > deadline:
                 return
             time.sleep(_POLL_S)
         started = task.started()
         at = started.at if started else None
-        task.write_exit(Exited(signal.SIGKILL, time.time(), cause, "", at), by_supervisor=False)
+        task.write_exit(TaskExited(signal.SIGKILL, time.time(), cause, "", at), by_supervisor=False)
     finally:
         os.close(lock)
 
 
-def _kill_supervisor(task: TaskDir) -> None:
-    """With all below it, as long as it is known what is below it; it is stopped, so that nothing is added."""
+def _kill_supervisor(task: TaskDirectory) -> None:
+    """Kills a supervisor and its descendants. Stops it first, so that it adds no descendant meanwhile."""
     started = task.started()
-    pidfd = hold(started.pid, started.ticks) if started else None
+    pidfd = open_pidfd(started.pid, started.ticks) if started else None
     if started is None or pidfd is None:
         return
     try:

@@ -1,7 +1,8 @@
-"""Processes as the kernel tells of them: who descends from whom, who carries a token, who is still the same.
+"""Processes in /proc: descendants, processes with a token in their environment, and protection against pid
+reuse.
 
-A pid is never trusted alone: a process is held by a pidfd, and what made us choose it is checked again after
-that. The kernel's `children` file is not built in everywhere, so parents are read from every `stat`.
+A pid alone is never trusted: the code opens a pidfd and then checks again the property that selected the
+process. The `children` file of the kernel is a build option, so parents are read from every `stat` file.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Final
 
 __all__ = [
     "TOKEN_VARIABLE",
-    "bearers",
     "children_of",
     "descendants_of",
     "die_with_parent",
-    "hold",
-    "kill_bearers",
+    "kill_processes_with_token",
+    "open_pidfd",
+    "processes_with_token",
     "set_subreaper",
     "start_ticks",
 ]
@@ -38,19 +39,19 @@ def _prctl(option: int, value: int) -> None:
 
 
 def set_subreaper() -> None:
-    """Descendants whose parent dies become children of this process."""
+    """Makes this process the parent of descendants whose parent dies."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """This process is killed when its parent dies, also if that has happened just before."""
+    """Makes the kernel kill this process when its parent dies; exits if the parent is already dead."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _stat_fields(pid: int | str) -> list[bytes] | None:
-    """The fields of a process after its name; None if there is no such process."""
+    """Returns the fields of `stat` that follow the command name; None if the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -59,13 +60,13 @@ def _stat_fields(pid: int | str) -> list[bytes] | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process began, in the kernel's count; None if it is gone."""
+    """Returns the start time of a process in kernel ticks; None if it does not exist."""
     fields = _stat_fields(pid)
     return int(fields[19]) if fields else None
 
 
-def hold(pid: int, ticks: int) -> int | None:
-    """A pidfd of exactly that process; None if it is gone."""
+def open_pidfd(pid: int, ticks: int) -> int | None:
+    """Opens a pidfd for the process with this pid and start time; None if it does not exist."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -93,47 +94,47 @@ def children_of(pid: int) -> list[int]:
     return _by_parent().get(pid, [])
 
 
-def descendants_of(pid: int, but: int = 0) -> set[int]:
-    """All below a process, without `but` and what is below that."""
+def descendants_of(pid: int, exclude: int = 0) -> set[int]:
+    """Returns all descendants of a process, without the process `exclude` and its descendants."""
     by_parent = _by_parent()
     found: set[int] = set()
-    left = [pid]
-    while left:
-        for child in by_parent.get(left.pop(), ()):
-            if child not in found and child != but:
+    to_visit = [pid]
+    while to_visit:
+        for child in by_parent.get(to_visit.pop(), ()):
+            if child not in found and child != exclude:
                 found.add(child)
-                left.append(child)
+                to_visit.append(child)
     return found
 
 
-def _bears(pid: int | str, mark: bytes) -> bool:
+def _has_token(pid: int | str, variable: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark in file.read()
-    except OSError:  # it is gone, or another user's and so not ours
+            return variable in file.read()
+    except OSError:  # the process is gone, or belongs to another user and so to no task
         return False
 
 
-def bearers(token: str) -> list[int]:
-    """The processes that have the token in their environment."""
-    mark = f"{TOKEN_VARIABLE}={token}".encode()
-    return [int(name) for name in _pids() if _bears(name, mark)]
+def processes_with_token(token: str) -> list[int]:
+    """Returns the pids of the processes with the token in their environment."""
+    variable = f"{TOKEN_VARIABLE}={token}".encode()
+    return [int(name) for name in _pids() if _has_token(name, variable)]
 
 
-def kill_bearers(token: str) -> int:
-    """Kills every process with the token; returns how many there were. None: all of them are gone."""
-    mark = f"{TOKEN_VARIABLE}={token}".encode()
-    found = 0
-    for pid in bearers(token):
+def kill_processes_with_token(token: str) -> int:
+    """Kills every process with the token; returns how many there were. 0: all are gone."""
+    variable = f"{TOKEN_VARIABLE}={token}".encode()
+    killed = 0
+    for pid in processes_with_token(token):
         try:
             fd = os.pidfd_open(pid)
         except OSError:
             continue
         try:
-            if _bears(pid, mark):
-                found += 1
+            if _has_token(pid, variable):
+                killed += 1
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
         finally:
             os.close(fd)
-    return found
+    return killed

@@ -1,8 +1,8 @@
-"""What is written into the directory of a task, as values.
+"""The files in the directory of a task, as typed records.
 
-`spec.json` says what to run (`Accepted`), `start.json` who runs it (`Started`), `end.json` which signals were
-asked for (`Ends`), `exit.json` how it ended (`Exited`). Unknown fields are ignored when read, so an agent may
-meet the files of a later version; a field is never given another meaning.
+`spec.json` is the accepted task (`AcceptedTask`), `start.json` identifies its supervisor (`TaskStarted`),
+`end.json` lists the requested signals (`EndRequests`), and `exit.json` is the exit (`TaskExited`). Unknown
+fields are ignored, so an agent can read the files of a later version; the meaning of a field never changes.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ __all__ = [
     "CAUSE_UNKNOWN",
     "GRACE_S",
     "MEMBER_MAX",
-    "Accepted",
+    "AcceptedTask",
     "EndRequest",
-    "Ends",
-    "Exited",
-    "Stage",
-    "Started",
+    "EndRequests",
+    "TaskExited",
     "TaskSpec",
-    "Warn",
+    "TaskStage",
+    "TaskStarted",
+    "WarningSignal",
     "decode_record",
     "encode_record",
 ]
 
-MEMBER_MAX: Final = 64  # characters of a member's key; quoted threefold it still is a file's name
+MEMBER_MAX: Final = 64  # bytes of a member key; percent-encoded (3 bytes each) it is still a valid file name
 GRACE_S: Final = 5.0
 CAUSE_TIMEOUT: Final = "timeout"
 CAUSE_UNKNOWN: Final = "unknown"
 
 
-class Stage(enum.Enum):
-    """How far a task has come."""
+class TaskStage(enum.Enum):
+    """The progress of a task."""
 
     ACCEPTED = "accepted"  # its spec is durable
     RUNNING = "running"  # its command runs, or may run
     ENDED = "ended"  # none of its processes is left
 
 
-class Warn(msgspec.Struct, frozen=True):
-    """A signal some time before the limit."""
+class WarningSignal(msgspec.Struct, frozen=True):
+    """A signal that is sent some seconds before the time limit."""
 
     signum: int
     timeleft: float
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One task, with nothing left to look up: whoever sends it has expanded every template."""
+    """A task to run. The sender has expanded every template, so the agent looks nothing up."""
 
     member: str
     job: int
@@ -67,45 +67,45 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     local_id: int = 0
     stdout: str
     stderr: str = ""  # empty: the same file as stdout
-    marks: str = ""  # a directory: each output file is emptied once for all tasks that share it
+    markers: str = ""  # directory of marker files: tasks that share an output file truncate it once
     attempt: int = 1
     file_mode: int = 0o600
     label_io: bool = False
     end_at: float | None = None
     grace_s: float = GRACE_S
-    warn: Warn | None = None
+    warn: WarningSignal | None = None
     tmpdir: str = ""
     gpus: str = "-1"
-    cores: tuple[int, ...] = ()  # the cores to be bound to; none: not bound
+    cores: tuple[int, ...] = ()  # the cores to bind to; empty: no binding
     node: str = ""
-    granted: tuple[int, ...] = ()  # the cores that it got, bound to them or not
-    uses: dict[str, int] = {}  # how much of its node it has, by kind: told again with every report
+    granted: tuple[int, ...] = ()  # the allocated cores, with or without binding
+    usage: dict[str, int] = {}  # allocated units by resource; repeated in every report
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class AcceptedTask(msgspec.Struct, frozen=True):
     spec: TaskSpec
-    token: str  # in the environment of every process of the task, and nowhere else
+    token: str  # in the environment of every process of the task and of no other process
     at: float
 
 
-class Started(msgspec.Struct, frozen=True):
+class TaskStarted(msgspec.Struct, frozen=True):
     pid: int  # of the supervisor
-    ticks: int  # when that process began, as the kernel counts: a pid alone may be another process
+    ticks: int  # start time of the process in kernel ticks; detects a reused pid
     at: float
 
 
 class EndRequest(msgspec.Struct, frozen=True):
-    key: str  # the same key again is the same request again
+    key: str  # idempotency key: a repeated key is the same request
     signal: int
-    grace_s: float | None  # None: only the signal
+    grace_s: float | None  # seconds until SIGKILL; None: only the signal
     why: str
 
 
-class Ends(msgspec.Struct, frozen=True):
+class EndRequests(msgspec.Struct, frozen=True):
     requests: tuple[EndRequest, ...] = ()
 
 
-class Exited(msgspec.Struct, frozen=True):
+class TaskExited(msgspec.Struct, frozen=True):
     status: int  # a wait(2) status
     ended_at: float
     cause: str = ""
@@ -120,8 +120,8 @@ def encode_record(record: msgspec.Struct) -> bytes:
     return msgspec.json.encode(record)
 
 
-def decode_record(data: bytes, kind: type[Record], where: str) -> Record:
+def decode_record(data: bytes, record_type: type[Record], path: str) -> Record:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=record_type)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{where} is damaged: {error}") from error
+        raise Corrupt(f"{path} is damaged: {error}") from error

@@ -1,7 +1,7 @@
-"""The agent itself: one process, one thread, so that it may fork at any instant.
+"""The agent process. It is single-threaded, so that it can fork at any time.
 
-It writes down before it acts, and acts before it tells. The newest connection that has attached with an epoch
-that is not over is the one that is obeyed and told. What becomes of tasks is in `tasks`.
+It persists a change before it acts, and acts before it reports. It serves the latest connection that attached
+with the current epoch. `tasks` manages the tasks.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from typing import Final
 
 from penstock.agent import wire
 from penstock.agent.connection import Channel, serve_socket
-from penstock.agent.launch import Limits
-from penstock.agent.records import EndRequest, Stage
-from penstock.agent.task_dirs import TaskDirs
-from penstock.agent.tasks import RunningTask, Tasks, log
-from penstock.agent.wire import Answered
+from penstock.agent.launch import FileLimits
+from penstock.agent.records import EndRequest, TaskStage
+from penstock.agent.task_dirs import AgentDirectory
+from penstock.agent.tasks import AgentTask, Tasks, log
+from penstock.agent.wire import CommandOutcome
 from penstock.errors import BadRequest, Conflict, PenstockError
 
-__all__ = ["Agent", "AgentSettings", "raised_open_files"]
+__all__ = ["Agent", "AgentSettings", "raise_open_files_limit"]
 
 _SHUTDOWN_GRACE_S: Final = 2.0
 _POLL_S: Final = 0.02
-_LOCK_WITHIN_S: Final = 1.0
+_LOCK_TIMEOUT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     node: str
-    home: Path
+    directory: Path
     socket: Path
-    tasks_max: int = 10_000  # known at once; each has at most two output files open
-    open_files: Limits = (1024, 4096)  # what tasks get
+    tasks_max: int = 10_000  # known tasks; each has at most two open output files
+    open_files: FileLimits = (1024, 4096)  # soft and hard limit of tasks
 
 
-class _Stale(Conflict):
-    """An epoch that is over."""
+class _StaleEpoch(Conflict):
+    """The epoch of a command is older than the newest that the agent has seen."""
 
 
 class Agent:
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._home = TaskDirs(settings.home)
-        self._tasks = Tasks(self._home, settings.open_files, self._report)
+        self._directory = AgentDirectory(settings.directory)
+        self._tasks = Tasks(self._directory, settings.open_files, self._report)
         self._epoch = 0
         self._channel: Channel | None = None
         self._stop = asyncio.Event()
-        self._ending: asyncio.Task[None] | None = None
-        self._over = False  # no task is accepted any more
+        self._ending_tasks: asyncio.Task[None] | None = None
+        self._is_shutting_down = False  # no task is accepted any more
 
     async def run(self) -> None:
-        """Serves until it is told to stop; the tasks go on."""
-        self._home.make()
-        lock = await self._take_lock()
+        """Serves until a shutdown or signal; running tasks continue."""
+        self._directory.make()
+        lock = await self._acquire_lock()
         os.truncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
-        self._epoch = self._home.epoch()
+        self._epoch = self._directory.epoch()
         self._tasks.open()
         server = await serve_socket(self._settings.socket, self._serve)
         sweeper = asyncio.create_task(self._tasks.sweep())
@@ -78,12 +78,13 @@ class Agent:
             with suppress(FileNotFoundError):
                 self._settings.socket.unlink()
 
-    async def _take_lock(self) -> int:
-        """A supervisor holds the lock of a dead agent for the instant between its fork and its first step."""
-        until = time.monotonic() + _LOCK_WITHIN_S
-        while (lock := self._home.lock_agent()) is None:
-            if time.monotonic() > until:
-                raise Conflict(f"another agent works in {self._settings.home}")
+    async def _acquire_lock(self) -> int:
+        """Locks the directory. Retries briefly: a supervisor inherits the lock of a dead agent until it
+        closes it."""
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        while (lock := self._directory.lock_agent()) is None:
+            if time.monotonic() > deadline:
+                raise Conflict(f"another agent runs in {self._settings.directory}")
             await asyncio.sleep(_POLL_S)
         return lock
 
@@ -91,29 +92,29 @@ class Agent:
         if self._channel is not None and not self._channel.send(message):
             self._channel = None
 
-    def _report(self, task: RunningTask) -> None:
-        self._send(_report_of(task))
+    def _report(self, task: AgentTask) -> None:
+        self._send(_task_report(task))
 
-    def _answer(self, number: int, member: str, outcome: Answered, detail: str = "") -> None:
-        self._send(wire.TaskAnswer(number, member, outcome, detail))
+    def _send_result(self, number: int, member: str, outcome: CommandOutcome, detail: str = "") -> None:
+        self._send(wire.CommandResult(number, member, outcome, detail))
 
     async def _serve(self, channel: Channel) -> None:
-        """One connection, from its first line to its last."""
+        """Serves one connection."""
         try:
             async for command in channel.commands():
                 if isinstance(command, wire.Attach):
                     self._attach(channel, command)
                 elif channel is not self._channel:
                     raise BadRequest(
-                        "a connection begins with attach, and ends when a newer one has attached"
+                        "the connection is not attached, or a later one has attached", expected="attach"
                     )
                 else:
-                    self._see_epoch(command.epoch)
-                    self._obey(command)
-        except _Stale as error:
-            channel.send(wire.TaskRefused(str(error), stale=True))
+                    self._check_epoch(command.epoch)
+                    self._execute(command)
+        except _StaleEpoch as error:
+            channel.send(wire.CommandRejected(str(error), stale=True))
         except (PenstockError, OSError) as error:
-            channel.send(wire.TaskRefused(str(error)))
+            channel.send(wire.CommandRejected(str(error)))
         finally:
             if self._channel is channel:
                 self._channel = None
@@ -121,131 +122,133 @@ class Agent:
     def _attach(self, channel: Channel, command: wire.Attach) -> None:
         if command.version != wire.VERSION:
             raise BadRequest(
-                "another version of the protocol", found=str(command.version), expected=str(wire.VERSION)
+                "unsupported protocol version", found=str(command.version), expected=str(wire.VERSION)
             )
-        self._see_epoch(command.epoch)
+        self._check_epoch(command.epoch)
         if self._channel is not None and self._channel is not channel:
             self._channel.close()
         self._channel = channel
         self._send(wire.Hello(wire.VERSION, self._settings.node, os.getpid(), len(self._tasks)))
         for task in self._tasks.all():
             self._report(task)
-        self._send(wire.Complete())
+        self._send(wire.ReportsComplete())
 
-    def _see_epoch(self, epoch: int) -> None:
+    def _check_epoch(self, epoch: int) -> None:
         if epoch < self._epoch:
-            raise _Stale(f"epoch {epoch} is over: epoch {self._epoch} has been seen")
+            raise _StaleEpoch(f"epoch {epoch} has ended: the agent has seen epoch {self._epoch}")
         if epoch > self._epoch:
-            self._home.write_epoch(epoch)
+            self._directory.write_epoch(epoch)
             self._epoch = epoch
 
-    def _obey(self, command: wire.Command) -> None:
+    def _execute(self, command: wire.AgentCommand) -> None:
         match command:
-            case wire.Start():
+            case wire.StartTask():
                 self._start(command)
             case wire.EndTask():
-                self._answer(command.id, command.member, *self._end(command))
-            case wire.Forget():
-                self._answer(command.id, command.member, *self._forget(command.member))
-            case wire.Probe():
+                self._send_result(command.id, command.member, *self._end(command))
+            case wire.RetractTask():
+                self._send_result(command.id, command.member, *self._retract(command.member))
+            case wire.ProbeTask():
                 known = self._tasks.get(command.member)
                 if known is not None:
                     self._report(known)
                 else:
-                    self._answer(command.id, command.member, Answered.GONE, "not known here")
-            case wire.Release():
+                    self._send_result(
+                        command.id, command.member, CommandOutcome.GONE, "unknown to this agent"
+                    )
+            case wire.ReleaseTasks():
                 for member in command.members:
                     self._tasks.release(member)
             case wire.Shutdown():
                 self._shut_down(command.kill)
 
-    def _start(self, command: wire.Start) -> None:
+    def _start(self, command: wire.StartTask) -> None:
         member = command.spec.member
         known = self._tasks.get(member)
         if known is not None:
-            self._answer(command.id, member, Answered.APPLIED)
+            self._send_result(command.id, member, CommandOutcome.APPLIED)
             self._report(known)
             return
-        if self._tasks.is_buried(member):
-            self._answer(command.id, member, Answered.GONE, "it was ended before it started")
+        if self._tasks.has_tombstone(member):
+            self._send_result(command.id, member, CommandOutcome.GONE, "ended before it started")
             return
         refusal = self._refusal(command)
         if not refusal:
             try:
                 task = self._tasks.accept(command.spec)
             except (OSError, BadRequest) as error:
-                refusal = _explain(error, self._home.path)
+                refusal = _explain(error, self._directory.path)
         if refusal:
-            self._answer(command.id, member, Answered.CONFLICT, refusal)
+            self._send_result(command.id, member, CommandOutcome.CONFLICT, refusal)
             return
-        self._answer(command.id, member, Answered.APPLIED)
+        self._send_result(command.id, member, CommandOutcome.APPLIED)
         self._report(task)
-        self._tasks.look(task)
+        self._tasks.reconcile(task)
 
-    def _refusal(self, command: wire.Start) -> str:
-        if self._over:
+    def _refusal(self, command: wire.StartTask) -> str:
+        if self._is_shutting_down:
             return f"{self._settings.node} is shutting down"
         if len(self._tasks) >= self._settings.tasks_max:
-            return f"{self._settings.node} has {len(self._tasks)} tasks, and may have no more"
+            return f"{self._settings.node} has {len(self._tasks)} tasks, the maximum"
         return "" if command.spec.command else "the command is empty"
 
-    def _end(self, command: wire.EndTask) -> tuple[Answered, str]:
+    def _end(self, command: wire.EndTask) -> tuple[CommandOutcome, str]:
         task = self._tasks.get(command.member)
         try:
             if task is None:
-                self._tasks.bury(command.member)
-                return Answered.GONE, "not known here; it will not start"
-            if task.stage is Stage.ENDED:
+                self._tasks.add_tombstone(command.member)
+                return CommandOutcome.GONE, "unknown to this agent; it will not start"
+            if task.stage is TaskStage.ENDED:
                 self._report(task)
-                return Answered.GONE, "it has ended"
+                return CommandOutcome.GONE, "has ended"
             if not 0 < command.signal < signal.NSIG:
-                return Answered.CONFLICT, f"{command.signal} is no signal"
+                return CommandOutcome.CONFLICT, f"{command.signal} is not a signal number"
             request = EndRequest(command.key, command.signal, command.grace_s, command.why)
-            self._tasks.ask_to_end(task, request)
+            self._tasks.request_end(task, request)
         except (OSError, PenstockError) as error:
-            return Answered.CONFLICT, _explain(error, self._home.path)
-        return Answered.APPLIED, ""
+            return CommandOutcome.CONFLICT, _explain(error, self._directory.path)
+        return CommandOutcome.APPLIED, ""
 
-    def _forget(self, member: str) -> tuple[Answered, str]:
+    def _retract(self, member: str) -> tuple[CommandOutcome, str]:
         task = self._tasks.get(member)
         try:
             if task is None:
-                self._tasks.bury(member)
+                self._tasks.add_tombstone(member)
             else:
-                self._tasks.forget(task)
+                self._tasks.retract(task)
         except (OSError, PenstockError) as error:
-            return Answered.CONFLICT, _explain(error, self._home.path)
-        return Answered.APPLIED, ""
+            return CommandOutcome.CONFLICT, _explain(error, self._directory.path)
+        return CommandOutcome.APPLIED, ""
 
     def _shut_down(self, kill: bool) -> None:
-        self._over = True
+        self._is_shutting_down = True
         if not kill:
             self._stop.set()
-        elif self._ending is None:
-            self._ending = asyncio.create_task(self._end_all())
+        elif self._ending_tasks is None:
+            self._ending_tasks = asyncio.create_task(self._end_tasks())
 
-    async def _end_all(self) -> None:
-        """Ends every task, and then this agent."""
+    async def _end_tasks(self) -> None:
+        """Ends every task, then the agent."""
         request = EndRequest("shutdown", signal.SIGTERM, _SHUTDOWN_GRACE_S, "shutdown")
-        while living := self._tasks.living():
-            for task in living:
+        while tasks := self._tasks.unfinished():
+            for task in tasks:
                 try:
-                    self._tasks.ask_to_end(task, request)
+                    self._tasks.request_end(task, request)
                 except (OSError, PenstockError) as error:
-                    log(f"{task.spec.member} cannot be ended: {error}")
+                    log(f"cannot end {task.spec.member}: {error}")
             await asyncio.sleep(_POLL_S)
         self._stop.set()
 
 
-def _report_of(task: RunningTask) -> wire.TaskReport:
-    uses = task.spec.uses
+def _task_report(task: AgentTask) -> wire.TaskReport:
+    usage = task.spec.usage
     if task.exited is not None:
         cause = task.exited.cause or task.exited.failure
         return wire.TaskReport(
-            task.spec.member, Stage.ENDED, task.exited.ended_at, task.exited.status, cause, uses
+            task.spec.member, TaskStage.ENDED, task.exited.ended_at, task.exited.status, cause, usage
         )
-    at = task.started.at if task.started and task.stage is Stage.RUNNING else task.accepted.at
-    return wire.TaskReport(task.spec.member, task.stage, at, uses=uses)
+    at = task.started.at if task.started and task.stage is TaskStage.RUNNING else task.accepted.at
+    return wire.TaskReport(task.spec.member, task.stage, at, usage=usage)
 
 
 def _explain(error: Exception, path: Path) -> str:
@@ -254,8 +257,8 @@ def _explain(error: Exception, path: Path) -> str:
     return str(error)
 
 
-def raised_open_files() -> Limits:
-    """Raises the limit of open files as far as it goes; returns what it was, which tasks get."""
+def raise_open_files_limit() -> FileLimits:
+    """Raises the soft limit of open files to the hard limit; returns the former limits, for the tasks."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))

@@ -1,13 +1,15 @@
-"""The process above one task: starts the command, waits, ends it when asked or in time, writes down how.
+"""The supervisor process of one task: starts the command, enforces its limit, ends it on request, writes its
+exit.
 
-It is forked from the agent without an exec and shares nothing with it but a lock, which tells that it lives,
-and a pipe into which it says that something is to be read. All other words go through files: requests to end
-come as `end.json` with SIGUSR1, so that neither is lost when the agent dies. It is a subreaper: whatever the
-command leaves behind, however it hides, becomes its child and is killed before the exit is written.
+It is forked from the agent without an exec. It shares with the agent a lock, which proves that it runs, and a
+pipe, on which it announces changed files. Everything else goes through files: a request to end is `end.json`
+followed by SIGUSR1, so it is not lost when the agent dies. The supervisor is a subreaper: every process that
+the command leaves behind becomes its child and is killed before the exit is written.
 
-It handles one signal at a time (`sigtimedwait`), so there is no handler and no race. The limit is measured on
-a clock that nobody sets and that goes on while a laptop sleeps; the wall clock is looked at as well, so that
-a task whose end has passed by anyone's watch does not go on. What cannot be written is tried each second.
+It handles one signal at a time (`sigtimedwait`), so there is no signal handler and no race. The limit is
+measured with CLOCK_BOOTTIME, which nobody can set and which advances during suspend. The wall clock is
+checked as well, so that a task does not run past its end time when the clock is set forward. A failed write
+is retried every second.
 """
 
 from __future__ import annotations
@@ -21,40 +23,44 @@ import traceback
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from penstock.agent.launch import Failure, Limits, enter_cwd, label, open_outputs, spawn
+from penstock.agent.launch import FileLimits, LaunchError, enter_cwd, label, open_outputs, spawn
 from penstock.agent.processes import descendants_of, set_subreaper, start_ticks
-from penstock.agent.records import CAUSE_TIMEOUT, Accepted, EndRequest, Exited, Started
-from penstock.agent.task_dirs import TaskDir
+from penstock.agent.records import CAUSE_TIMEOUT, AcceptedTask, EndRequest, TaskExited, TaskStarted
+from penstock.agent.task_dirs import TaskDirectory
 from penstock.failpoints import reach, register
 
 __all__ = ["BLOCKED", "supervise"]
 
-# Blocked before the fork and for ever: these are waited for, or have no business here.
+# Blocked before the fork and not unblocked: either `sigtimedwait` receives them, or they are ignored.
 BLOCKED: Final = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-_WATCHED: Final = (signal.SIGCHLD, signal.SIGUSR1)
+_AWAITED_SIGNALS: Final = (signal.SIGCHLD, signal.SIGUSR1)
 _RETRY_S: Final = 1.0
 _WALL_CHECK_S: Final = 30.0
 _IDLE_S: Final = 3600.0
-_KILL_AGAIN_S: Final = 0.05
-_KILL_AGAIN_MAX_S: Final = 1.0
+_KILL_RETRY_S: Final = 0.05
+_KILL_RETRY_MAX_S: Final = 1.0
 _LABEL_DRAIN_S: Final = 5.0
-_RUNNING: Final = register("supervisor.command.after", "after: the supervisor has started the command")
+_COMMAND_STARTED: Final = register(
+    "supervisor.command.after", "after: the supervisor has started the command"
+)
 _SWEPT: Final = register("supervisor.sweep.after", "after: no process of the task is left")
 
 
-def supervise(task: TaskDir, accepted: Accepted, lock: int, notice: int, open_files: Limits) -> NoReturn:
-    """Never returns. Call it in a forked child whose `BLOCKED` signals are blocked."""
+def supervise(
+    task: TaskDirectory, accepted: AcceptedTask, lock: int, notify_fd: int, open_files: FileLimits
+) -> NoReturn:
+    """Runs the supervisor and exits the process. Call it in a forked child with `BLOCKED` signals blocked."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
         for number in BLOCKED:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
-        _close_all_but(lock, notice)
+        _close_all_except(lock, notify_fd)
         set_subreaper()
         gc.disable()
-        _Supervisor(task, accepted, lock, notice, open_files).run()
+        _Supervisor(task, accepted, lock, notify_fd, open_files).run()
         code = 0
     except SystemExit:
         pass
@@ -64,7 +70,7 @@ def supervise(task: TaskDir, accepted: Accepted, lock: int, notice: int, open_fi
         os._exit(code)
 
 
-def _close_all_but(*kept: int) -> None:
+def _close_all_except(*kept: int) -> None:
     low = 3
     for fd in sorted(kept):
         os.closerange(low, fd)
@@ -72,57 +78,60 @@ def _close_all_but(*kept: int) -> None:
     os.closerange(low, os.sysconf("SC_OPEN_MAX"))
 
 
-def _steady() -> float:
+def _boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class _Supervisor:
-    def __init__(self, task: TaskDir, accepted: Accepted, lock: int, notice: int, open_files: Limits) -> None:
+    def __init__(
+        self, task: TaskDirectory, accepted: AcceptedTask, lock: int, notify_fd: int, open_files: FileLimits
+    ) -> None:
         self._task = task
         self._accepted = accepted
         self._spec = accepted.spec
         self._lock = lock
-        self._notice = notice
+        self._notify_fd = notify_fd
         self._open_files = open_files
-        self._main = 0
-        self._labeller = 0
+        self._command_pid = 0
+        self._labeller_pid = 0
         self._status: int | None = None
         self._cause = ""
         self._failure = ""
         self._started_at: float | None = None
-        self._done_ends: set[str] = set()
-        self._kill_at: float | None = None  # by the steady clock, as the next two
+        self._handled_requests: set[str] = set()
+        self._kill_at: float | None = None  # CLOCK_BOOTTIME, like the next two
         self._limit_at: float | None = None
         self._warn_at: float | None = None
 
     def run(self) -> None:
         self._write_start()
-        self._say()
+        self._notify_agent()
         if not self._ended_before_start():
             try:
                 self._launch()
-            except Failure as failure:
+            except LaunchError as failure:
                 self._status, self._failure = failure.status, failure.text
             else:
-                reach(_RUNNING)
+                reach(_COMMAND_STARTED)
                 self._wait()
         self._sweep()
         self._drain_labeller()
         reach(_SWEPT)
-        exited = Exited(self._status or 0, time.time(), self._cause, self._failure, self._started_at)
+        exited = TaskExited(self._status or 0, time.time(), self._cause, self._failure, self._started_at)
         while True:
             try:
                 self._task.write_exit(exited, by_supervisor=True)
                 break
             except OSError:
-                self._leave_if_forgotten()
-                signal.sigtimedwait(_WATCHED, _RETRY_S)
-        self._say()
+                self._exit_if_removed()
+                signal.sigtimedwait(_AWAITED_SIGNALS, _RETRY_S)
+        self._notify_agent()
 
-    def _say(self) -> None:
-        """Tells the agent that there is something to read. If it is away it will look by itself."""
+    def _notify_agent(self) -> None:
+        """Announces changed files to the agent. Without an agent nothing is lost: the next one reads the
+        files."""
         with suppress(OSError):
-            os.write(self._notice, f"{self._spec.member}\n".encode())
+            os.write(self._notify_fd, f"{self._spec.member}\n".encode())
 
     def _write_start(self) -> None:
         pid = os.getpid()
@@ -130,14 +139,14 @@ class _Supervisor:
         while True:
             self._started_at = time.time()
             try:
-                self._task.write_start(Started(pid, ticks or 0, self._started_at))
+                self._task.write_start(TaskStarted(pid, ticks or 0, self._started_at))
                 return
             except OSError:
-                self._leave_if_forgotten()
+                self._exit_if_removed()
                 signal.sigtimedwait((signal.SIGUSR1,), _RETRY_S)
 
-    def _leave_if_forgotten(self) -> None:
-        """Whoever removed the directory of a task wants to know nothing more of it."""
+    def _exit_if_removed(self) -> None:
+        """Ends the supervisor if the directory of its task was removed: no reader of the exit is left."""
         if not os.path.isdir(self._task.path):
             raise SystemExit
 
@@ -153,91 +162,91 @@ class _Supervisor:
 
     def _launch(self) -> None:
         host = socket.gethostname()
-        complaint = enter_cwd(self._spec, host)
+        warning = enter_cwd(self._spec, host)
         if self._spec.tmpdir:
             with suppress(OSError):
                 os.makedirs(self._spec.tmpdir, mode=0o700, exist_ok=True)
         outputs = open_outputs(self._spec)
-        if complaint:
+        if warning:
             with suppress(OSError):
-                os.write(outputs.stderr, complaint.encode(errors="replace"))
+                os.write(outputs.stderr, warning.encode(errors="replace"))
         if self._spec.label_io:
-            self._labeller, outputs = label(self._spec.rank, outputs, self._let_go)
+            self._labeller_pid, outputs = label(self._spec.rank, outputs, self._close_inherited)
         if self._spec.end_at is not None:
-            self._limit_at = _steady() + self._spec.end_at - time.time()
+            self._limit_at = _boottime_s() + self._spec.end_at - time.time()
             if self._spec.warn is not None:
                 self._warn_at = self._limit_at - self._spec.warn.timeleft
         try:
-            self._main = spawn(self._accepted, outputs, self._open_files)
-        except Failure as failure:
-            place = f"task {self._spec.rank} (host {host}): {failure.text}"
-            raise Failure(failure.status, place) from failure
+            self._command_pid = spawn(self._accepted, outputs, self._open_files)
+        except LaunchError as failure:
+            text = f"task {self._spec.rank} (host {host}): {failure.text}"
+            raise LaunchError(failure.status, text) from failure
         finally:
             for fd in {outputs.stdout, outputs.stderr}:
                 os.close(fd)
 
-    def _let_go(self) -> None:
-        """In the labeller: it must not look like a living supervisor."""
+    def _close_inherited(self) -> None:
+        """Runs in the labeller, which must not keep the lock: it would look like a live supervisor."""
         os.close(self._lock)
-        os.close(self._notice)
+        os.close(self._notify_fd)
 
     def _wait(self) -> None:
-        self._take_ends()
+        self._read_end_requests()
         while self._status is None:
             timeout = _IDLE_S if self._limit_at is None else _WALL_CHECK_S
-            moments = [at for at in (self._kill_at, self._limit_at, self._warn_at) if at is not None]
-            if moments:
-                timeout = min(timeout, max(0.0, min(moments) - _steady()))
-            got = signal.sigtimedwait(_WATCHED, timeout)
-            if got is not None and got.si_signo == signal.SIGUSR1:
-                self._take_ends()
+            deadlines = [at for at in (self._kill_at, self._limit_at, self._warn_at) if at is not None]
+            if deadlines:
+                timeout = min(timeout, max(0.0, min(deadlines) - _boottime_s()))
+            received = signal.sigtimedwait(_AWAITED_SIGNALS, timeout)
+            if received is not None and received.si_signo == signal.SIGUSR1:
+                self._read_end_requests()
             self._reap()
             if self._status is None:
-                self._look_at_clock()
+                self._check_deadlines()
 
-    def _look_at_clock(self) -> None:
-        at, end_at = _steady(), self._spec.end_at
-        if self._warn_at is not None and at >= self._warn_at and self._spec.warn is not None:
+    def _check_deadlines(self) -> None:
+        now, end_at = _boottime_s(), self._spec.end_at
+        if self._warn_at is not None and now >= self._warn_at and self._spec.warn is not None:
             self._warn_at = None
             self._signal(self._spec.warn.signum)
         if self._limit_at is not None and (
-            at >= self._limit_at or (end_at is not None and time.time() >= end_at)
+            now >= self._limit_at or (end_at is not None and time.time() >= end_at)
         ):
             self._limit_at = self._warn_at = None
             self._cause = self._cause or CAUSE_TIMEOUT
             self._signal(signal.SIGALRM)
-            self._kill_by(at + self._spec.grace_s)
-        if self._kill_at is not None and at >= self._kill_at:
+            self._kill_by(now + self._spec.grace_s)
+        if self._kill_at is not None and now >= self._kill_at:
             self._kill_descendants()
-            self._kill_at = at + _KILL_AGAIN_MAX_S
+            self._kill_at = now + _KILL_RETRY_MAX_S
 
-    def _take_ends(self) -> None:
+    def _read_end_requests(self) -> None:
         for request in self._task.ends():
-            if request.key not in self._done_ends:
-                self._done_ends.add(request.key)
-                self._end(request)
+            if request.key not in self._handled_requests:
+                self._handled_requests.add(request.key)
+                self._handle(request)
 
-    def _end(self, request: EndRequest) -> None:
+    def _handle(self, request: EndRequest) -> None:
         self._signal(request.signal)
         if request.grace_s is not None:
             self._cause = self._cause or request.why
-            self._kill_by(_steady() + request.grace_s)
+            self._kill_by(_boottime_s() + request.grace_s)
 
     def _kill_by(self, at: float) -> None:
         self._kill_at = at if self._kill_at is None else min(self._kill_at, at)
 
     def _signal(self, number: int) -> None:
-        """To the command's process group. It has not been reaped, so the number is still its own."""
+        """Signals the command's process group. The command is not reaped yet, so its pid is not reused."""
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._main, number)
+            os.killpg(self._command_pid, number)
 
     def _kill_descendants(self) -> None:
-        for pid in descendants_of(os.getpid(), but=self._labeller):
+        for pid in descendants_of(os.getpid(), exclude=self._labeller_pid):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> bool:
-        """Takes every child that has ended; returns whether any is left that is not the labeller."""
+        """Reaps every ended child; returns whether a child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -245,25 +254,25 @@ class _Supervisor:
                 return False
             if pid == 0:
                 return True
-            if pid == self._main:
+            if pid == self._command_pid:
                 self._status = status
-            elif pid == self._labeller:
-                self._labeller = 0
+            elif pid == self._labeller_pid:
+                self._labeller_pid = 0
 
     def _sweep(self) -> None:
-        """Kills and reaps until nothing of the task is left."""
-        again_s = _KILL_AGAIN_S
+        """Kills and reaps until no process of the task is left."""
+        retry_s = _KILL_RETRY_S
         while self._reap():
-            if self._labeller and not descendants_of(os.getpid(), but=self._labeller):
+            if self._labeller_pid and not descendants_of(os.getpid(), exclude=self._labeller_pid):
                 return
             self._kill_descendants()
-            signal.sigtimedwait((signal.SIGCHLD,), again_s)
-            again_s = min(again_s * 2, _KILL_AGAIN_MAX_S)
+            signal.sigtimedwait((signal.SIGCHLD,), retry_s)
+            retry_s = min(retry_s * 2, _KILL_RETRY_MAX_S)
 
     def _drain_labeller(self) -> None:
-        until = _steady() + _LABEL_DRAIN_S
-        while self._labeller and self._reap():
-            left_s = until - _steady()
-            if left_s <= 0:
-                os.kill(self._labeller, signal.SIGKILL)
-            signal.sigtimedwait((signal.SIGCHLD,), max(left_s, _KILL_AGAIN_S))
+        deadline = _boottime_s() + _LABEL_DRAIN_S
+        while self._labeller_pid and self._reap():
+            remaining_s = deadline - _boottime_s()
+            if remaining_s <= 0:
+                os.kill(self._labeller_pid, signal.SIGKILL)
+            signal.sigtimedwait((signal.SIGCHLD,), max(remaining_s, _KILL_RETRY_S))

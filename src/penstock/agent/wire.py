@@ -1,14 +1,15 @@
-"""The protocol between an agent and whoever drives it: JSON, one message a line, over a Unix socket.
+"""The protocol between an agent and a backend: one JSON message per line, over a Unix socket.
 
-    driver                     agent
-    attach(version, epoch)     hello, a report for every task it knows, complete; then reports as they happen
-    start, end, forget         answer: applied, conflict or gone
-    probe                      a report, or answer gone
-    release, shutdown          nothing
-    anything it must refuse    refused, and the connection is closed
+    backend                     agent
+    attach(version, epoch)      hello, a report for every known task, complete; later, reports of changes
+    start, end, retract         result: applied, conflict or gone
+    probe                       a report, or result gone
+    release, shutdown           no reply
+    any invalid command         rejected; the agent closes the connection
 
-The newest attached connection is the one that counts. Every command has its epoch; an older one than was ever
-seen is refused. A message has at most `FRAME_MAX` bytes.
+Only the latest attached connection is served. Every command carries an epoch; the agent rejects an epoch that
+is older than the newest it has seen. A message has at most `FRAME_MAX` bytes. The `type` of a message is
+fixed by its `tag`, independent of the class name.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from typing import Final
 
 import msgspec
 
-from penstock.agent.records import Stage, TaskSpec
+from penstock.agent.records import TaskSpec, TaskStage
 from penstock.errors import BadRequest
 
 __all__ = [
     "FRAME_MAX",
     "VERSION",
+    "AgentCommand",
     "AgentReply",
-    "Answered",
     "Attach",
-    "Command",
-    "Complete",
+    "CommandOutcome",
+    "CommandRejected",
+    "CommandResult",
     "EndTask",
-    "Forget",
     "Hello",
-    "Probe",
-    "Release",
+    "ProbeTask",
+    "ReleaseTasks",
+    "ReportsComplete",
+    "RetractTask",
     "Shutdown",
-    "Start",
-    "TaskAnswer",
-    "TaskRefused",
+    "StartTask",
     "TaskReport",
     "decode_command",
     "decode_reply",
@@ -48,109 +49,113 @@ VERSION: Final = 1
 FRAME_MAX: Final = 4 << 20
 
 
-class _Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
+class _Message(msgspec.Struct, frozen=True, tag_field="type"):
     pass
 
 
-class Attach(_Message, frozen=True):
+class Attach(_Message, frozen=True, tag="attach"):
     version: int
     epoch: int
 
 
-class Start(_Message, frozen=True):
+class StartTask(_Message, frozen=True, tag="start"):
+    """Idempotent by member: a known task is reported, not started again."""
+
     id: int
     epoch: int
     spec: TaskSpec
 
 
-class EndTask(_Message, frozen=True):
+class EndTask(_Message, frozen=True, tag="end"):
     id: int
     epoch: int
     member: str
-    key: str  # the same key again is the same request again
+    key: str  # idempotency key: a repeated key is the same request
     signal: int
     grace_s: float | None
     why: str
 
 
-class Forget(_Message, frozen=True):
+class RetractTask(_Message, frozen=True, tag="retract"):
+    """The member must never start here. A conflict if it has started."""
+
     id: int
     epoch: int
     member: str
 
 
-class Probe(_Message, frozen=True):
+class ProbeTask(_Message, frozen=True, tag="probe"):
     id: int
     epoch: int
     member: str
 
 
-class Release(_Message, frozen=True):
-    """The end of these members is recorded: nobody will ask for them again."""
+class ReleaseTasks(_Message, frozen=True, tag="release"):
+    """The end of these members is recorded durably; the agent may remove them."""
 
     epoch: int
     members: tuple[str, ...]
 
 
-class Shutdown(_Message, frozen=True):
+class Shutdown(_Message, frozen=True, tag="shutdown"):
     epoch: int
     kill: bool
 
 
-Command = Attach | Start | EndTask | Forget | Probe | Release | Shutdown
+AgentCommand = Attach | StartTask | EndTask | RetractTask | ProbeTask | ReleaseTasks | Shutdown
 
 
-class Hello(_Message, frozen=True):
+class Hello(_Message, frozen=True, tag="hello"):
     version: int
     node: str
     pid: int
     tasks: int
 
 
-class TaskReport(_Message, frozen=True):
+class TaskReport(_Message, frozen=True, tag="report"):
     member: str
-    stage: Stage
+    stage: TaskStage
     at: float
     status: int = 0
     cause: str = ""
-    uses: dict[str, int] = {}
+    usage: dict[str, int] = {}
 
 
-class Complete(_Message, frozen=True):
-    """Everything that is known has been told."""
+class ReportsComplete(_Message, frozen=True, tag="complete"):
+    """Follows the reports of all known tasks."""
 
 
-class Answered(enum.Enum):
+class CommandOutcome(enum.Enum):
     APPLIED = "applied"
     CONFLICT = "conflict"
     GONE = "gone"
 
 
-class TaskAnswer(_Message, frozen=True):
+class CommandResult(_Message, frozen=True, tag="result"):
     id: int
     member: str
-    outcome: Answered
+    outcome: CommandOutcome
     detail: str = ""
 
 
-class TaskRefused(_Message, frozen=True):
+class CommandRejected(_Message, frozen=True, tag="rejected"):
     detail: str
-    stale: bool = False  # a newer epoch has been seen
+    stale: bool = False  # the agent has seen a newer epoch
 
 
-AgentReply = Hello | TaskReport | Complete | TaskAnswer | TaskRefused
+AgentReply = Hello | TaskReport | ReportsComplete | CommandResult | CommandRejected
 
-_COMMANDS: Final[msgspec.json.Decoder[Command]] = msgspec.json.Decoder(Command)
+_COMMANDS: Final[msgspec.json.Decoder[AgentCommand]] = msgspec.json.Decoder(AgentCommand)
 _REPLIES: Final[msgspec.json.Decoder[AgentReply]] = msgspec.json.Decoder(AgentReply)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def encode(message: Command | AgentReply) -> bytes:
-    """One line. A message that is too long, or has text that is no text, is a `BadRequest`."""
+def encode(message: AgentCommand | AgentReply) -> bytes:
+    """Encodes a message as one line. Raises `BadRequest` if it is too long or contains invalid Unicode."""
     try:
         line = _ENCODER.encode(message) + b"\n"
     except UnicodeEncodeError as error:
-        raise BadRequest("the message has text that is no Unicode", found=str(error)) from error
+        raise BadRequest("the message contains invalid Unicode", found=str(error)) from error
     if len(line) > FRAME_MAX:
         raise BadRequest(
             "the message is too long", found=f"{len(line)} bytes", expected=f"at most {FRAME_MAX} bytes"
@@ -158,15 +163,19 @@ def encode(message: Command | AgentReply) -> bytes:
     return line
 
 
-def decode_command(line: bytes) -> Command:
+def decode_command(line: bytes) -> AgentCommand:
     try:
         return _COMMANDS.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest("the line is no command", found=repr(line[:80]), expected=str(error)) from error
+        raise BadRequest(
+            "not a command of the agent protocol", found=repr(line[:80]), expected=str(error)
+        ) from error
 
 
 def decode_reply(line: bytes) -> AgentReply:
     try:
         return _REPLIES.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest("the line is no reply", found=repr(line[:80]), expected=str(error)) from error
+        raise BadRequest(
+            "not a reply of the agent protocol", found=repr(line[:80]), expected=str(error)
+        ) from error

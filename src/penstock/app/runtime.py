@@ -78,7 +78,7 @@ class LocalRuntime:
                 nodes=identity.nodes,
                 cores_per_node=identity.cores,
                 gpus_per_node=identity.gpus,
-                return_within_s=settings.lost_timeout_s,
+                agent_return_timeout_s=settings.lost_timeout_s,
             ),
         )
         # The driver ends what a silent agent has left behind, and tells: the scheduler waits for that first.

@@ -1,6 +1,7 @@
-"""Jobs as processes on this machine, through agents that each stand for a node.
+"""Runs jobs as processes on this machine, through agents that each represent a node.
 
-`backend` is the port, `link` one agent and the connection to it, `translate` makes tasks of placements.
+`backend` implements the protocol, `agent_connection` starts one agent and connects to it, and `translate`
+turns placements into task specs.
 """
 
 from penstock.backends.local.backend import INTENTS, LocalBackend, NodeStatus

@@ -1,10 +1,10 @@
-"""One agent: its process, the connection to it, and what it has told.
+"""One agent: its process, the connection to it, and the reports it has sent.
 
-An agent is started detached and outlives us. Whoever holds the agent's lock is the agent, so starting one
-too many does no harm: it finds the lock taken and leaves. While there is no connection we try again and
-again, and start another agent if none lives; one that is connected and silent is killed, since its tasks go
-on without it. If that does not help for `return_within_s`, what the agent has left behind is ended by
-ourselves (`penstock.agent.orphans`), and only what is certainly gone is told as ended.
+An agent is started detached and outlives the instance. The holder of the agent's lock is the agent, so
+starting a second one is harmless: it finds the lock taken and exits. Without a connection this class keeps
+retrying, and starts an agent if none runs. An agent that is connected and does not respond is killed, because
+its tasks continue without it. If no agent connects for `agent_return_timeout_s`, this class ends the tasks
+itself (`penstock.agent.orphans`), and reports only those as ended whose processes are gone.
 """
 
 from __future__ import annotations
@@ -24,106 +24,110 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from penstock.agent import orphans, wire
-from penstock.agent.records import Stage
-from penstock.agent.task_dirs import TaskDirs
+from penstock.agent.records import TaskStage
+from penstock.agent.task_dirs import AgentDirectory
 from penstock.backends.local.settings import LocalSettings
 from penstock.errors import BadRequest, Conflict, Unavailable
 
-__all__ = ["AgentConnection", "Listener"]
+__all__ = ["AgentConnection", "AgentListener"]
 
-_CONNECT_AGAIN_S: Final = 0.02
-_STARTED_WITHIN_S: Final = 5.0  # from the start of a process to its socket
-_START_AGAIN_S: Final = 0.1
-_START_AGAIN_MAX_S: Final = 5.0
-_SALVAGE_SLICE_S: Final = 5.0
-_STOP_WITHIN_S: Final = 10.0
+_CONNECT_RETRY_S: Final = 0.02
+_START_TIMEOUT_S: Final = 5.0  # from the start of the process until its socket exists
+_RESTART_DELAY_S: Final = 0.1
+_RESTART_DELAY_MAX_S: Final = 5.0
+_ORPHANS_TIMEOUT_S: Final = 5.0
+_STOP_TIMEOUT_S: Final = 10.0
 NODE_FAILURE: Final = "node-failure"
 
 
-class Listener(Protocol):
-    """Who is told. Calls come one at a time and return at once."""
+class AgentListener(Protocol):
+    """Receives events of an agent. Calls are sequential and must not block."""
 
-    def link_up(self, link: AgentConnection) -> None: ...
+    def agent_connected(self, agent: AgentConnection) -> None: ...
 
-    def link_down(self, link: AgentConnection) -> None: ...
+    def agent_disconnected(self, agent: AgentConnection) -> None: ...
 
-    def reported(self, link: AgentConnection, report: wire.TaskReport) -> None: ...
+    def reported(self, agent: AgentConnection, report: wire.TaskReport) -> None: ...
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A command that has not been answered."""
+class _PendingCommand:
+    """A command without a result yet."""
 
     member: str
-    then: Callable[[wire.TaskAnswer | None], None]  # None: the connection broke, nobody knows
+    on_result: Callable[[wire.CommandResult | None], None]  # None: disconnected, the outcome is unknown
 
 
 class AgentConnection:
     def __init__(
-        self, rank: int, home: Path, address: Path, settings: LocalSettings, listener: Listener
+        self, rank: int, directory: Path, address: Path, settings: LocalSettings, listener: AgentListener
     ) -> None:
         self.rank = rank
         self.node = settings.node(rank)
         self.up = False
-        self.why = "its agent has not answered yet"
+        self.why = "its agent has not connected yet"
         self.pid = 0
-        self.members: dict[str, wire.TaskReport] = {}  # what the agent has told, and is not released
-        self.first = asyncio.Event()  # the agent has told everything once
-        self._home = home
+        self.members: dict[str, wire.TaskReport] = {}  # latest report of every task that is not released
+        self.synced = asyncio.Event()  # the agent has sent the reports of all its tasks
+        self._directory = directory
         self._socket = address
         self._settings = settings
         self._listener = listener
         self._epoch = 0
         self._writer: asyncio.StreamWriter | None = None
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[int, _PendingCommand] = {}
         self._number = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._away_since = time.monotonic()
+        self._disconnected_since = time.monotonic()
 
     # Commands
 
-    def ask(
-        self, member: str, make: Callable[[int], wire.Command], then: Callable[[wire.TaskAnswer | None], None]
+    def send(
+        self,
+        member: str,
+        make: Callable[[int], wire.AgentCommand],
+        on_result: Callable[[wire.CommandResult | None], None],
     ) -> None:
-        """Sends a command; `then` is called with its answer. One that cannot be sent is a `BadRequest`."""
+        """Sends a command and calls `on_result` with its result. Raises `BadRequest` if it cannot be
+        encoded."""
         if not self.up or self._writer is None:
-            then(None)
+            on_result(None)
             return
         self._number += 1
         line = wire.encode(make(self._number))
-        self._asked[self._number] = _Asked(member, then)
+        self._pending[self._number] = _PendingCommand(member, on_result)
         self._writer.write(line)
 
-    def tell(self, command: wire.Command) -> None:
-        """Sends a command that has no answer."""
+    def notify(self, command: wire.AgentCommand) -> None:
+        """Sends a command that has no result."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.encode(command))
 
-    # The life of the connection
+    # Connection
 
     async def run(self, epoch: int) -> None:
-        """Keeps the agent and the connection alive until it is cancelled; `Conflict` if the epoch is over."""
+        """Keeps the agent running and connected until cancelled; raises `Conflict` if the epoch has ended."""
         self._epoch = epoch
-        self._away_since = time.monotonic()
+        self._disconnected_since = time.monotonic()
         failures = 0
         while True:
             try:
                 reader, writer = await self._connect(failures)
-                failures = await self._converse(reader, writer, failures)
+                failures = await self._read_replies(reader, writer, failures)
             except (OSError, Unavailable, BadRequest) as error:
                 failures += 1
-                self.why = f"its agent is away: {error}"
+                self.why = f"its agent is not connected: {error}"
             finally:
                 self._disconnected()
-            delay_s = min(_START_AGAIN_S * 2 ** min(failures, 10), _START_AGAIN_MAX_S) if failures else 0
-            left_s = self._away_since + self._settings.return_within_s - time.monotonic()
-            if left_s <= 0:
-                await self._give_up()
-            await asyncio.sleep(min(delay_s, left_s) if left_s > 0 else delay_s)
+            delay_s = min(_RESTART_DELAY_S * 2 ** min(failures, 10), _RESTART_DELAY_MAX_S) if failures else 0
+            remaining_s = self._disconnected_since + self._settings.agent_return_timeout_s - time.monotonic()
+            if remaining_s <= 0:
+                await self._end_orphans()
+            await asyncio.sleep(min(delay_s, remaining_s) if remaining_s > 0 else delay_s)
 
     async def _connect(self, failures: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """To the agent that lives, or to one that we start."""
-        until = time.monotonic() + _STARTED_WITHIN_S
+        """Connects to the running agent, or starts one."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
         started = False
         while True:
             with suppress(FileNotFoundError, ConnectionRefusedError):
@@ -131,22 +135,22 @@ class AgentConnection:
             if self._process is not None and self._process.poll() is not None:
                 self._process = None
                 if started:
-                    raise Unavailable("it ended as soon as it was started; its log says why")
+                    raise Unavailable(f"it exited right after its start; see {self._directory / 'agent.log'}")
             if self._process is None and not started:
                 started = True
                 self._process = await asyncio.to_thread(self._start_agent)
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 if failures:
-                    self._kill_silent()
-                raise Unavailable(f"it has not opened its socket within {_STARTED_WITHIN_S:g} s")
-            await asyncio.sleep(_CONNECT_AGAIN_S)
+                    self._kill_unresponsive()
+                raise Unavailable(f"it did not open its socket within {_START_TIMEOUT_S:g} s")
+            await asyncio.sleep(_CONNECT_RETRY_S)
 
     def _start_agent(self) -> subprocess.Popen[bytes]:
-        TaskDirs(self._home).make()
+        AgentDirectory(self._directory).make()
         command = [sys.executable, "-m", "penstock.agent", "--node", self.node]
-        command += ["--dir", str(self._home), "--socket", str(self._socket)]
+        command += ["--dir", str(self._directory), "--socket", str(self._socket)]
         command += ["--tasks-max", str(self._settings.tasks_max)]
-        with open(self._home / "agent.log", "ab") as log:
+        with open(self._directory / "agent.log", "ab") as log:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -157,59 +161,59 @@ class AgentConnection:
                 start_new_session=True,
             )
 
-    def _kill_silent(self) -> None:
-        """An agent that we have started and that does not come is replaced; its tasks go on."""
+    def _kill_unresponsive(self) -> None:
+        """Kills an agent process that was started here and does not listen. Its tasks continue."""
         if self._process is not None:
             self._process.kill()
 
-    async def _converse(
+    async def _read_replies(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, failures: int
     ) -> int:
-        """Reads until the connection ends; returns how many failures there are in a row."""
+        """Reads until the connection ends; returns the number of consecutive failures."""
         self._writer = writer
         writer.write(wire.encode(wire.Attach(wire.VERSION, self._epoch)))
-        told: dict[str, wire.TaskReport] = {}
+        reports: dict[str, wire.TaskReport] = {}
         while True:
             line = await self._line(reader, writer)
             if not line.endswith(b"\n"):
-                self.why = "its agent has closed the connection"
+                self.why = "its agent closed the connection"
                 return failures if self.up else failures + 1
             match wire.decode_reply(line):
                 case wire.Hello() as hello:
                     self.pid = hello.pid
                 case wire.TaskReport() as report if not self.up:
-                    told[report.member] = report
+                    reports[report.member] = report
                 case wire.TaskReport() as report:
                     self.members[report.member] = report
                     self._listener.reported(self, report)
-                case wire.Complete():
-                    self.members, failures = told, 0
+                case wire.ReportsComplete():
+                    self.members, failures = reports, 0
                     self.up, self.why = True, ""
-                    self.first.set()
-                    self._listener.link_up(self)
-                case wire.TaskAnswer() as answer:
-                    asked = self._asked.pop(answer.id, None)
-                    if asked is not None:
-                        asked.then(answer)
-                case wire.TaskRefused(stale=True) as refused:
+                    self.synced.set()
+                    self._listener.agent_connected(self)
+                case wire.CommandResult() as result:
+                    pending = self._pending.pop(result.id, None)
+                    if pending is not None:
+                        pending.on_result(result)
+                case wire.CommandRejected(stale=True) as refused:
                     raise Conflict(refused.detail)
-                case wire.TaskRefused() as refused:
+                case wire.CommandRejected() as refused:
                     raise Unavailable(refused.detail)
 
     async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        """The next line. An agent that says nothing is asked something; one that is dumb is killed."""
+        """Returns the next line. Probes a silent agent; kills it if it does not respond to the probe."""
         for _ in range(2):
             try:
-                async with asyncio.timeout(self._settings.answer_within_s):
+                async with asyncio.timeout(self._settings.agent_response_timeout_s):
                     return await reader.readline()
             except TimeoutError:
                 if self.up:
                     self._number += 1
-                    writer.write(wire.encode(wire.Probe(self._number, self._epoch, "?")))
+                    writer.write(wire.encode(wire.ProbeTask(self._number, self._epoch, "?")))
             except ValueError as error:
-                raise BadRequest("the agent's line is too long") from error
+                raise BadRequest("a message of the agent is too long") from error
         _kill_peer(writer)
-        raise Unavailable("it did not answer")
+        raise Unavailable(f"it did not respond within {2 * self._settings.agent_response_timeout_s:g} s")
 
     def _disconnected(self) -> None:
         if self._writer is not None:
@@ -219,35 +223,40 @@ class AgentConnection:
             self._process = None
         was_up, self.up = self.up, False
         if was_up:
-            self._away_since = time.monotonic()
-        asked, self._asked = self._asked, {}
-        for question in asked.values():
-            question.then(None)
+            self._disconnected_since = time.monotonic()
+        pending, self._pending = self._pending, {}
+        for command in pending.values():
+            command.on_result(None)
         if was_up:
-            self._listener.link_down(self)
+            self._listener.agent_disconnected(self)
 
-    async def _give_up(self) -> None:
-        """No agent comes back: ends what it has left behind, and tells what is certainly gone."""
-        reports = await asyncio.to_thread(orphans.end_all, self._home, NODE_FAILURE, _SALVAGE_SLICE_S)
+    async def _end_orphans(self) -> None:
+        """Ends the tasks of an agent that does not return, and reports those whose processes are gone."""
+        reports = await asyncio.to_thread(
+            orphans.end_tasks, self._directory, NODE_FAILURE, _ORPHANS_TIMEOUT_S
+        )
         for report in reports or ():
             known = self.members.get(report.member)
-            if known is None or known.stage is not Stage.ENDED:
+            if known is None or known.stage is not TaskStage.ENDED:
                 self.members[report.member] = report
                 self._listener.reported(self, report)
 
-    async def _end_what_is_left(self, until: float) -> None:
-        while await asyncio.to_thread(orphans.end_all, self._home, "shutdown", _SALVAGE_SLICE_S) is None:
-            if time.monotonic() > until:
+    async def _end_remaining_tasks(self, deadline: float) -> None:
+        while (
+            await asyncio.to_thread(orphans.end_tasks, self._directory, "shutdown", _ORPHANS_TIMEOUT_S)
+            is None
+        ):
+            if time.monotonic() > deadline:
                 return
-            await asyncio.sleep(_CONNECT_AGAIN_S)
+            await asyncio.sleep(_CONNECT_RETRY_S)
 
-    async def look_at_files(self) -> list[wire.TaskReport]:
-        """What is there, of an agent that does not answer."""
-        return await asyncio.to_thread(orphans.read_all, self._home)
+    async def read_task_files(self) -> list[wire.TaskReport]:
+        """Reports the tasks of a disconnected agent from their files."""
+        return await asyncio.to_thread(orphans.read_tasks, self._directory)
 
     async def stop(self, epoch: int, *, keep_tasks: bool) -> None:
-        """Ends the agent, and its tasks unless they are to be kept; returns when it is gone."""
-        until = time.monotonic() + _STOP_WITHIN_S
+        """Ends the agent, and its tasks unless `keep_tasks`; returns when its process is gone."""
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
         reader, writer = None, None
         with suppress(OSError):
             reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=wire.FRAME_MAX)
@@ -255,20 +264,20 @@ class AgentConnection:
             with suppress(OSError, TimeoutError):
                 writer.write(wire.encode(wire.Attach(wire.VERSION, epoch)))
                 writer.write(wire.encode(wire.Shutdown(epoch, kill=not keep_tasks)))
-                async with asyncio.timeout(_STOP_WITHIN_S):
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
                     while await reader.read(1 << 16):
                         pass
             writer.close()
         while self._process is not None and self._process.poll() is None:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 self._process.kill()
-            await asyncio.sleep(_CONNECT_AGAIN_S)
+            await asyncio.sleep(_CONNECT_RETRY_S)
         if not keep_tasks:
-            await self._end_what_is_left(until)
+            await self._end_remaining_tasks(deadline)
 
 
 def _kill_peer(writer: asyncio.StreamWriter) -> None:
-    """Kills the process that listens at the other end; while it holds its end its pid is its own."""
+    """Kills the process at the other end. Its pid cannot be reused while the connection is open."""
     peer: socket.socket = writer.get_extra_info("socket")
     pid: int = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     with suppress(OSError):

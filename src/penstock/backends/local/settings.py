@@ -1,4 +1,4 @@
-"""What a local cluster looks like, and how long its driver waits for what."""
+"""The shape of a local cluster, and the timeouts of its backend."""
 
 from __future__ import annotations
 
@@ -17,20 +17,28 @@ class LocalSettings:
     nodes: int = 1
     cores_per_node: int = 1
     gpus_per_node: int = 0
-    return_within_s: float = 30.0  # an agent that is away for longer has lost its tasks: they are ended
-    snapshot_within_s: float = 10.0  # who has not answered by then is told as down
-    answer_within_s: float = 5.0  # an agent that is silent is asked; one that does not answer is replaced
-    bind: bool = False  # tasks run only on the cores they got; not where nodes have more than the machine
-    tasks_max: int = 10_000  # that one agent knows at once
-    agent_environment: Mapping[str, str] = field(default_factory=dict)  # beside ours
+    # After a longer disconnection the backend ends the tasks of the agent.
+    agent_return_timeout_s: float = 30.0
+    snapshot_timeout_s: float = 10.0  # an agent that has not connected by then is reported as down
+    # A silent agent is probed; one that does not respond is replaced.
+    agent_response_timeout_s: float = 5.0
+    bind: bool = False  # bind tasks to their cores; ignored if the nodes have more cores than the machine
+    tasks_max: int = 10_000  # per agent
+    # Added to the environment of the instance.
+    agent_environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= _NODES_MAX:
             raise BadRequest(
-                "a bad number of nodes", where="nodes", found=str(self.nodes), expected=f"1 to {_NODES_MAX}"
+                "invalid number of nodes", where="nodes", found=str(self.nodes), expected=f"1 to {_NODES_MAX}"
             )
         if self.cores_per_node < 1 or self.gpus_per_node < 0:
-            raise BadRequest("a node needs a core", where="cores_per_node", found=str(self.cores_per_node))
+            raise BadRequest(
+                "invalid size of a node",
+                where="cores_per_node, gpus_per_node",
+                found=f"{self.cores_per_node}, {self.gpus_per_node}",
+                expected="at least 1 core and 0 gpus",
+            )
 
     def node(self, rank: int) -> str:
         return f"node{rank}"

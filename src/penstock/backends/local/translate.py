@@ -1,7 +1,8 @@
-"""From a placement to tasks: who is the how-manieth on which node, and what the templates of a user mean.
+"""Turns a placement into task specs: ranks, local ids, and the expansion of the user's templates.
 
-Tags are those of Flux (`{{id}}`, `{{task.rank}}`, `{{node.name}}` ...), in output files and in arguments;
-what is no tag stays as it is. Without a template a task has two files of its own in the job's directory.
+Tags are those of Flux (`{{id}}`, `{{task.rank}}`, `{{node.name}}` ...), in output paths and arguments;
+unknown tags stay as they are. Without a template every task has its own two files in the job's output
+directory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.agent.records import TaskSpec, Warn
+from penstock.agent.records import TaskSpec, WarningSignal
 from penstock.errors import BadRequest
 from penstock.model.idset import encode_idset, parse_idset
 from penstock.paths import InstancePaths
@@ -38,7 +39,7 @@ _USER_FILE_MODE: Final = 0o644
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Place.spec` holds for a submitted job."""
+    """The content of `Place.spec` for a submitted job."""
 
     id_f58: str
     command: tuple[str, ...]
@@ -48,13 +49,13 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     output: str = ""
     error: str = ""
     label_io: bool = False
-    signal: Warn | None = None
+    signal: WarningSignal | None = None
     owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Spot:
-    """One seat in its job."""
+class _TaskPlacement:
+    """An assignment with its position in the job."""
 
     assignment: Assignment
     node_index: int
@@ -71,11 +72,11 @@ def read_spec(spec: Mapping[str, object]) -> LaunchSpec:
     try:
         return msgspec.convert(spec, LaunchSpec)
     except (msgspec.ValidationError, TypeError) as error:
-        raise BadRequest("what is to be run cannot be read", where="spec", found=str(error)) from error
+        raise BadRequest("invalid launch spec", where="spec", found=str(error)) from error
 
 
 def attempt_of(member: str) -> int:
-    """Members of submitted jobs are `job/attempt/rank`; of others there is one attempt."""
+    """Parses the attempt from `job/attempt/rank`, the key of a submitted job's member; 1 for other keys."""
     match = _MEMBER.fullmatch(member)
     return int(match[1]) if match else 1
 
@@ -86,26 +87,28 @@ def default_outputs(paths: InstancePaths, job: int, attempt: int, index: int) ->
 
 
 def tasks_of(place: Place, paths: InstancePaths, ranks: Mapping[str, int], *, bind: bool) -> list[TaskSpec]:
-    """One task for each seat, in their order. Bad input is a `BadRequest`."""
+    """Returns one task per assignment, in the same order. Raises `BadRequest` for invalid input."""
     spec = read_spec(place.spec)
     if not spec.command:
         raise BadRequest("the command is empty", where="spec.command")
-    return [_task(place, spec, spot, paths, bind=bind) for spot in _spots(place, ranks)]
+    return [_task(place, spec, placement, paths, bind=bind) for placement in _placements(place, ranks)]
 
 
-def _spots(place: Place, ranks: Mapping[str, int]) -> list[_Spot]:
+def _placements(place: Place, ranks: Mapping[str, int]) -> list[_TaskPlacement]:
     by_node: dict[str, list[Assignment]] = {}
     for assignment in sorted(place.assignments, key=lambda assignment: assignment.index):
         by_node.setdefault(assignment.node, []).append(assignment)
     unknown = sorted(set(by_node) - set(ranks))
     if unknown:
-        raise BadRequest("no such node", where="seats", found=unknown[0], expected=f"{len(ranks)} nodes")
+        raise BadRequest(
+            "no such node", where="assignments", found=unknown[0], expected=f"{len(ranks)} nodes"
+        )
     ordered = sorted(by_node, key=lambda node: ranks[node])
-    spots: dict[str, _Spot] = {}
+    placements: dict[str, _TaskPlacement] = {}
     for node_index, node in enumerate(ordered):
         assignments = by_node[node]
         for local_id, assignment in enumerate(assignments):
-            spots[assignment.member] = _Spot(
+            placements[assignment.member] = _TaskPlacement(
                 assignment=assignment,
                 node_index=node_index,
                 node_rank=ranks[node],
@@ -116,23 +119,25 @@ def _spots(place: Place, ranks: Mapping[str, int]) -> list[_Spot]:
                 node_cores=_units(assignments, "core"),
                 node_gpus=_units(assignments, "gpu"),
             )
-    return [spots[assignment.member] for assignment in place.assignments]
+    return [placements[assignment.member] for assignment in place.assignments]
 
 
-def _units(assignments: Sequence[Assignment], kind: str) -> tuple[int, ...]:
+def _units(assignments: Sequence[Assignment], resource: str) -> tuple[int, ...]:
     found: set[int] = set()
     for assignment in assignments:
         for name, idset, _ in assignment.grants:
-            if name == kind:
+            if name == resource:
                 found.update(parse_idset(idset))
     return tuple(sorted(found))
 
 
-def _task(place: Place, spec: LaunchSpec, spot: _Spot, paths: InstancePaths, *, bind: bool) -> TaskSpec:
-    assignment = spot.assignment
+def _task(
+    place: Place, spec: LaunchSpec, placement: _TaskPlacement, paths: InstancePaths, *, bind: bool
+) -> TaskSpec:
+    assignment = placement.assignment
     plain = spec.id_f58.replace("ƒ", "f")
-    tmpdir = str(paths.agent(assignment.node) / "tmp" / f"jobtmp-{spot.node_index}-{plain}")
-    tags = tags_of(place.job, spec, assignment.index) | _placed_tags(spot, tmpdir)
+    tmpdir = str(paths.agent(assignment.node) / "tmp" / f"jobtmp-{placement.node_index}-{plain}")
+    tags = tags_of(place.job, spec, assignment.index) | _placement_tags(placement, tmpdir)
     attempt = attempt_of(assignment.member)
     default_out, default_err = default_outputs(paths, place.job, attempt, assignment.index)
     stdout, stderr = outputs_of(spec, tags, (default_out, default_err))
@@ -144,28 +149,28 @@ def _task(place: Place, spec: LaunchSpec, spot: _Spot, paths: InstancePaths, *, 
         command=tuple(expand(word, tags) for word in spec.command),
         cwd=spec.cwd,
         environment=spec.environment,
-        size=spot.size,
-        nnodes=spot.nnodes,
-        local_id=spot.local_id,
+        size=placement.size,
+        nnodes=placement.nnodes,
+        local_id=placement.local_id,
         stdout=stdout,
         stderr=stderr,
-        marks=str(default_out.parent) if spec.output or spec.error else "",
+        markers=str(default_out.parent) if spec.output or spec.error else "",
         attempt=attempt,
         file_mode=_USER_FILE_MODE if spec.output or spec.error else 0o600,
         label_io=spec.label_io,
         end_at=place.end_at,
         warn=spec.signal,
         tmpdir=tmpdir,
-        gpus=",".join(map(str, spot.node_gpus)) or "-1",
-        cores=spot.cores if bind else (),
+        gpus=",".join(map(str, placement.node_gpus)) or "-1",
+        cores=placement.cores if bind else (),
         node=assignment.node,
-        granted=spot.cores,
-        uses={kind: units for kind, _, units in assignment.grants},
+        granted=placement.cores,
+        usage={resource: units for resource, _, units in assignment.grants},
     )
 
 
 def tags_of(job: int, spec: LaunchSpec, index: int) -> dict[str, str]:
-    """What can be said of a task wherever it is placed."""
+    """Returns the tags that do not depend on the placement."""
     digits = f"{job:016x}"
     found = {
         "id": spec.id_f58,
@@ -182,25 +187,26 @@ def tags_of(job: int, spec: LaunchSpec, index: int) -> dict[str, str]:
     return found | {f"job{tag}": value for tag, value in found.items() if tag.partition(".")[0] == "id"}
 
 
-def _placed_tags(spot: _Spot, tmpdir: str) -> dict[str, str]:
+def _placement_tags(placement: _TaskPlacement, tmpdir: str) -> dict[str, str]:
     return {
-        "nnodes": str(spot.nnodes),
-        "size": str(spot.size),
-        "ntasks": str(spot.size),
+        "nnodes": str(placement.nnodes),
+        "size": str(placement.size),
+        "ntasks": str(placement.size),
         "tmpdir": tmpdir,
-        "task.index": str(spot.local_id),
-        "task.localid": str(spot.local_id),
-        "node.id": str(spot.node_index),
-        "node.name": spot.assignment.node,
-        "node.broker_rank": str(spot.node_rank),
-        "node.cores": encode_idset(spot.node_cores),
-        "node.gpus": encode_idset(spot.node_gpus),
-        "node.ncores": str(len(spot.node_cores)),
+        "task.index": str(placement.local_id),
+        "task.localid": str(placement.local_id),
+        "node.id": str(placement.node_index),
+        "node.name": placement.assignment.node,
+        "node.broker_rank": str(placement.node_rank),
+        "node.cores": encode_idset(placement.node_cores),
+        "node.gpus": encode_idset(placement.node_gpus),
+        "node.ncores": str(len(placement.node_cores)),
     }
 
 
 def outputs_of(spec: LaunchSpec, tags: Mapping[str, str], default: tuple[Path, Path]) -> tuple[str, str]:
-    """Paths of stdout and stderr, relative to the job's directory; stderr follows a file that was named."""
+    """Returns the paths of stdout and stderr, relative to the job's directory. Without an error template,
+    stderr goes to the file that the output template names."""
     stdout = expand(spec.output, tags) if spec.output else str(default[0])
     if spec.error:
         return stdout, expand(spec.error, tags)
