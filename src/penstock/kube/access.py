@@ -249,8 +249,7 @@ def _merge(sources: tuple[Path, ...], *, must_exist: bool) -> _MergedConfig:
         raise BadRequest(
             "no kubeconfig found",
             where=merged.where,
-            found="nothing",
-            expected="an existing file, in KUBECONFIG or given by an option",
+            expected="an existing file, named by --kubeconfig or KUBECONFIG",
         )
     return merged
 
