@@ -1,4 +1,4 @@
-"""Finding vertices by what is true of them."""
+"""The `find` expression language: predicates, operators, results and rejected expressions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from penstock.engine.graph_updates import set_property, set_status
 from penstock.fluxion.find import BadExpression, find, parse_expression
 
 
-def backend() -> Engine:
-    """node0: job 1 on a socket. node1: job 2 on core 0, job 3 reserved there; fast. node2: down."""
+def busy_engine() -> Engine:
+    """node0: job 1 on a socket. node1: job 2 on core 0, job 3 reserved, property fast. node2: down."""
     engine = Engine(sockets_of(nodes=3, sockets=1, cores=2), "low")
     engine.match(1, slot_request({"socket": 1}, constraint=on("node0")), 0)
     engine.match(2, slot_request({"core": 1}, duration_s=10, constraint=on("node1")), 0)
@@ -23,7 +23,7 @@ def backend() -> Engine:
 
 
 def names(engine: Engine, text: str) -> list[str]:
-    """What is found, without what only lies above it."""
+    """The vertices found, without the vertices above them."""
     picks = [short(pick.vertex) for pick in find(engine.graph.root, parse_expression(text))]
     return [
         path
@@ -60,22 +60,22 @@ def names(engine: Engine, text: str) -> list[str]:
         ("status=DOWN", ["node2/socket0/core0", "node2/socket0/core1"]),
     ],
 )
-def test_what_is_true_of_a_vertex_is_found(text: str, expected: list[str] | None) -> None:
+def test_an_expression_finds_the_vertices_that_satisfy_it(text: str, expected: list[str] | None) -> None:
     if expected is None:
         with pytest.raises(BadExpression):
             parse_expression(text)
     else:
-        assert names(backend(), text) == expected
+        assert names(busy_engine(), text) == expected
 
 
-def test_an_expression_is_read_strictly_from_left_to_right() -> None:
+def test_operators_are_evaluated_from_left_to_right() -> None:
     engine = Engine(sockets_of(nodes=1))
     assert find(engine.graph.root, parse_expression("status=up or status=down and status=down")) == ()
     assert find(engine.graph.root, parse_expression("status=up or ( status=down and status=down )")) != ()
 
 
-def test_what_is_found_comes_with_all_above_it_whole_and_children_first() -> None:
-    engine = backend()
+def test_found_vertices_are_listed_with_their_ancestors_children_first() -> None:
+    engine = busy_engine()
     picks = find(engine.graph.root, parse_expression("jobid-alloc=2"))
     paths = ["/cluster0/node1/socket0/core0", "/cluster0/node1/socket0", "/cluster0/node1", "/cluster0"]
     assert [pick.vertex.path() for pick in picks] == paths
@@ -83,14 +83,14 @@ def test_what_is_found_comes_with_all_above_it_whole_and_children_first() -> Non
     assert [pick.depth for pick in picks] == [4, 3, 2, 1]
 
 
-def test_all_of_an_idle_graph_is_free() -> None:
+def test_every_vertex_of_an_idle_graph_is_free() -> None:
     engine = Engine(sockets_of(nodes=2))
     assert len(
         find(engine.graph.root, parse_expression("status=up sched-now=free sched-future=free"))
     ) == len(engine.graph)
 
 
-def test_an_expression_tells_which_job_it_names_and_whether_use_is_to_be_shown() -> None:
+def test_an_expression_records_its_job_and_whether_usage_is_shown() -> None:
     assert parse_expression("jobid-alloc=7 or jobid-tag=9").job == 9
     assert parse_expression("status=up").job is None
     assert parse_expression("agfilter=true").with_usage
@@ -123,6 +123,6 @@ def test_an_expression_tells_which_job_it_names_and_whether_use_is_to_be_shown()
         "jobid-tag=" + "9" * 30,
     ],
 )
-def test_what_is_no_expression_is_refused(text: str) -> None:
+def test_an_invalid_expression_is_rejected(text: str) -> None:
     with pytest.raises(BadExpression):
         parse_expression(text)

@@ -1,8 +1,8 @@
-"""Finding vertices by what is true of them: `status=down and sched-now=free`.
+"""The `find` command: searches vertices by an expression such as `status=down and sched-now=free`.
 
-Predicates are joined by `and`, `or` or nothing (which is `and`), strictly from left to right;
-parentheses group. What holds of a vertex for status and scheduling holds of all below it: what is
-under a node that is down is down, what is under an allocated socket is allocated.
+Predicates are joined by `and` or `or`, evaluated from left to right without precedence; two predicates
+without a word between them are joined by `and`. Parentheses group. Status and scheduling state apply to the
+whole subtree: a core below a down node is down, a core below an allocated socket is allocated.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _JOB_PREDICATES: Final = ("jobid-alloc", "jobid-span", "jobid-tag", "jobid-reser
 
 
 class BadExpression(BadRequest):
-    """A search expression that cannot be understood."""
+    """A search expression that cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
-    """What is true of a vertex, inherited from above."""
+class _Inherited:
+    """Status and scheduling state of a vertex, including what it inherits from the vertices above."""
 
     down: bool
     allocated: bool
     reserved: bool
 
 
-_Test = Callable[[Vertex, _Facts], bool]
+_Test = Callable[[Vertex, _Inherited], bool]
 
 
 class _Operator(enum.Enum):
@@ -56,51 +56,59 @@ class _Operator(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Expression:
     test: _Test
-    job: int | None  # the last job that is named
-    with_usage: bool  # agfilter=true: show what is used below every vertex
+    job: int | None  # the last job that the expression names
+    with_usage: bool  # agfilter=true: show the usage of filter types below every vertex
 
 
 def parse_expression(text: str) -> Expression:
     if len(text) > _LENGTH_MAX:
         raise BadExpression(
-            "too long", where="expression", found=f"{len(text)} characters", expected=f"at most {_LENGTH_MAX}"
+            "expression too long",
+            where="expression",
+            found=f"{len(text)} characters",
+            expected=f"at most {_LENGTH_MAX}",
         )
     parser = _Parser(text.replace("\t", " "))
     test = parser.expression(0)
     if parser.rest():
         raise BadExpression(
-            "unbalanced", where="expression", found=repr(parser.rest()), expected="as many ) as ("
+            "unbalanced parentheses", where="expression", found=repr(parser.rest()), expected="as many ) as ("
         )
     return Expression(test, parser.job, parser.with_usage)
 
 
 def find(root: Vertex, expression: Expression) -> tuple[Pick, ...]:
-    """The vertices for which it holds and all above them, children first; each whole and alone.
+    """The matching vertices and all vertices above them, children first, each exclusive with its full size.
 
-    Where use below is asked for, a vertex that counts none (for the job that is named) is not shown.
+    With `with_usage`, a vertex that has no usage counts (for the named job) is omitted.
     """
     picks: list[Pick] = []
-    _visit(root, _Facts(False, False, False), 1, expression, picks, set())
+    _visit(root, _Inherited(False, False, False), 1, expression, picks, set())
     return tuple(picks)
 
 
 def _visit(
-    vertex: Vertex, above: _Facts, depth: int, expression: Expression, picks: list[Pick], seen: set[int]
+    vertex: Vertex,
+    above: _Inherited,
+    depth: int,
+    expression: Expression,
+    picks: list[Pick],
+    seen: set[int],
 ) -> bool:
     if vertex.index in seen:
         return False
     seen.add(vertex.index)
     state = vertex.state
     bookings = state.bookings.values() if state is not None else ()
-    facts = _Facts(
+    status = _Inherited(
         above.down or not vertex.up,
         above.allocated or any(b.live and b.units for b in bookings),
         above.reserved or any(not b.live and b.units for b in bookings),
     )
     is_found = False
     for child in vertex.below():
-        is_found = _visit(child, facts, depth + 1, expression, picks, seen) or is_found
-    if not is_found and not expression.test(vertex, facts):
+        is_found = _visit(child, status, depth + 1, expression, picks, seen) or is_found
+    if not is_found and not expression.test(vertex, status):
         return False
     if expression.with_usage and not _counts(vertex, expression.job):
         return False
@@ -109,7 +117,7 @@ def _visit(
 
 
 def usage_below(picks: tuple[Pick, ...], job: int | None, now: int) -> dict[int, dict[str, str]]:
-    """What is used below every vertex that keeps filters, by its index: by all, or by one job."""
+    """By vertex index: the usage of each filter type below the vertex, by all jobs or by one job."""
     window = Window(now, now + 1, now, TimeView.LATER)
     usage: dict[int, dict[str, str]] = {}
     for pick in picks:
@@ -138,7 +146,7 @@ class _Parser:
     def expression(self, depth: int) -> _Test:
         if depth > _DEPTH_MAX:
             raise BadExpression(
-                "nested too deep",
+                "parentheses nested too deep",
                 where="expression",
                 found=f"{depth} open parentheses",
                 expected=f"at most {_DEPTH_MAX}",
@@ -166,7 +174,10 @@ class _Parser:
             inner = self.expression(depth + 1)
             if not self._peek().startswith(")"):
                 raise BadExpression(
-                    "unbalanced", where="expression", found=repr(self._text), expected="as many ) as ("
+                    "unbalanced parentheses",
+                    where="expression",
+                    found=repr(self._text),
+                    expected="as many ) as (",
                 )
             self._skip(")")
             return inner
@@ -202,13 +213,13 @@ class _Parser:
         if key == "agfilter":
             self.with_usage = low in ("true", "t")
             wanted = self.with_usage
-            return lambda _vertex, _facts: wanted
+            return lambda _vertex, _status: wanted
         if choices is None:
             known = ", ".join([*_CHOICES, *_JOB_PREDICATES, "names", "property"])
             raise BadExpression(
                 "invalid criteria", where="expression", found=repr(word), expected=f"one of {known}"
             )
-        return _fact_test(key, low)
+        return _status_test(key, low)
 
     def _job_test(self, key: str, value: str) -> _Test:
         if not (value.isascii() and value.isdigit() and len(value) <= 20):
@@ -216,7 +227,7 @@ class _Parser:
                 "invalid criteria",
                 where="expression",
                 found=repr(f"{key}={value}"),
-                expected="the number of a job",
+                expected=f"{key}=N, with the number of a job",
             )
         job = int(value)
         self.job = job
@@ -230,20 +241,24 @@ class _Parser:
 
 def _combined(left: _Test, operator: _Operator, right: _Test) -> _Test:
     if operator is _Operator.AND:
-        return lambda vertex, facts: left(vertex, facts) and right(vertex, facts)
-    return lambda vertex, facts: left(vertex, facts) or right(vertex, facts)
+        return lambda vertex, status: left(vertex, status) and right(vertex, status)
+    return lambda vertex, status: left(vertex, status) or right(vertex, status)
 
 
-def _fact_test(key: str, value: str) -> _Test:
+def _status_test(key: str, value: str) -> _Test:
     if key == "status":
-        return (lambda _, facts: facts.down) if value == "down" else (lambda _, facts: not facts.down)
+        return (lambda _, status: status.down) if value == "down" else (lambda _, status: not status.down)
     if key == "sched-now":
         return (
-            (lambda _, facts: facts.allocated)
+            (lambda _, status: status.allocated)
             if value == "allocated"
-            else (lambda _, facts: not facts.allocated)
+            else (lambda _, status: not status.allocated)
         )
-    return (lambda _, facts: facts.reserved) if value == "reserved" else (lambda _, facts: not facts.reserved)
+    return (
+        (lambda _, status: status.reserved)
+        if value == "reserved"
+        else (lambda _, status: not status.reserved)
+    )
 
 
 def _bookings(vertex: Vertex, job: int) -> list[Booking]:
@@ -253,5 +268,5 @@ def _bookings(vertex: Vertex, job: int) -> list[Booking]:
 
 
 def _counts(vertex: Vertex, job: int | None) -> bool:
-    """Whether use of filter types is counted at a vertex (for one job)."""
+    """Whether the vertex counts usage of filter types (by one job, if given)."""
     return bool(vertex.totals) and (job is None or any(booking.below for booking in _bookings(vertex, job)))
