@@ -1,8 +1,8 @@
-"""Real control planes for tests: a cluster per test module, gone afterwards.
+"""Real control planes for tests: one cluster per test module, removed afterwards.
 
-A module that wants one says `cluster = cluster_fixture(DevSettings(nodes=3))`, and its tests take `cluster`.
-Where the parts are not built, its tests are skipped and say so; with `PENSTOCK_REQUIRE_CONTROLPLANE=1` they
-fail instead. Each worker of a parallel run starts its own, so nothing is shared between them.
+A module declares `cluster = cluster_fixture(DevSettings(nodes=3))`, and its tests take the fixture `cluster`.
+If the control plane is not built, these tests are skipped with a message; with
+`PENSTOCK_REQUIRE_CONTROLPLANE=1` they fail instead. Each worker of a parallel run starts its own cluster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUIRE_VARIABLE = "PENSTOCK_REQUIRE_CONTROLPLANE"
 
 
 def needs_controlplane() -> Binaries:
-    """The parts; without them the test that asks is skipped, or fails where they are required."""
+    """The programs of the control plane. Without them it skips the test, or fails it if they are required."""
     try:
         return find_binaries()
     except BinariesMissing as missing:
@@ -41,18 +41,18 @@ def needs_controlplane() -> Binaries:
 
 @contextmanager
 def running_cluster(settings: DevSettings | None = None) -> Iterator[DevCluster]:
-    """A cluster in a directory of its own."""
-    parts = needs_controlplane()
+    """A cluster in a temporary directory."""
+    binaries = needs_controlplane()
     directory = Path(tempfile.mkdtemp(prefix="penstock-cluster-"))
     try:
-        with DevCluster(directory, settings, parts=parts) as cluster:
+        with DevCluster(directory, settings, binaries=binaries) as cluster:
             yield cluster
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def cluster_fixture(settings: DevSettings | None = None) -> Callable[..., Iterator[DevCluster]]:
-    """A fixture of module scope; bind it to a name in the test module."""
+    """A fixture with module scope; assign it to a name in the test module."""
 
     @pytest.fixture(scope="module")
     def cluster() -> Iterator[DevCluster]:
@@ -62,11 +62,11 @@ def cluster_fixture(settings: DevSettings | None = None) -> Callable[..., Iterat
     return cluster
 
 
-def wait_for(holds: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
-    """Asks the API server ten times a second."""
+def wait_for(is_reached: Callable[[], bool], goal: str, limit_s: float = 30.0) -> None:
+    """Polls a condition ten times a second; fails after `limit_s`."""
     deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {limit_s:g} s in vain for {what}"
+    while not is_reached():
+        assert time.monotonic() < deadline, f"timed out after {limit_s:g} s waiting for {goal}"
         time.sleep(0.1)
 
 
@@ -77,7 +77,7 @@ def pod(
     namespace: str = "default",
     **spec: Any,
 ) -> str:
-    """A pod that is not restarted, as JSON for `kubectl apply -f -`."""
+    """A pod with restartPolicy Never, as JSON for `kubectl apply -f -`."""
     container = {
         "name": "main",
         "image": "busybox",

@@ -67,19 +67,19 @@ class KubeScheduler:
         self._is_on = False
 
     def start(self) -> None:
-        self._cluster.start_part(_KUBE_SCHEDULER)
+        self._cluster.start_component(_KUBE_SCHEDULER)
         self._is_on = True
 
     def stop(self) -> None:
         if self._is_on:
-            self._cluster.stop_part(_KUBE_SCHEDULER)
+            self._cluster.stop_component(_KUBE_SCHEDULER)
             self._is_on = False
 
     def is_alive(self) -> bool:
-        return self._is_on and self._cluster.part(_KUBE_SCHEDULER).exit_code is None
+        return self._is_on and self._cluster.component(_KUBE_SCHEDULER).exit_code is None
 
     def processes(self) -> dict[str, int]:
-        return {"scheduler": self._cluster.part(_KUBE_SCHEDULER).pid} if self._is_on else {}
+        return {"scheduler": self._cluster.component(_KUBE_SCHEDULER).pid} if self._is_on else {}
 
 
 class _Process:

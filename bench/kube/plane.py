@@ -101,7 +101,7 @@ class Plane:
 
     def processes(self) -> dict[str, int]:
         parts = {"API server": "kube-apiserver", "etcd": "etcd", "kcm": _PATIENT}
-        return {name: self.cluster.part(part).pid for name, part in parts.items()}
+        return {name: self.cluster.component(part).pid for name, part in parts.items()}
 
     async def grow(self, nodes: int) -> None:
         """As many nodes as that, all usable."""
@@ -197,7 +197,7 @@ async def control_plane(*, is_native: bool, tell: Callable[[str], None]) -> Asyn
     cluster = DevCluster(above / "cluster", settings, progress=tell)
     try:
         await asyncio.to_thread(cluster.start)
-        cluster.stop_part("kwok")
+        cluster.stop_component("kwok")
         _be_patient(cluster)
         access = from_kubeconfig(cluster.kubeconfig)
         async with KubeClient(access, in_flight_max=_IN_FLIGHT, timeout_s=_TIMEOUT_S) as client:
@@ -209,7 +209,7 @@ async def control_plane(*, is_native: bool, tell: Callable[[str], None]) -> Asyn
 
 def _be_patient(cluster: DevCluster) -> None:
     """Starts the controller manager again, with a day of grace for nodes that nobody hears of."""
-    pid = cluster.part(_CONTROLLERS).pid
+    pid = cluster.component(_CONTROLLERS).pid
     argv = Path(f"/proc/{pid}/cmdline").read_text("utf-8").rstrip("\0").split("\0")
-    cluster.stop_part(_CONTROLLERS)
+    cluster.stop_component(_CONTROLLERS)
     cluster.start_program(_PATIENT, [*argv, "--node-monitor-grace-period=24h"])

@@ -1,4 +1,4 @@
-"""Versions, the cache, certificates, stages: all that needs no control plane."""
+"""Pinned versions, cache, certificates, stages and ports: everything that needs no control plane."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def test_the_versions_are_those_that_go_is_told() -> None:
-    told = "".join((MODULES / name / "go.mod").read_text() for name in (".", "kwok"))
-    required = dict(re.findall(r"^(?:require|\t)\s*(\S+) v(\S+)$", told, re.MULTILINE))
+def test_the_versions_equal_those_in_go_mod() -> None:
+    text = "".join((MODULES / name / "go.mod").read_text() for name in (".", "kwok"))
+    required = dict(re.findall(r"^(?:require|\t)\s*(\S+) v(\S+)$", text, re.MULTILINE))
     assert required["k8s.io/kubernetes"] == binaries.KUBERNETES_VERSION
     assert required["go.etcd.io/etcd/server/v3"] == binaries.ETCD_VERSION
     assert required["sigs.k8s.io/kwok"] == binaries.KWOK_VERSION
 
 
-def test_every_program_is_kept_by_the_modules() -> None:
-    told = "".join((MODULES / name / "tools.go").read_text() for name in (".", "kwok"))
-    assert [part.name for part in BINARIES if f'"{part.package}"' not in told] == []
+def test_tools_go_imports_the_package_of_every_program() -> None:
+    text = "".join((MODULES / name / "tools.go").read_text() for name in (".", "kwok"))
+    assert [binary.name for binary in BINARIES if f'"{binary.package}"' not in text] == []
 
 
-def test_other_versions_have_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_have_another_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     before = cache_directory({"HOME": "/h"})
     assert before.parent == Path("/h/.cache/penstock/controlplane")
     for name in ("KUBERNETES_VERSION", "ETCD_VERSION", "KWOK_VERSION"):
@@ -59,16 +59,16 @@ def test_other_versions_have_another_place(monkeypatch: pytest.MonkeyPatch) -> N
             assert cache_directory({"HOME": "/h"}) != before
 
 
-def test_the_cache_is_where_the_user_wants_it() -> None:
+def test_the_cache_follows_xdg_cache_home() -> None:
     assert cache_directory({"HOME": "/h", "XDG_CACHE_HOME": "/c"}).is_relative_to("/c/penstock")
     assert cache_directory({"HOME": "/h", "XDG_CACHE_HOME": "not/absolute"}).is_relative_to("/h/.cache")
 
 
-def test_missing_parts_are_named_with_what_helps(tmp_path: Path) -> None:
+def test_missing_programs_are_named_with_advice(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     directory = cache_directory(environ)
-    for part in BINARIES[1:]:
-        program(directory / part.name, "true")
+    for binary in BINARIES[1:]:
+        program(directory / binary.name, "true")
     with pytest.raises(BinariesMissing, match="make controlplane") as raised:
         find_binaries(environ)
     assert raised.value.missing == ("etcd",)
@@ -78,7 +78,7 @@ def test_missing_parts_are_named_with_what_helps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "is_right"),
+    ("output", "is_pinned"),
     [
         ("etcd Version: 3.6.8", True),
         ("kwok version v3.6.8 go1.26.8 (linux/amd64)", True),
@@ -88,19 +88,19 @@ def test_missing_parts_are_named_with_what_helps(tmp_path: Path) -> None:
         ("no version", False),
     ],
 )
-def test_only_exactly_the_pinned_version_is_taken(tmp_path: Path, said: str, is_right: bool) -> None:
-    path = program(tmp_path / "etcd", f"echo '{said}'")
-    assert binaries.reports_pinned_version(Binary("etcd", "-", "3.6.8"), path) is is_right
+def test_only_the_exact_pinned_version_is_accepted(tmp_path: Path, output: str, is_pinned: bool) -> None:
+    path = program(tmp_path / "etcd", f"echo '{output}'")
+    assert binaries.reports_pinned_version(Binary("etcd", "-", "3.6.8"), path) is is_pinned
 
 
-def test_what_cannot_be_run_is_not_taken(tmp_path: Path) -> None:
+def test_a_program_that_cannot_run_is_not_accepted(tmp_path: Path) -> None:
     assert not binaries.reports_pinned_version(BINARIES[0], tmp_path / "nothing")
     assert not binaries.reports_pinned_version(BINARIES[0], program(tmp_path / "fails", "echo 3.6.8; exit 1"))
 
 
-def test_penstock_is_known_by_the_name_and_the_groups_of_its_service_account(tmp_path: Path) -> None:
-    made = make_credentials(tmp_path / "credentials", "https://127.0.0.1:1")
-    config = yaml.safe_load(made.kubeconfig("penstock").read_text())
+def test_penstock_has_the_name_and_groups_of_its_service_account(tmp_path: Path) -> None:
+    credentials = make_credentials(tmp_path / "credentials", "https://127.0.0.1:1")
+    config = yaml.safe_load(credentials.kubeconfig("penstock").read_text())
     data = base64.b64decode(config["users"][0]["user"]["client-certificate-data"])
     subject = x509.load_pem_x509_certificate(data).subject
     (name,) = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -112,39 +112,42 @@ def test_penstock_is_known_by_the_name_and_the_groups_of_its_service_account(tmp
     ]
 
 
-def test_nobody_else_can_read_what_is_secret(tmp_path: Path) -> None:
-    made = make_credentials(tmp_path / "credentials", "https://127.0.0.1:1")
-    assert stat.S_IMODE(made.directory.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in made.directory.iterdir()} == {0o600}
+def test_only_the_owner_can_read_credentials(tmp_path: Path) -> None:
+    credentials = make_credentials(tmp_path / "credentials", "https://127.0.0.1:1")
+    assert stat.S_IMODE(credentials.directory.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in credentials.directory.iterdir()} == {0o600}
 
 
-def test_the_stages_are_documents_without_marks(tmp_path: Path) -> None:
+def test_the_stages_are_yaml_without_placeholders(tmp_path: Path) -> None:
     path = tmp_path / "stages.yaml"
     write_stages(path)
     documents = list(yaml.safe_load_all(path.read_text()))
-    assert [one["kind"] for one in documents] == ["KwokConfiguration", *["Stage"] * (len(documents) - 1)]
+    assert [document["kind"] for document in documents] == [
+        "KwokConfiguration",
+        *["Stage"] * (len(documents) - 1),
+    ]
     assert len(documents) == 9
     assert not re.search(r"@\w+@", path.read_text())
 
 
-def test_ports_are_three_and_outside_those_of_outgoing_connections() -> None:
+def test_three_ports_below_the_ephemeral_range_are_chosen() -> None:
     ports = choose_ports()
     assert len({ports.api, ports.etcd, ports.etcd_peer}) == 3
     assert max(ports.api, ports.etcd, ports.etcd_peer) < 32_768
 
 
-def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_empty_is_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
     with pytest.raises(Conflict, match="not empty"):
-        DevCluster(tmp_path, parts=Binaries(tmp_path)).start()
+        DevCluster(tmp_path, binaries=Binaries(tmp_path)).start()
     assert (tmp_path / "mine").read_text() == "kept"
 
 
-def test_what_cannot_be_started_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_start_reports_the_cause_and_leaves_no_files(tmp_path: Path) -> None:
     for name in ("etcd", "kube-apiserver"):
         program(tmp_path / "bin" / name, f"echo {name} says no; exit 7")
-    cluster = DevCluster(tmp_path / "cluster", parts=Binaries(tmp_path / "bin"))
-    with pytest.raises(Unavailable, match="etcd ended with 7: etcd says no"):
+    cluster = DevCluster(tmp_path / "cluster", binaries=Binaries(tmp_path / "bin"))
+    with pytest.raises(Unavailable, match="etcd exited with code 7: etcd says no"):
         cluster.start()
     assert not cluster.directory.exists()
     with pytest.raises(Conflict, match="is not running"):

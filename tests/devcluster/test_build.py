@@ -1,4 +1,4 @@
-"""`make controlplane` with a Go that only pretends: what is built, found, waited for and refused."""
+"""`make controlplane` with a fake Go: building, copying, locking, and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sleep "$TAKES_S"
 
 
 class Machine:
-    """A user with a cache, a PATH of which all is known, and a Go."""
+    """A user with a cache directory and a PATH with known programs only."""
 
     def __init__(self, folder: Path) -> None:
         self.calls = folder / "calls"
@@ -61,7 +61,7 @@ class Machine:
         return ended(self.start(**environ))
 
     def builds(self) -> list[str]:
-        """The packages that Go was asked to build."""
+        """The packages that Go has built."""
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return [line.rpartition(" ")[2] for line in lines if line.startswith("build ")]
 
@@ -86,20 +86,20 @@ def with_go(machine: Machine) -> Machine:
     return machine
 
 
-def test_all_parts_are_built_once_with_progress(with_go: Machine) -> None:
+def test_all_programs_are_built_once_with_progress_messages(with_go: Machine) -> None:
     code, out, err = with_go.run()
     assert (code, err) == (0, "")
-    for number, part in enumerate(BINARIES, 1):
-        assert f"[{number} of 6] {part.name} {part.version}: building" in out
-        assert f"[{number} of 6] {part.name} {part.version}: built in 0 s" in out
-    assert with_go.builds() == [part.package for part in BINARIES]
+    for number, binary in enumerate(BINARIES, 1):
+        assert f"[{number} of 6] {binary.name} {binary.version}: building" in out
+        assert f"[{number} of 6] {binary.name} {binary.version}: built in 0 s" in out
+    assert with_go.builds() == [binary.package for binary in BINARIES]
     assert find_binaries(with_go.environ).directory == cache_directory(with_go.environ)
     code, out, _ = with_go.run()
     assert (code, out) == (0, f"ready: {cache_directory(with_go.environ)}\n")
     assert len(with_go.builds()) == len(BINARIES)
 
 
-def test_builds_are_static_and_know_their_version(with_go: Machine) -> None:
+def test_builds_set_the_version(with_go: Machine) -> None:
     with_go.run()
     lines = [line for line in with_go.calls.read_text().splitlines() if line.startswith("build ")]
     assert all("-trimpath" in line and "version.gitVersion=v1.36.3" in line for line in lines)
@@ -112,27 +112,27 @@ def test_two_runs_at_once_build_once(with_go: Machine) -> None:
     second = with_go.start(TAKES_S="0.3")
     results = [ended(first), ended(second)]
     assert [code for code, _, _ in results] == [0, 0]
-    assert "another run fills the cache; waiting for it" in results[1][1]
+    assert "another run is filling the cache; waiting for it" in results[1][1]
     assert len(with_go.builds()) == len(BINARIES)
 
 
-def test_a_part_that_is_missing_later_is_built_again_alone(with_go: Machine) -> None:
+def test_only_a_missing_program_is_built_again(with_go: Machine) -> None:
     with_go.run()
     (cache_directory(with_go.environ) / "kwok").unlink()
     assert with_go.run()[0] == 0
     assert with_go.builds()[6:] == ["sigs.k8s.io/kwok/cmd/kwok"]
 
 
-def test_without_go_it_says_what_is_missing_and_what_helps(machine: Machine) -> None:
+def test_without_go_the_error_names_it_and_gives_advice(machine: Machine) -> None:
     code, _, err = machine.run()
     assert code == 1
-    assert "there is no Go on PATH" in err
+    assert "Go is not on PATH" in err
     assert "install Go 1.26 or newer" in err
     assert "KUBEBUILDER_ASSETS" in err
     assert machine.cached() == set()
 
 
-def test_too_old_a_go_is_refused_the_same_way(with_go: Machine) -> None:
+def test_too_old_a_go_is_rejected_with_the_same_advice(with_go: Machine) -> None:
     code, _, err = with_go.run(GO_IS="1.25.3")
     assert code == 1
     assert "is Go 1.25, which is too old" in err
@@ -140,7 +140,7 @@ def test_too_old_a_go_is_refused_the_same_way(with_go: Machine) -> None:
     assert with_go.builds() == []
 
 
-def test_a_build_that_fails_leaves_no_half_and_keeps_what_was_whole(with_go: Machine) -> None:
+def test_a_failed_build_leaves_no_file_and_keeps_complete_programs(with_go: Machine) -> None:
     code, _, err = with_go.run(FAILS="kube-scheduler")
     assert code == 1
     assert "building kube-scheduler failed (exit 2):\nsome/file.go: does not compile" in err
@@ -148,27 +148,27 @@ def test_a_build_that_fails_leaves_no_half_and_keeps_what_was_whole(with_go: Mac
     assert with_go.run()[0] == 0
 
 
-def test_programs_of_the_right_version_are_taken_from_elsewhere(machine: Machine, tmp_path: Path) -> None:
+def test_installed_programs_of_the_pinned_version_are_copied(machine: Machine, tmp_path: Path) -> None:
     assets = tmp_path / "assets"
-    for part in BINARIES[:3]:
-        machine.install(assets / part.name, f"#!/bin/sh\necho 'Version: v{part.version}'\n")
-    for part in BINARIES[3:]:
-        machine.install(machine.bin / part.name, f"#!/bin/sh\necho '{part.version}'\n")
+    for binary in BINARIES[:3]:
+        machine.install(assets / binary.name, f"#!/bin/sh\necho 'Version: v{binary.version}'\n")
+    for binary in BINARIES[3:]:
+        machine.install(machine.bin / binary.name, f"#!/bin/sh\necho '{binary.version}'\n")
     code, out, err = machine.run(KUBEBUILDER_ASSETS=str(assets))
-    assert (code, err) == (0, "")  # nobody asked for a Go
+    assert (code, err) == (0, "")  # Go is not needed.
     assert f"[1 of 6] etcd 3.6.8: copying {assets / 'etcd'}" in out
-    assert machine.cached() == {part.name for part in BINARIES}
+    assert machine.cached() == {binary.name for binary in BINARIES}
 
 
-def test_programs_of_another_version_are_not_taken(with_go: Machine, tmp_path: Path) -> None:
+def test_installed_programs_of_another_version_are_not_copied(with_go: Machine, tmp_path: Path) -> None:
     assets = tmp_path / "assets"
-    for part in BINARIES:
-        with_go.install(assets / part.name, "#!/bin/sh\necho 'Version: v1.33.0'\n")
+    for binary in BINARIES:
+        with_go.install(assets / binary.name, "#!/bin/sh\necho 'Version: v1.33.0'\n")
     assert with_go.run(KUBEBUILDER_ASSETS=str(assets))[0] == 0
     assert len(with_go.builds()) == len(BINARIES)
 
 
-def test_a_cache_that_cannot_be_written_is_told(with_go: Machine, tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_an_error(with_go: Machine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, _, err = with_go.run(XDG_CACHE_HOME=str(tmp_path / "file"))
     assert code == 1

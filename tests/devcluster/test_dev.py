@@ -1,4 +1,4 @@
-"""`penstock dev` as somebody types it: a cluster in the foreground, kubectl beside it, nothing afterwards."""
+"""`penstock dev` as a command: a cluster in the foreground, kubectl, and cleanup at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 60
 
 
 class User:
-    """Somebody with a state directory of their own."""
+    """A user with a separate state directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class User:
         )
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """A cluster; returns when it says what to try."""
+        """Starts a cluster; returns when it has printed its usage hints."""
         running = subprocess.Popen(
             [PENSTOCK, "dev", "cluster", "--nodes", "1", *arguments],
             env=self.environ,
@@ -64,43 +64,46 @@ class User:
 @pytest.fixture
 def user() -> Iterator[User]:
     with tempfile.TemporaryDirectory(prefix="penstock-dev-") as folder:
-        Path(folder).chmod(0o711)  # passable for the account that a database of root's runs as
+        Path(folder).chmod(0o711)  # The account that runs the database for root must be able to enter it.
         yield User(Path(folder))
 
 
-def test_without_a_cluster_kubectl_says_how_to_get_one(user: User) -> None:
+def test_kubectl_without_a_cluster_explains_how_to_start_one(user: User) -> None:
     done = user.run("kubectl", "get", "nodes")
     assert (done.returncode, done.stdout) == (3, "")
     assert "penstock dev cluster" in done.stderr
 
 
-def test_without_parts_it_says_how_to_get_them(user: User) -> None:
+def test_missing_programs_are_reported_with_advice(user: User) -> None:
     done = user.run("cluster", XDG_CACHE_HOME=str(user.folder / "cache"))
     assert done.returncode == 3
     assert "make controlplane" in done.stderr
     assert user.left() == []
 
 
-def test_wrong_usage_is_refused_before_anything_is_made(user: User) -> None:
+def test_wrong_usage_is_rejected_before_any_file_is_created(user: User) -> None:
     done = user.run("cluster", "--memory", "much")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--memory" in done.stderr
     assert user.left() == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_cluster_in_the_foreground_and_kubectl_beside_it(user: User, how: signal.Signals) -> None:
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
+def test_kubectl_works_while_a_cluster_runs_in_the_foreground(
+    user: User, stop_signal: signal.Signals
+) -> None:
     needs_controlplane()
     running = user.start("--no-penstock")
     done = user.run("kubectl", "get", "nodes", "-o", "json")
     assert [node["metadata"]["name"] for node in json.loads(done.stdout)["items"]] == ["node-0"]
     assert user.run("kubectl", "get", "nobody").returncode == 1
-    told = user.folder / "state" / "penstock-dev" / "cluster" / "penstock"
-    assert user.run("kubectl", "get", "nodes", PENSTOCK_STATE=str(told)).returncode == 0
+    printed = user.folder / "state" / "penstock-dev" / "cluster" / "penstock"
+    assert user.run("kubectl", "get", "nodes", PENSTOCK_STATE=str(printed)).returncode == 0
     second = user.run("cluster", "--no-penstock")
     assert second.returncode == 1
-    assert "already; stop it, or name another --directory" in second.stderr
-    running.send_signal(how)
+    assert "a development cluster is already running in" in second.stderr
+    assert "stop it or use another --directory" in second.stderr
+    running.send_signal(stop_signal)
     _, err = running.communicate(timeout=TIMEOUT_S)
     assert (running.returncode, err.splitlines()[-1]) == (0, "stopped; nothing is left")
     assert user.left() == []
@@ -122,7 +125,7 @@ def test_two_clusters_in_two_directories(user: User) -> None:
     assert user.left() == []
 
 
-def test_nothing_is_left_of_a_cluster_that_is_killed(user: User) -> None:
+def test_a_killed_cluster_leaves_no_files(user: User) -> None:
     needs_controlplane()
     running = user.start("--no-penstock")
     running.kill()
@@ -134,13 +137,13 @@ def test_nothing_is_left_of_a_cluster_that_is_killed(user: User) -> None:
     assert again.returncode == 0
 
 
-def test_penstock_runs_in_it_and_goes_with_it_even_if_it_is_killed(user: User) -> None:
+def test_penstock_runs_in_the_cluster_and_ends_with_it(user: User) -> None:
     needs_controlplane()
     running = user.start()
     inside = paths_of(str(user.folder / "state" / "penstock-dev" / "cluster" / "penstock"), user.environ)
     ours = json.dumps({"spec": {"schedulerName": "penstock"}})
-    told = ("--image=busybox", "--restart=Never", f"--overrides={ours}", "--", "sleep", "1")
-    assert user.run("kubectl", "run", "hello", *told).returncode == 0
+    options = ("--image=busybox", "--restart=Never", f"--overrides={ours}", "--", "sleep", "1")
+    assert user.run("kubectl", "run", "hello", *options).returncode == 0
     done = user.run(
         "kubectl", "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/hello", "--timeout=30s"
     )
@@ -152,15 +155,15 @@ def test_penstock_runs_in_it_and_goes_with_it_even_if_it_is_killed(user: User) -
     assert not inside.runtime.exists()
 
 
-def test_penstock_comes_back_if_it_is_killed_and_knows_what_it_knew(user: User) -> None:
+def test_a_killed_penstock_is_restarted_with_its_state(user: User) -> None:
     needs_controlplane()
     running = user.start()
     inside = ApiClient(
         paths_of(str(user.folder / "state" / "penstock-dev" / "cluster" / "penstock"), user.environ)
     )
     ours = json.dumps({"spec": {"schedulerName": "penstock"}})
-    told = ("--image=busybox", "--restart=Never", f"--overrides={ours}", "--", "sleep", "inf")
-    assert user.run("kubectl", "run", "hello", *told).returncode == 0
+    options = ("--image=busybox", "--restart=Never", f"--overrides={ours}", "--", "sleep", "inf")
+    assert user.run("kubectl", "run", "hello", *options).returncode == 0
     wait_for(lambda: states(inside) == ["RUN"], "the pod to run")
     (job,) = inside.get("/v1/jobs", states="active")["jobs"]
     pid = inside.get("/v1/status")["instance"]["pid"]
@@ -168,8 +171,8 @@ def test_penstock_comes_back_if_it_is_killed_and_knows_what_it_knew(user: User) 
     wait_for(lambda: pid_of(inside) not in (None, pid), "another Penstock to be ready")
     assert inside.get("/v1/jobs", states="active")["jobs"][0]["id"] == job["id"]
     running.terminate()
-    _, said = running.communicate(timeout=TIMEOUT_S)
-    assert "Penstock ended with -9, and is started again" in said
+    _, err = running.communicate(timeout=TIMEOUT_S)
+    assert "Penstock ended with -9, and is started again" in err
     assert user.left() == []
 
 
@@ -178,7 +181,7 @@ def states(inside: ApiClient) -> list[str]:
 
 
 def pid_of(inside: ApiClient) -> int | None:
-    """Of an instance that is ready."""
+    """The PID of the instance, None unless it is ready."""
     try:
         instance = inside.get("/v1/status")["instance"]
     except PenstockError:
@@ -186,7 +189,7 @@ def pid_of(inside: ApiClient) -> int | None:
     return int(instance["pid"]) if instance["ready"] else None
 
 
-def test_a_directory_that_holds_something_is_refused(user: User) -> None:
+def test_a_directory_that_is_not_empty_is_rejected(user: User) -> None:
     needs_controlplane()
     full = user.folder / "full"
     full.mkdir()

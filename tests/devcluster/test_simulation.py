@@ -1,4 +1,4 @@
-"""How simulated pods fare, each way of it seen on a real API server."""
+"""The lifecycle of simulated pods, as a real API server shows it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from penstock.devcluster.api import ApiRefused
+from penstock.devcluster.client import StatusError
 from penstock.devcluster.cluster import DevCluster
 from penstock.devcluster.settings import DevSettings
 from tests.clusters import cluster_fixture, pod, wait_for
@@ -38,20 +38,20 @@ def running(cluster: DevCluster, name: str) -> dict[str, Any]:
 
 
 def state_of(status: dict[str, Any]) -> dict[str, Any]:
-    """The state of the only container, without its name."""
+    """The state of the only container, without the key that names it."""
     (state,) = status["containerStatuses"][0]["state"].values()
     assert isinstance(state, dict)
     return state
 
 
 def ran_s(status: dict[str, Any]) -> float:
-    """Roughly, because Kubernetes keeps whole seconds."""
+    """The run time. It is approximate because Kubernetes timestamps have whole seconds."""
     (start,) = (one["message"] for one in status["conditions"] if one["type"] == START)
     end = datetime.fromisoformat(state_of(status)["finishedAt"])
     return (end - datetime.fromisoformat(start)).total_seconds()
 
 
-def test_a_running_pod_looks_like_one(cluster: DevCluster) -> None:
+def test_a_running_pod_has_the_status_of_a_real_one(cluster: DevCluster) -> None:
     manifest = json.loads(pod("looks"))
     manifest["spec"]["initContainers"] = [{"name": "before", "image": "busybox", "command": ["true"]}]
     created(cluster, json.dumps(manifest))
@@ -68,7 +68,7 @@ def test_a_running_pod_looks_like_one(cluster: DevCluster) -> None:
     assert list(status["initContainerStatuses"][0]["state"]) == ["terminated"]
 
 
-def test_a_command_says_how_long_it_runs(cluster: DevCluster) -> None:
+def test_the_command_determines_the_run_time(cluster: DevCluster) -> None:
     commands: dict[str, tuple[list[str], float]] = {
         "sleep": (["sleep", "2"], 2),
         "path": (["/bin/sleep", "2s"], 2),
@@ -85,14 +85,14 @@ def test_a_command_says_how_long_it_runs(cluster: DevCluster) -> None:
         assert expected_s - 1 <= ran_s(status) <= expected_s + 2
 
 
-def test_the_annotation_goes_before_the_command(cluster: DevCluster) -> None:
+def test_the_annotation_takes_precedence_over_the_command(cluster: DevCluster) -> None:
     created(cluster, pod("annotated", "sleep", "infinity", annotations={"penstock.dev/sim-run": "1500ms"}))
     created(cluster, pod("for-ever", "sleep", "1", annotations={"penstock.dev/sim-run": "inf"}))
     assert ended(cluster, "annotated")["phase"] == "Succeeded"
     assert status_of(cluster, "for-ever")["phase"] == "Running"
 
 
-def test_what_has_no_end_goes_on(cluster: DevCluster) -> None:
+def test_a_pod_without_a_known_run_time_keeps_running(cluster: DevCluster) -> None:
     endless = {
         "endless-sleep": ["sleep", "infinity"],
         "endless-shell": ["sh", "-c", "while true; do sleep infinity; done"],
@@ -106,7 +106,7 @@ def test_what_has_no_end_goes_on(cluster: DevCluster) -> None:
     assert {name: status_of(cluster, name)["phase"] for name in endless} == dict.fromkeys(endless, "Running")
 
 
-def test_a_change_while_it_runs_does_not_make_it_run_longer(cluster: DevCluster) -> None:
+def test_an_update_does_not_extend_the_run_time(cluster: DevCluster) -> None:
     created(cluster, pod("touched", "sleep", "3"))
     running(cluster, "touched")
     body = {"metadata": {"labels": {"touched": "yes"}}}
@@ -114,7 +114,7 @@ def test_a_change_while_it_runs_does_not_make_it_run_longer(cluster: DevCluster)
     assert ran_s(ended(cluster, "touched")) < 4.5
 
 
-def test_an_exit_code_that_is_not_zero_fails(cluster: DevCluster) -> None:
+def test_a_nonzero_exit_code_fails_the_pod(cluster: DevCluster) -> None:
     annotations = {"penstock.dev/sim-exit": "42", "penstock.dev/sim-run": "1s"}
     created(cluster, pod("fails", annotations=annotations))
     status = ended(cluster, "fails")
@@ -123,7 +123,7 @@ def test_an_exit_code_that_is_not_zero_fails(cluster: DevCluster) -> None:
     assert "reason" not in status
 
 
-def test_a_deadline_ends_what_would_run_longer(cluster: DevCluster) -> None:
+def test_a_deadline_ends_a_pod_that_runs_too_long(cluster: DevCluster) -> None:
     created(cluster, pod("late", "sleep", "60", activeDeadlineSeconds=2))
     created(cluster, pod("in-time", "sleep", "1", activeDeadlineSeconds=20))
     status = ended(cluster, "late")
@@ -132,7 +132,7 @@ def test_a_deadline_ends_what_would_run_longer(cluster: DevCluster) -> None:
     assert ended(cluster, "in-time")["phase"] == "Succeeded"
 
 
-def test_a_refused_pod_fails_with_the_reason_and_keeps_its_node(cluster: DevCluster) -> None:
+def test_a_rejected_pod_fails_with_the_reason_and_keeps_its_node(cluster: DevCluster) -> None:
     created(cluster, pod("refused", annotations={"penstock.dev/sim-refuse": "OutOfcpu"}))
     status = ended(cluster, "refused")
     assert (status["phase"], status["reason"]) == ("Failed", "OutOfcpu")
@@ -144,12 +144,12 @@ def test_a_refused_pod_fails_with_the_reason_and_keeps_its_node(cluster: DevClus
 def is_gone(cluster: DevCluster, name: str) -> bool:
     try:
         cluster.api.get(f"{PODS}/{name}")
-    except ApiRefused as refused:
-        return refused.status == 404
+    except StatusError as error:
+        return error.status == 404
     return False
 
 
-def test_a_deleted_pod_goes_promptly_running_or_ended(cluster: DevCluster) -> None:
+def test_a_deleted_pod_is_removed_promptly(cluster: DevCluster) -> None:
     created(cluster, pod("deleted"))
     created(cluster, pod("deleted-late", "sleep", "1"))
     running(cluster, "deleted")
@@ -189,7 +189,7 @@ def test_a_deleted_pod_of_a_job_counts_as_failed_and_is_replaced(cluster: DevClu
     wait_for(lambda: cluster.api.get(f"{JOBS}/again")["status"].get("failed") == 1, "the count")
 
 
-def test_a_pod_of_a_deployment_runs_on_whatever_its_command(cluster: DevCluster) -> None:
+def test_a_pod_of_a_deployment_keeps_running_regardless_of_its_command(cluster: DevCluster) -> None:
     template = json.loads(pod("unused", "sleep", "1"))["spec"]
     del template["restartPolicy"]
     labels = {"app": "kept"}

@@ -208,9 +208,9 @@ def test_reflect_survives_a_restart_of_the_server(cluster: DevCluster) -> None:
             )
             await eventually(lambda: set(recorded.found) == {f"p-{number}" for number in range(5, 20)})
             assert recorded.state.relists == 1
-            await asyncio.to_thread(cluster.kill_part, "kube-apiserver")
+            await asyncio.to_thread(cluster.kill_component, "kube-apiserver")
             await eventually(lambda: recorded.state.problem != "")
-            await asyncio.to_thread(cluster.start_part, "kube-apiserver")
+            await asyncio.to_thread(cluster.start_component, "kube-apiserver")
             await client.delete(PODS.path("followed", "p-7"), grace_s=0)
             await client.create(PODS.path("followed"), pod_body("after"))
             expected = {*(f"p-{number}" for number in range(5, 20)), "after"} - {"p-7"}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.devcluster.api import Api, ApiRefused
+from penstock.devcluster.client import StatusError, SyncClient
 from penstock.errors import Unavailable
 from tests.kubernetes.site import Replica, Site, wait_for
 
@@ -51,7 +51,7 @@ _LEASE = "/apis/coordination.k8s.io/v1/namespaces/penstock-system/leases/penstoc
 _CREDENTIAL = "authentication.kubernetes.io/credential-id"
 
 
-def api_of(site: Site) -> Api:
+def api_of(site: Site) -> SyncClient:
     assert site.cluster is not None
     return site.cluster.api
 
@@ -164,7 +164,7 @@ def wait_phases(site: Site, namespace: str, prefix: str = "", limit_s: float = 6
     """Until as many pods as wanted are in each phase, whatever others there are."""
 
     def holds() -> bool:
-        with contextlib.suppress(ApiRefused, Unavailable):
+        with contextlib.suppress(StatusError, Unavailable):
             found = phases(site, namespace, prefix)
             return all(found[phase] == count for phase, count in wanted.items())
         return False
@@ -261,7 +261,7 @@ class Points:
 
 def free_lease(site: Site) -> None:
     """Spares the next Penstock the wait for the lease of one that is known to be dead."""
-    with contextlib.suppress(ApiRefused):
+    with contextlib.suppress(StatusError):
         api_of(site).delete(_LEASE)
 
 
@@ -311,7 +311,7 @@ def a_namespace(site: Site) -> Iterator[str]:
         api.delete(f"/api/v1/namespaces/{name}")
 
 
-def _is_there(api: Api, path: str) -> bool:
-    with contextlib.suppress(ApiRefused):
+def _is_there(api: SyncClient, path: str) -> bool:
+    with contextlib.suppress(StatusError):
         return bool(api.get(path))
     return False

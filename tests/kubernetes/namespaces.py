@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import pytest
 
-from penstock.devcluster.api import ApiRefused
+from penstock.devcluster.client import StatusError
 from penstock.devcluster.settings import DevSettings, NodeShape
 from penstock.errors import PenstockError
 from tests.kubernetes.site import Replica, Site, external_kubeconfig, simulated_site, wait_for
@@ -141,7 +141,7 @@ def workers(site: Site) -> list[str]:
 
 def _found(site: Site, path: str) -> Document | None:
     assert site.cluster is not None
-    with contextlib.suppress(ApiRefused):
+    with contextlib.suppress(StatusError):
         return site.cluster.api.get(path)
     return None
 
@@ -187,7 +187,7 @@ class Room:
         left = self._api.get(self._path("Pod"))["items"]
         for pod in left:
             # Controllers make pods until they have heard of their end.
-            with contextlib.suppress(ApiRefused):
+            with contextlib.suppress(StatusError):
                 self.delete("Pod", pod["metadata"]["name"])
         return not left
 

@@ -327,7 +327,7 @@ def simulated_site(settings: DevSettings, **more: str) -> Iterator[Site]:
     parts = needs_controlplane()
     above = Path(tempfile.mkdtemp(prefix="penstock-site-"))
     above.chmod(0o755)
-    cluster = DevCluster(above / "cluster", replace(settings, apply=MANIFESTS), parts=parts)
+    cluster = DevCluster(above / "cluster", replace(settings, apply=MANIFESTS), binaries=parts)
     try:
         with cluster:
             site = Site(

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from penstock.devcluster.api import Api, ApiRefused
+from penstock.devcluster.client import StatusError, SyncClient
 from tests.kubernetes.faults import (
     ENDLESS,
     Points,
@@ -211,7 +211,7 @@ def test_the_default_scheduler_works_on_the_same_nodes(site: Site, replica: Repl
 
 def come_and_go(site: Site, namespace: str, stop: threading.Event) -> None:
     assert site.cluster is not None
-    api = Api(site.cluster.kubeconfig)
+    api = SyncClient(site.cluster.kubeconfig)
     path = f"/api/v1/namespaces/{namespace}/pods"
     number = 0
     while not stop.wait(0.05):
@@ -222,7 +222,7 @@ def come_and_go(site: Site, namespace: str, stop: threading.Event) -> None:
     for left in range(max(0, number - 5), number):
         try:
             api.delete(f"{path}/other-{left}", {"gracePeriodSeconds": 0})
-        except ApiRefused:
+        except StatusError:
             continue
 
 

@@ -92,8 +92,8 @@ def test_a_part_of_the_cluster_is_killed_and_comes_back_at_once(
 ) -> None:
     with one_cluster(site, replica) as namespace:
         three_gangs(site, namespace)
-        cluster_of(site).kill_part(part)
-        cluster_of(site).start_part(part)
+        cluster_of(site).kill_component(part)
+        cluster_of(site).start_component(part)
         wait_api(site)
         all_end(site, namespace)
         site.wait_sound(replica)
@@ -106,9 +106,9 @@ def test_a_part_of_the_cluster_is_away_until_the_lease_is_lost(
     """Penstock stands by, and is the leader again when it can be."""
     with one_cluster(site, replica) as namespace:
         three_gangs(site, namespace)
-        cluster_of(site).kill_part(part)
+        cluster_of(site).kill_component(part)
         wait_for(lambda: not replica.is_ready(), "Penstock to stand by", 40.0)
-        cluster_of(site).start_part(part)
+        cluster_of(site).start_component(part)
         wait_api(site)
         replica.wait_ready(60)
         all_end(site, namespace)
@@ -133,10 +133,10 @@ def test_a_gang_is_ended_although_the_api_server_was_away_when_it_should_be(
         create(site, namespace, *made)
         wait_phases(site, namespace, Running=3)
         (job,) = replica.jobs()
-        cluster_of(site).kill_part("kube-apiserver")
+        cluster_of(site).kill_component("kube-apiserver")
         assert replica.call("cancel", job["id"]).returncode == 0
         time.sleep(1.0)  # It has tried by now.
-        cluster_of(site).start_part("kube-apiserver")
+        cluster_of(site).start_component("kube-apiserver")
         wait_phases(site, namespace, Running=0, limit_s=120)  # The Job controller has missed the server too.
         check_next_gang(site, namespace)
         site.wait_sound(replica)
@@ -157,8 +157,8 @@ def test_events_that_were_missed_and_that_the_server_has_forgotten(site: Site, r
             create(site, namespace, foreign_pod(f"passing-{number}", cpu="10m"))
             api_of(site).delete(f"{path}/passing-{number}", {"gracePeriodSeconds": 0})
         create(site, namespace, foreign_pod("stays", node="node-0", cpu="1"))
-        cluster_of(site).kill_part("kube-apiserver")
-        cluster_of(site).start_part("kube-apiserver")
+        cluster_of(site).kill_component("kube-apiserver")
+        cluster_of(site).start_component("kube-apiserver")
         replica.process.send_signal(signal.SIGCONT)
         wait_phases(site, namespace, "waits", Succeeded=3)
         site.wait_sound(replica)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from penstock.devcluster.api import ApiRefused
+from penstock.devcluster.client import StatusError
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import PenstockError
 from penstock.paths import paths_of
@@ -89,7 +89,7 @@ class Torture:
         def done() -> bool:
             try:
                 do()
-            except ApiRefused as refused:
+            except StatusError as refused:
                 return refused.status in (404, 409)
             except PenstockError:
                 return False
@@ -138,9 +138,9 @@ class Torture:
     def _kill_part(self, namespace: str) -> None:
         del namespace
         part = self.chance.choice(("kube-apiserver", "etcd"))
-        self.cluster.kill_part(part)
+        self.cluster.kill_component(part)
         time.sleep(self.chance.choice((0.0, 1.0, 4.0, 12.0)))
-        self.cluster.start_part(part)
+        self.cluster.start_component(part)
 
     def _kill_database(self, namespace: str) -> None:
         del namespace

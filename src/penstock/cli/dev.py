@@ -29,10 +29,10 @@ from penstock.devcluster.registry import (
     PENSTOCK,
     ClusterEntry,
     claim,
-    home_of,
+    registry_directory,
     release,
-    running,
-    write,
+    running_clusters,
+    write_entry,
 )
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import BadRequest, Conflict, Unavailable
@@ -86,12 +86,12 @@ def cluster(
     """
     from penstock.devcluster.binaries import find_binaries
     from penstock.devcluster.cluster import DevCluster
-    from penstock.devcluster.reaper import Leaves
+    from penstock.devcluster.reaper import CleanupPaths
 
     if not _QUANTITY.fullmatch(memory):
         raise BadRequest("not a quantity", where="--memory", found=memory, expected="such as 32Gi")
     parts = find_binaries()
-    home = home_of(os.environ)
+    home = registry_directory(os.environ)
     place = Path(os.path.abspath(directory)) if directory is not None else home / CLUSTER
     settings = DevSettings(
         nodes=nodes,
@@ -108,15 +108,15 @@ def cluster(
     made = DevCluster(
         place,
         settings,
-        parts=parts,
+        binaries=parts,
         progress=lambda text: click.echo(f"{time.monotonic() - began:5.1f} s  {text}", err=True),
-        leaves=Leaves((inside.runtime, pointer), (inside.runtime.parent, home)),
-        keeps_open=(held,),
+        cleanup=CleanupPaths((inside.runtime, pointer), (inside.runtime.parent, home)),
+        inherited_fds=(held,),
     )
     with _terminated_as_interrupted():
         try:
             with made:
-                write(held, ClusterEntry(place, made.kubeconfig, parts.kubectl, os.getpid()))
+                write_entry(held, ClusterEntry(place, made.kubeconfig, parts.kubectl, os.getpid()))
                 if not no_penstock:
                     _start_penstock(made, inside)
                 _tell(made, inside, no_penstock, time.monotonic() - began)
@@ -136,7 +136,7 @@ def cluster(
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def kubectl(directory: Path | None, arguments: tuple[str, ...]) -> None:
     """Run kubectl, of the right version, on the development cluster."""
-    found = running(home_of(os.environ))
+    found = running_clusters(registry_directory(os.environ))
     if directory is not None:
         found = [one for one in found if one.directory == Path(os.path.abspath(directory))]
     if not found:
@@ -184,7 +184,7 @@ def _start_penstock(made: DevCluster, inside: InstancePaths) -> None:
 
 
 def _check(made: DevCluster, name: str) -> None:
-    state = made.part(name)
+    state = made.component(name)
     if state.exit_code is not None:
         raise Unavailable(f"{name} ended with {state.exit_code}: {made.log_tail(name)}")
 
@@ -216,7 +216,7 @@ def _watch(made: DevCluster, inside: InstancePaths, no_penstock: bool) -> None:
         for name in names:
             _check(made, name)
         if not no_penstock:
-            code = made.part(_PENSTOCK).exit_code
+            code = made.component(_PENSTOCK).exit_code
             if code is not None:
                 click.echo(f"Penstock ended with {code}, and is started again", err=True)
                 _start_penstock(made, inside)

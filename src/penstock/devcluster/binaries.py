@@ -1,8 +1,8 @@
-"""The programs of a control plane: which versions are meant, where they are kept, how one tells its version.
+"""The programs of a control plane: pinned versions, location in the cache, version check.
 
-They are kept in the user's cache, in a directory whose name says the versions, so that a checkout with other
-versions does not meet them. `make controlplane` puts them there. The versions are those that
-`hack/controlplane` pins for Go; a test compares both. Nothing here runs longer than a `--version`.
+`make controlplane` puts them into the user's cache, in a directory named after the versions, so that
+checkouts with different versions do not share it. The versions equal those that `hack/controlplane` pins for
+Go; a test compares both.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _VERSION_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A program: its name, the Go package that it is built from, and how it is asked for its version."""
+    """A program, the Go package that it is built from, and the arguments that print its version."""
 
     name: str
     package: str
     version: str
-    ask: tuple[str, ...] = ("--version",)
-    module: str = "."  # the directory of its go.mod, below hack/controlplane
+    version_args: tuple[str, ...] = ("--version",)
+    module: str = "."  # the directory of its go.mod, relative to hack/controlplane
 
 
 _KUBERNETES: Final = "k8s.io/kubernetes/cmd"
@@ -62,20 +62,20 @@ BINARIES: Final = (
 
 
 class BinariesMissing(Unavailable):
-    """Programs of the control plane are not there."""
+    """Programs of the control plane are missing from the cache."""
 
     def __init__(self, missing: tuple[str, ...], directory: Path) -> None:
         self.missing = missing
         self.directory = directory
         super().__init__(
-            f"the control plane is not built: {', '.join(missing)} not in {directory}; "
+            f"control plane programs are missing: {', '.join(missing)} not found in {directory}; "
             "run `make controlplane`"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """All programs of a control plane, each in place."""
+    """A directory that contains all programs of a control plane."""
 
     directory: Path
 
@@ -88,29 +88,29 @@ class Binaries:
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
-    """Where the programs of these versions for this machine are kept. Makes nothing."""
+    """The cache directory for the pinned versions on this platform. Does not create it."""
     base = environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # a relative one is to be ignored, says the standard
+    if not os.path.isabs(base):  # The XDG specification says to ignore relative paths.
         base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
     versions = f"kubernetes-{KUBERNETES_VERSION}_etcd-{ETCD_VERSION}_kwok-{KWOK_VERSION}"
-    machine = f"{platform.system()}-{platform.machine()}".lower()  # a home can be shared between machines
+    machine = f"{platform.system()}-{platform.machine()}".lower()  # machines can share a home directory
     return Path(base) / "penstock" / "controlplane" / f"{versions}_{machine}"
 
 
 def find_binaries(environ: Mapping[str, str] | None = None) -> Binaries:
-    """The programs in the cache; `BinariesMissing` unless all are there."""
+    """The programs in the cache. Raises `BinariesMissing` unless all are executable."""
     directory = cache_directory(os.environ if environ is None else environ)
-    missing = tuple(part.name for part in BINARIES if not os.access(directory / part.name, os.X_OK))
+    missing = tuple(binary.name for binary in BINARIES if not os.access(directory / binary.name, os.X_OK))
     if missing:
         raise BinariesMissing(missing, directory)
     return Binaries(directory)
 
 
-def reports_pinned_version(part: Binary, path: Path) -> bool:
-    """Whether the program at `path` says that it is exactly the version that is meant."""
+def reports_pinned_version(binary: Binary, path: Path) -> bool:
+    """Whether the program at `path` prints exactly the pinned version."""
     try:
         done = subprocess.run(
-            [path, *part.ask],
+            [path, *binary.version_args],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -120,4 +120,4 @@ def reports_pinned_version(part: Binary, path: Path) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     first = re.search(r"\bv?(\d+\.\d+\.\d+\S*)", done.stdout)
-    return done.returncode == 0 and first is not None and first[1] == part.version
+    return done.returncode == 0 and first is not None and first[1] == binary.version

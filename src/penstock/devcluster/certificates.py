@@ -1,9 +1,9 @@
-"""Who is who in a development cluster: two authorities, certificates, and kubeconfigs that carry them.
+"""The PKI of a development cluster: two certificate authorities, certificates and kubeconfigs.
 
-One authority vouches for everybody who speaks to the API server and for the server itself. Another one
-vouches for etcd and the API server as its only client, so that no user of the cluster can go around the API
-server. Keys are elliptic (made in a millisecond) and readable by their owner alone. Penstock's certificate
-carries the name and the groups that its ServiceAccount has in a real cluster, so the same RBAC rules hold.
+One CA signs the API server's certificate and those of its clients. A second CA signs etcd's certificate and
+that of the API server as etcd's only client, so that no user of the cluster can bypass the API server. Keys
+are elliptic-curve keys (generated in a millisecond) with mode 0600. Penstock's client certificate has the
+user name and groups of its ServiceAccount in a real cluster, so the same RBAC rules apply.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _USERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "kwok": ("kwok", ("system:masters",)),
     "penstock": (_PENSTOCK, _ACCOUNTS),
 }
-_LASTS: Final = datetime.timedelta(days=365)
-_CLOCKS_DIFFER_BY: Final = datetime.timedelta(hours=1)
-_SERVICE_ADDRESS: Final = "10.96.0.1"  # the first of the service range, by which pods know the API server
+_VALIDITY: Final = datetime.timedelta(days=365)
+_CLOCK_SKEW: Final = datetime.timedelta(hours=1)
+_SERVICE_ADDRESS: Final = "10.96.0.1"  # the first of the service range: the kubernetes Service
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Where everything is: `<name>.crt` and `<name>.key` beside each other, kubeconfigs by their user."""
+    """The files of the PKI in one directory: `<name>.crt`, `<name>.key`, `<user>.kubeconfig`."""
 
     directory: Path
 
@@ -71,7 +71,7 @@ class _Authority:
         )
 
     def issue(self, name: str, groups: tuple[str, ...] = (), *, serves: bool = False) -> tuple[bytes, bytes]:
-        """A certificate and its key, for a client, or for a server on this machine that is a client too."""
+        """A client certificate and its key; with `serves`, also valid for a server on this machine."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         subject = x509.Name([*names, x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -91,13 +91,13 @@ class _Authority:
 
 
 def make_credentials(directory: Path, server: str) -> Credentials:
-    """Writes all certificates, keys and kubeconfigs for an API server at the address `server`."""
-    made = Credentials(directory)
+    """Writes all certificates, keys and kubeconfigs for the API server at the URL `server`."""
+    credentials = Credentials(directory)
     directory.mkdir(mode=0o700)
     users = _Authority("penstock development cluster")
     etcd = _Authority("penstock development cluster: etcd")
     for name, authority in (("ca", users), ("etcd-ca", etcd)):
-        _write(made.certificate(name), authority.certificate.public_bytes(serialization.Encoding.PEM))
+        _write(credentials.certificate(name), authority.certificate.public_bytes(serialization.Encoding.PEM))
     issued = {
         "kube-apiserver": users.issue("kube-apiserver", serves=True),
         FRONT_PROXY: users.issue(FRONT_PROXY),
@@ -105,18 +105,18 @@ def make_credentials(directory: Path, server: str) -> Credentials:
         "etcd-client": etcd.issue("kube-apiserver"),
     }
     for name, (certificate, key) in issued.items():
-        _write(made.certificate(name), certificate)
-        _write(made.key(name), key)
+        _write(credentials.certificate(name), certificate)
+        _write(credentials.key(name), key)
     for user, (name, groups) in _USERS.items():
         certificate, key = users.issue(name, groups)
-        _write(made.kubeconfig(user), _kubeconfig(server, users.certificate, user, certificate, key))
+        _write(credentials.kubeconfig(user), _kubeconfig(server, users.certificate, user, certificate, key))
     accounts = ec.generate_private_key(ec.SECP256R1())
-    _write(made.key("service-accounts"), _private(accounts))
+    _write(credentials.key("service-accounts"), _private(accounts))
     public = accounts.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    _write(made.directory / "service-accounts.pub", public)
-    return made
+    _write(credentials.directory / "service-accounts.pub", public)
+    return credentials
 
 
 def _builder(
@@ -129,8 +129,8 @@ def _builder(
         .issuer_name(issuer)
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCKS_DIFFER_BY)
-        .not_valid_after(now + _LASTS)
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _VALIDITY)
     )
 
 

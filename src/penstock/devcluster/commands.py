@@ -1,9 +1,10 @@
-"""The command lines of the parts, as functions of a directory, ports and settings.
+"""The command lines of the components, as functions of the cluster's layout.
 
-Everything listens on 127.0.0.1 and asks for a certificate. The node lifecycle controller and the admission
-plugin TaintNodesByCondition are both on, as in any cluster: the plugin taints a node that has just been made,
-and the controller takes the taint off when the node is Ready. kwok plays the kubelets and renews their
-leases. Rates of clients are far above what a machine can do, so that no limit of a client is measured.
+All servers listen on 127.0.0.1 and require client certificates. The node lifecycle controller and the
+admission plugin TaintNodesByCondition are enabled, as in any cluster: the plugin taints a new node as not
+ready, and the controller removes the taint when the node is Ready. kwok simulates the kubelets and renews
+their leases. The client rate limits are far above what one machine reaches, so that they do not distort
+measurements.
 """
 
 from __future__ import annotations
@@ -21,9 +22,17 @@ from penstock.devcluster.certificates import FRONT_PROXY, Credentials
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import Unavailable
 
-__all__ = ["AUDIT_POLICY", "COMMANDS", "KWOK_LABEL", "Ground", "ServerPorts", "choose_ports", "write_stages"]
+__all__ = [
+    "AUDIT_POLICY",
+    "COMMANDS",
+    "KWOK_LABEL",
+    "ClusterLayout",
+    "ServerPorts",
+    "choose_ports",
+    "write_stages",
+]
 
-KWOK_LABEL: Final = "kwok.x-k8s.io/node"  # a node without it has no kubelet
+KWOK_LABEL: Final = "kwok.x-k8s.io/node"  # kwok simulates a kubelet for nodes with this label
 LEASE_S: Final = 40
 
 AUDIT_POLICY: Final = """\
@@ -45,12 +54,12 @@ options:
 """
 _GANG_GATES: Final = "--feature-gates=GenericWorkload=true,GangScheduling=true"
 _GANG_API: Final = "--runtime-config=scheduling.k8s.io/v1alpha2=true"
-# Below the ports that the kernel gives to outgoing connections: a client that tries to reach a server which
-# is away could otherwise be given the server's own port, and would keep it from coming back.
+# Below the kernel's ephemeral port range: a client that reconnects while a server is down could otherwise be
+# assigned the server's own port and keep the server from starting again.
 _PORTS: Final = range(20_000, 32_000)
 _PORT_TRIES: Final = 200
-_JQ_MARK: Final = "@simulation@"
-_VERSION_MARK: Final = "@kubernetes@"
+_JQ_PLACEHOLDER: Final = "@simulation@"
+_VERSION_PLACEHOLDER: Final = "@kubernetes@"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +70,11 @@ class ServerPorts:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What a command line is made from."""
+class ClusterLayout:
+    """Directory, programs, credentials, ports and settings of one cluster."""
 
     directory: Path
-    parts: Binaries
+    binaries: Binaries
     credentials: Credentials
     ports: ServerPorts
     settings: DevSettings
@@ -84,7 +93,7 @@ class Ground:
 
 
 def choose_ports() -> ServerPorts:
-    """Three ports of 127.0.0.1 that nobody listens on."""
+    """Three free ports of 127.0.0.1."""
     found: set[int] = set()
     for port in random.sample(_PORTS, _PORT_TRIES):
         with socket.socket() as probe:
@@ -95,29 +104,33 @@ def choose_ports() -> ServerPorts:
         found.add(port)
         if len(found) == 3:
             return ServerPorts(*found)
-    raise Unavailable(f"no free ports between {_PORTS.start} and {_PORTS.stop} on 127.0.0.1")
+    raise Unavailable(f"cannot find three free ports from {_PORTS.start} to {_PORTS.stop} on 127.0.0.1")
 
 
 def write_stages(path: Path) -> None:
-    """Writes what kwok plays as one file: its settings, and our stages with their marks filled in."""
+    """Writes kwok's configuration and stages into one file, with the placeholders of the stages replaced."""
     folder = resources.files("penstock.devcluster") / "stages"
     lines = (folder / "simulation.jq").read_text("utf-8").splitlines()
     common = " ".join(line.strip() for line in lines if not line.startswith("#"))
     documents = [_KWOK_CONFIGURATION]
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".yaml"):
-            text = entry.read_text("utf-8").replace(_JQ_MARK, common)
-            documents.append(text.replace(_VERSION_MARK, KUBERNETES_VERSION))
+            text = entry.read_text("utf-8").replace(_JQ_PLACEHOLDER, common)
+            documents.append(text.replace(_VERSION_PLACEHOLDER, KUBERNETES_VERSION))
     path.write_text("---\n".join(documents), "utf-8")
 
 
-def _etcd(ground: Ground) -> list[str]:
-    given, url = ground.credentials, f"https://127.0.0.1:{ground.ports.etcd}"
-    peer = f"https://127.0.0.1:{ground.ports.etcd_peer}"
-    trusted, certificate, key = given.certificate("etcd-ca"), given.certificate("etcd"), given.key("etcd")
+def _etcd(layout: ClusterLayout) -> list[str]:
+    credentials, url = layout.credentials, f"https://127.0.0.1:{layout.ports.etcd}"
+    peer = f"https://127.0.0.1:{layout.ports.etcd_peer}"
+    trusted, certificate, key = (
+        credentials.certificate("etcd-ca"),
+        credentials.certificate("etcd"),
+        credentials.key("etcd"),
+    )
     return [
         "--name=dev",
-        f"--data-dir={ground.directory / 'etcd'}",
+        f"--data-dir={layout.directory / 'etcd'}",
         f"--listen-client-urls={url}",
         f"--advertise-client-urls={url}",
         f"--listen-peer-urls={peer}",
@@ -135,79 +148,79 @@ def _etcd(ground: Ground) -> list[str]:
     ]
 
 
-def _apiserver(ground: Ground) -> list[str]:
-    given = ground.credentials
+def _apiserver(layout: ClusterLayout) -> list[str]:
+    credentials = layout.credentials
     argv = [
-        f"--etcd-servers=https://127.0.0.1:{ground.ports.etcd}",
-        f"--etcd-cafile={given.certificate('etcd-ca')}",
-        f"--etcd-certfile={given.certificate('etcd-client')}",
-        f"--etcd-keyfile={given.key('etcd-client')}",
+        f"--etcd-servers=https://127.0.0.1:{layout.ports.etcd}",
+        f"--etcd-cafile={credentials.certificate('etcd-ca')}",
+        f"--etcd-certfile={credentials.certificate('etcd-client')}",
+        f"--etcd-keyfile={credentials.key('etcd-client')}",
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",
-        f"--secure-port={ground.ports.api}",
-        f"--cert-dir={ground.directory}",
-        f"--tls-cert-file={given.certificate('kube-apiserver')}",
-        f"--tls-private-key-file={given.key('kube-apiserver')}",
-        f"--client-ca-file={given.certificate('ca')}",
-        f"--requestheader-client-ca-file={given.certificate('ca')}",
+        f"--secure-port={layout.ports.api}",
+        f"--cert-dir={layout.directory}",
+        f"--tls-cert-file={credentials.certificate('kube-apiserver')}",
+        f"--tls-private-key-file={credentials.key('kube-apiserver')}",
+        f"--client-ca-file={credentials.certificate('ca')}",
+        f"--requestheader-client-ca-file={credentials.certificate('ca')}",
         f"--requestheader-allowed-names={FRONT_PROXY}",
         "--requestheader-username-headers=X-Remote-User",
         "--requestheader-group-headers=X-Remote-Group",
         "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-        f"--proxy-client-cert-file={given.certificate(FRONT_PROXY)}",
-        f"--proxy-client-key-file={given.key(FRONT_PROXY)}",
-        f"--service-account-key-file={given.directory / 'service-accounts.pub'}",
-        f"--service-account-signing-key-file={given.key('service-accounts')}",
+        f"--proxy-client-cert-file={credentials.certificate(FRONT_PROXY)}",
+        f"--proxy-client-key-file={credentials.key(FRONT_PROXY)}",
+        f"--service-account-key-file={credentials.directory / 'service-accounts.pub'}",
+        f"--service-account-signing-key-file={credentials.key('service-accounts')}",
         "--service-account-issuer=https://kubernetes.default.svc",
         "--service-cluster-ip-range=10.96.0.0/16",
         "--authorization-mode=Node,RBAC",
         "--endpoint-reconciler-type=none",
         "--enable-admission-plugins=MutatingAdmissionWebhook,ValidatingAdmissionWebhook",
         "--allow-privileged=true",
-        # Without it a server that is asked to end waits for its watches, which nobody closes.
+        # By default a stopping server waits for its clients to close their watches.
         "--shutdown-watch-termination-grace-period=2s",
         "--max-requests-inflight=3000",
         "--max-mutating-requests-inflight=1000",
     ]
-    if ground.settings.audit_log:
-        argv += [f"--audit-policy-file={ground.audit_policy}", f"--audit-log-path={ground.audit_log}"]
-    if ground.settings.native_gang:
+    if layout.settings.audit_log:
+        argv += [f"--audit-policy-file={layout.audit_policy}", f"--audit-log-path={layout.audit_log}"]
+    if layout.settings.native_gang:
         argv += [_GANG_GATES, _GANG_API]
     return argv
 
 
-def _controller_manager(ground: Ground) -> list[str]:
-    given = ground.credentials
+def _controller_manager(layout: ClusterLayout) -> list[str]:
+    credentials = layout.credentials
     return [
-        f"--kubeconfig={given.kubeconfig('kube-controller-manager')}",
+        f"--kubeconfig={credentials.kubeconfig('kube-controller-manager')}",
         "--leader-elect=false",
         "--secure-port=0",
         "--use-service-account-credentials=true",
-        f"--service-account-private-key-file={given.key('service-accounts')}",
-        f"--root-ca-file={given.certificate('ca')}",
+        f"--service-account-private-key-file={credentials.key('service-accounts')}",
+        f"--root-ca-file={credentials.certificate('ca')}",
         "--controllers=*,-node-ipam-controller",
         "--kube-api-qps=2000",
         "--kube-api-burst=4000",
         "--concurrent-job-syncs=20",
-        *([_GANG_GATES] if ground.settings.native_gang else []),
+        *([_GANG_GATES] if layout.settings.native_gang else []),
     ]
 
 
-def _scheduler(ground: Ground) -> list[str]:
+def _scheduler(layout: ClusterLayout) -> list[str]:
     return [
-        f"--kubeconfig={ground.credentials.kubeconfig('kube-scheduler')}",
+        f"--kubeconfig={layout.credentials.kubeconfig('kube-scheduler')}",
         "--leader-elect=false",
         "--secure-port=0",
         "--kube-api-qps=10000",
         "--kube-api-burst=20000",
-        *([_GANG_GATES] if ground.settings.native_gang else []),
+        *([_GANG_GATES] if layout.settings.native_gang else []),
     ]
 
 
-def _kwok(ground: Ground) -> list[str]:
+def _kwok(layout: ClusterLayout) -> list[str]:
     return [
-        f"--kubeconfig={ground.credentials.kubeconfig('kwok')}",
-        f"--config={ground.stages}",
+        f"--kubeconfig={layout.credentials.kubeconfig('kwok')}",
+        f"--config={layout.stages}",
         "--manage-all-nodes=false",
         f"--manage-nodes-with-label-selector={KWOK_LABEL}=fake",
         f"--node-lease-duration-seconds={LEASE_S}",
@@ -215,7 +228,7 @@ def _kwok(ground: Ground) -> list[str]:
     ]
 
 
-COMMANDS: Final[dict[str, Callable[[Ground], list[str]]]] = {
+COMMANDS: Final[dict[str, Callable[[ClusterLayout], list[str]]]] = {
     "etcd": _etcd,
     "kube-apiserver": _apiserver,
     "kube-controller-manager": _controller_manager,

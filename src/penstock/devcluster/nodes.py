@@ -1,4 +1,4 @@
-"""Simulated nodes as documents, and the questions of when they can be used."""
+"""Node objects for simulated nodes, and the check that a node accepts pods."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["is_usable", "node_document"]
 def node_document(
     name: str, index: int, shape: NodeShape, zone: str, labels: Mapping[str, str]
 ) -> dict[str, Any]:
-    """A node that kwok will make Ready. `index` gives it an address of its own."""
-    offers: dict[str, str] = {
+    """A Node object that kwok makes Ready. `index` determines its IP address."""
+    capacity: dict[str, str] = {
         "cpu": shape.cpu,
         "memory": shape.memory,
         "pods": str(shape.pods),
         "ephemeral-storage": "100Gi",
     }
     if shape.gpus:
-        offers["nvidia.com/gpu"] = str(shape.gpus)
+        capacity["nvidia.com/gpu"] = str(shape.gpus)
     address = f"10.{32 + index // 65_536}.{index // 256 % 256}.{index % 256}"
     return {
         "apiVersion": "v1",
@@ -39,8 +39,8 @@ def node_document(
             },
         },
         "status": {
-            "capacity": offers,
-            "allocatable": offers,
+            "capacity": capacity,
+            "allocatable": capacity,
             "addresses": [
                 {"type": "InternalIP", "address": address},
                 {"type": "Hostname", "address": name},
@@ -50,8 +50,8 @@ def node_document(
 
 
 def is_usable(node: Mapping[str, Any]) -> bool:
-    """Ready, and without the taint that a new node has until the node lifecycle controller saw it Ready."""
+    """Ready, and without the not-ready taint that the node lifecycle controller removes from a new node."""
     conditions = node.get("status", {}).get("conditions", ())
-    is_ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
     taints = node.get("spec", {}).get("taints", ())
-    return is_ready and not any(one["key"].startswith("node.kubernetes.io/not-ready") for one in taints)
+    return is_ready and not any(t["key"].startswith("node.kubernetes.io/not-ready") for t in taints)

@@ -1,8 +1,8 @@
-"""Which development clusters run: one small file for each, locked as long as the cluster is there.
+"""The running development clusters of a user: one entry file each, locked while the cluster exists.
 
-The files lie beside the user's state directory, not in it, because an instance takes no directory that holds
-something else. The lock is inherited by the cluster's guardian, so it ends when everything else is removed,
-and a file whose lock is free belongs to nobody: it was left by a machine that went down.
+The files are in a directory next to the user's state directory, not inside it, because an instance rejects a
+state directory with foreign files. The cluster's reaper inherits the lock, so the lock is released after
+everything else is removed. An entry without a lock is stale: the machine went down.
 """
 
 from __future__ import annotations
@@ -20,11 +20,20 @@ from typing import Final
 from penstock.errors import Conflict, Unavailable
 from penstock.paths import make_private, paths_of, private_mode
 
-__all__ = ["CLUSTER", "PENSTOCK", "ClusterEntry", "claim", "home_of", "release", "running", "write"]
+__all__ = [
+    "CLUSTER",
+    "PENSTOCK",
+    "ClusterEntry",
+    "claim",
+    "registry_directory",
+    "release",
+    "running_clusters",
+    "write_entry",
+]
 
-CLUSTER: Final = "cluster"  # in the home: the cluster that has no directory of its own
-PENSTOCK: Final = "penstock"  # in a cluster's directory: the state of the Penstock in it
-_HOME_SUFFIX: Final = "-dev"
+CLUSTER: Final = "cluster"  # in the registry directory: the directory of the default cluster
+PENSTOCK: Final = "penstock"  # in a cluster's directory: the state directory of its Penstock instance
+_REGISTRY_SUFFIX: Final = "-dev"
 _SUFFIX: Final = ".cluster.json"
 _TRIES: Final = 20
 _SIZE_MAX: Final = 64 << 10
@@ -32,7 +41,7 @@ _SIZE_MAX: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class ClusterEntry:
-    """What another command needs to know of a running cluster."""
+    """A running cluster, as other commands find it."""
 
     directory: Path
     kubeconfig: Path
@@ -40,70 +49,74 @@ class ClusterEntry:
     pid: int
 
 
-def home_of(environ: Mapping[str, str]) -> Path:
-    """Where the files are, and the cluster that has no directory of its own. Makes nothing.
+def registry_directory(environ: Mapping[str, str]) -> Path:
+    """The directory of the entries and of the default cluster. Does not create it.
 
-    Whoever has taken over the state directory of the Penstock in that cluster, as they are told to, means it.
+    `penstock dev cluster` prints a PENSTOCK_STATE inside the default cluster. In a shell that has set it,
+    this is the registry that contains that cluster.
     """
     state = paths_of(None, environ).state
-    home = state.parent.parent
-    if home.name.endswith(_HOME_SUFFIX) and state == home / CLUSTER / PENSTOCK:
-        return home
-    return state.with_name(state.name + _HOME_SUFFIX)
+    registry = state.parent.parent
+    if registry.name.endswith(_REGISTRY_SUFFIX) and state == registry / CLUSTER / PENSTOCK:
+        return registry
+    return state.with_name(state.name + _REGISTRY_SUFFIX)
 
 
-def claim(home: Path, directory: Path) -> tuple[Path, int]:
-    """The file of the cluster in a directory, and the descriptor that holds its lock."""
-    path = home / (hashlib.sha256(os.fsencode(directory)).hexdigest()[:12] + _SUFFIX)
+def claim(registry: Path, directory: Path) -> tuple[Path, int]:
+    """Creates and locks the entry of the cluster in `directory`. Returns its path and the locked file."""
+    path = registry / (hashlib.sha256(os.fsencode(directory)).hexdigest()[:12] + _SUFFIX)
     for _ in range(_TRIES):
-        make_private(home, private_mode())
+        make_private(registry, private_mode())
         try:
-            held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
-            continue  # the cluster that was here before has just removed the directory
+            continue  # An ending cluster has just removed the registry directory.
         except OSError as error:
             raise Unavailable(f"cannot write {path}: {error.strerror}") from error
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(held)
+            os.close(lock_fd)
             raise Conflict(
-                f"a development cluster runs in {directory} already; stop it, or name another --directory"
+                f"a development cluster is already running in {directory}; stop it or use another --directory"
             ) from None
-        if _is_same(held, path):
-            return path, held
-        os.close(held)
-    raise Conflict(f"{path} changes all the time; try again")
+        if _is_same(lock_fd, path):
+            return path, lock_fd
+        os.close(lock_fd)
+    raise Conflict(f"cannot lock {path}: other processes keep replacing it; try again")
 
 
-def release(home: Path, path: Path, held: int) -> None:
-    """Gives a claim back. What the guardian has removed already, and somebody else has made since, stays."""
-    if _is_same(held, path):
+def release(registry: Path, path: Path, lock_fd: int) -> None:
+    """Removes the entry and its lock. An entry that another cluster has created in the meantime stays."""
+    if _is_same(lock_fd, path):
         path.unlink(missing_ok=True)
-    os.close(held)
+    os.close(lock_fd)
     with contextlib.suppress(OSError):
-        home.rmdir()
+        registry.rmdir()
 
 
-def write(held: int, pointer: ClusterEntry) -> None:
-    told = {name: str(getattr(pointer, name)) for name in ("directory", "kubeconfig", "kubectl")}
-    os.pwrite(held, json.dumps({**told, "pid": pointer.pid}).encode() + b"\n", 0)
+def write_entry(lock_fd: int, entry: ClusterEntry) -> None:
+    paths = {name: str(getattr(entry, name)) for name in ("directory", "kubeconfig", "kubectl")}
+    os.pwrite(lock_fd, json.dumps({**paths, "pid": entry.pid}).encode() + b"\n", 0)
 
 
-def running(home: Path) -> list[ClusterEntry]:
-    """The clusters that can be used: locked, and started so far that they have told where they are."""
+def running_clusters(registry: Path) -> list[ClusterEntry]:
+    """The usable clusters: their entries are locked and, since their start has completed, written."""
     found = []
-    for path in sorted(home.glob(f"*{_SUFFIX}")):
+    for path in sorted(registry.glob(f"*{_SUFFIX}")):
         try:
             with path.open("rb") as file:
                 if not _is_locked(file.fileno()):
                     continue
-                told = json.loads(file.read(_SIZE_MAX))
+                fields = json.loads(file.read(_SIZE_MAX))
         except (OSError, ValueError):
             continue
         found.append(
             ClusterEntry(
-                Path(told["directory"]), Path(told["kubeconfig"]), Path(told["kubectl"]), int(told["pid"])
+                Path(fields["directory"]),
+                Path(fields["kubeconfig"]),
+                Path(fields["kubectl"]),
+                int(fields["pid"]),
             )
         )
     return found
@@ -117,9 +130,9 @@ def _is_locked(descriptor: int) -> bool:
     return False
 
 
-def _is_same(held: int, path: Path) -> bool:
-    """Whether the locked file is still the one with that name."""
+def _is_same(lock_fd: int, path: Path) -> bool:
+    """Whether the path still names the locked file."""
     try:
-        return os.path.samestat(os.fstat(held), path.stat())
+        return os.path.samestat(os.fstat(lock_fd), path.stat())
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""What a development cluster shall be like: its size, its switches, what is applied to it after the start."""
+"""Settings of a development cluster: nodes, features, and manifests to apply after the start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["DevSettings", "NodeShape"]
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """What one simulated node offers; quantities as Kubernetes writes them."""
+    """The capacity of one simulated node, in Kubernetes quantities."""
 
     cpu: str = "8"
     memory: str = "32Gi"
@@ -25,11 +25,11 @@ class DevSettings:
     memory: str = "32Gi"
     gpus: int = 0
     pods: int = 110
-    zones: int = 1  # nodes are dealt out to so many zones, in turn
-    native_gang: bool = False  # Kubernetes' own gang scheduling: feature gates and API
-    scheduler: bool = True  # whether kube-scheduler runs
+    zones: int = 1  # nodes are assigned to this many zones round-robin
+    native_gang: bool = False  # enable Kubernetes' own gang scheduling: feature gates and API
+    scheduler: bool = True  # whether to run kube-scheduler
     audit_log: bool = True
-    apply: tuple[Path, ...] = ()  # manifests that are applied at the end of the start
+    apply: tuple[Path, ...] = ()  # manifests to apply while the cluster starts
 
     @property
     def shape(self) -> NodeShape:

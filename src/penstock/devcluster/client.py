@@ -1,7 +1,8 @@
-"""A small speaker of the Kubernetes API: one connection per thread, JSON, one answer per question.
+"""A minimal synchronous Kubernetes API client: JSON requests, one connection per thread.
 
-For setting up a cluster and for tests that look at it. It knows no watch, no retry and no rate; what Penstock
-itself speaks with is another thing. A kubeconfig of ours carries the certificate and the key in itself.
+It sets up development clusters and inspects them in tests. It has no watch, no retry and no rate limit;
+Penstock itself uses `penstock.kube`. It reads kubeconfigs with embedded certificates and keys only, as
+`certificates` writes them.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ import yaml
 
 from penstock.errors import Conflict, Unavailable
 
-__all__ = ["Api", "ApiRefused"]
+__all__ = ["StatusError", "SyncClient"]
 
 _TIMEOUT_S: Final = 30.0
 _TEXT_MAX: Final = 400
 
 
-class ApiRefused(Conflict):
-    """The API server understood and said no."""
+class StatusError(Conflict):
+    """The API server answered with a status of 400 or above."""
 
     def __init__(self, method: str, path: str, status: int, text: str) -> None:
         self.status = status
         super().__init__(f"{method} {path}: {status} {text[:_TEXT_MAX]}")
 
 
-class Api:
-    """Speaks to the server of a kubeconfig as its user."""
+class SyncClient:
+    """Sends requests to the server of a kubeconfig, as its user."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text("utf-8"))
@@ -44,8 +45,8 @@ class Api:
         self._address = urlsplit(cluster["server"])
         authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
         self._context = ssl.create_default_context(cadata=authority)
-        pair = [base64.b64decode(user[f"client-{what}-data"]) for what in ("certificate", "key")]
-        # The ssl module takes a client's certificate from a file only; this one is gone after the line below.
+        pair = [base64.b64decode(user[f"client-{name}-data"]) for name in ("certificate", "key")]
+        # The ssl module loads a client certificate from a file only. The file is removed at once.
         with tempfile.NamedTemporaryFile(dir=kubeconfig.parent) as file:
             file.write(b"".join(pair))
             file.flush()
@@ -64,7 +65,7 @@ class Api:
     def request(
         self, method: str, path: str, body: object = None, content_type: str = "application/json"
     ) -> dict[str, Any]:
-        """The answer as a document. `ApiRefused` for an answer of 400 and above, `Unavailable` for none."""
+        """The answer as a document. Raises `StatusError` for an error answer, `Unavailable` without one."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "application/json", "Content-Type": content_type}
         connection = self._connection()
@@ -76,10 +77,10 @@ class Api:
             connection.close()  # the next request connects again
             raise Unavailable(f"the API server does not answer: {error}") from error
         if answer.status >= http.client.BAD_REQUEST:
-            raise ApiRefused(method, path, answer.status, text)
+            raise StatusError(method, path, answer.status, text)
         try:
             document = json.loads(text)
-        except ValueError:  # /readyz and the like answer in words
+        except ValueError:  # /readyz and similar endpoints answer in plain text
             return {"text": text}
         return document if isinstance(document, dict) else {"value": document}
 
