@@ -1,7 +1,7 @@
-"""How fast the matcher is, measured through the face that users type at: `python -m bench`.
+"""Benchmarks. `python -m bench` measures the matcher through `resource-query`, and whole instances.
 
-`inputs` makes the clusters, jobspecs and commands; `run` plays one case in this process and measures
-it; `calibrate` says how fast the machine is; `peer` holds the figures to compare with; `report` puts
-both beside each other. `__main__` starts a fresh process for every case, size and policy.
-`kube` is a measurement of its own, on a Kubernetes control plane.
+`inputs` generates clusters, jobspecs and commands; `run` runs and measures one case in its process;
+`calibrate` measures the speed of the machine; `peer` has Fluxion's figures; `report` compares both.
+`__main__` starts a new process for every case, size and policy. `instance` measures whole instances.
+`kube` is a separate benchmark on a Kubernetes control plane.
 """

@@ -1,14 +1,14 @@
-"""How fast this machine is, so that figures from two machines can be compared.
+"""Measures the speed of this machine, so that figures from two machines can be compared.
 
-The measure is steps per CPU second of a fixed loop that does what an engine in Python does most:
-integer arithmetic, reading and writing a dictionary, indexing a list. Fluxion's figures come with
-the same kind of number (see `peer.CALIBRATION`), taken with a loop of the same make-up: one
-congruential step, one `get` and one store in a dictionary of 4,096 keys, and one of 64 list items,
-per step. The two loops give the same number on the same machine, to within a few percent.
+The measure is steps per CPU second of a fixed loop of the operations that dominate an engine in Python:
+integer arithmetic, reading and writing a dictionary, indexing a list. Fluxion's figures come with the
+same measure (`peer.CALIBRATION`), taken with an equivalent loop: each step is one congruential step, one
+`get` and one store in a dictionary of 4,096 keys, and one access to a list of 64 items. On the same
+machine both loops give the same number within a few percent.
 
-A rate is scaled as `rate * peer.CALIBRATION / here`: what it would be on the peer's machine. That
-holds for the interpreter's version too: an interpreter that runs everything twice as fast doubles
-both the rate and `here`, so compare unscaled figures when you compare interpreters.
+A rate is scaled to the peer's machine as `rate * peer.CALIBRATION / here`. The scaling also cancels the
+speed of the interpreter: one that runs everything twice as fast doubles both the rate and `here`. Use
+unscaled figures to compare interpreters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRIES: Final = 3
 
 
 def steps_per_cpu_s() -> float:
-    """The best of a few tries: whatever disturbs a try makes it slower, never faster."""
+    """The best of a few tries: disturbances can only make a try slower."""
     return max(_one_try() for _ in range(_TRIES))
 
 

@@ -1,12 +1,12 @@
 """The inputs of the benchmark: a cluster, jobspecs, and commands for `resource-query`.
 
-The cluster is flat: nodes of two sockets, each with 16 cores, 2 gpus and 32 chunks of memory, every
-one a vertex of its own. The cases fill it (`a` whole nodes, `b` single cores, `c` gangs of 8 nodes),
-reserve on a full cluster (`d`), cancel (`e`), ask what could ever fit (`f`), or only load it (`g`).
+The cluster is flat: its nodes have two sockets, each with 16 cores, 2 gpus and 32 chunks of memory, and each
+of these is a vertex. The cases fill it (`a` whole nodes, `b` single cores, `c` gangs of 8 nodes), reserve on
+a full cluster (`d`), cancel (`e`), check satisfiability (`f`), or only load it (`g`).
 
-Everything that looks random is drawn from one generator with fixed seeds, so the same case is the
-same sequence on every machine, and its answers can be compared with recorded ones. The order of the
-draws is part of the recipe: do not reorder them.
+Random choices come from one generator with fixed seeds, so a case is the same sequence on every machine, and
+its output can be compared with a recorded one. The order of the draws determines the sequence: do not reorder
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CASES: Final[dict[str, str]] = {
     "c": "gangs of 8 nodes x 32 cores, fill",
     "d": "full cluster, then reservations of mixed size",
     "e": "cancel",
-    "f": "could it ever fit, on an idle cluster",
+    "f": "satisfiability checks, on an idle cluster",
     "g": "load the graph",
 }
 
@@ -33,19 +33,19 @@ _PER_SOCKET: Final = {"core": 16, "gpu": 2, "memory": 32}
 _CORES_PER_NODE: Final = _SOCKETS * _PER_SOCKET["core"]
 
 _GANG: Final = 8
-_LIMIT_S: Final = 3600  # of every job whose limit does not matter
-_LIMITS: Final = 128  # different limits in case d
+_LIMIT_S: Final = 3600  # the time limit of jobs whose limit does not matter
+_LIMITS: Final = 128  # number of different time limits in case d
 _RESERVED_NODES: Final = (1, 2, 4, 8, 16, 32, 64)
 _RESERVATIONS: Final = 1_000
 _CORE_JOBS_MAX: Final = 40_000
-_QUESTIONS: Final = 200
+_CHECKS: Final = 200
 
 _SEED_LIMITS: Final = 777
 _SEED_JOBS: Final = 4242
 
 
 class Draws:
-    """Knuth's 64-bit linear congruential generator (MMIX); the low bits are poor and not used."""
+    """Knuth's 64-bit linear congruential generator (MMIX). Its low bits are of poor quality and not used."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed
@@ -56,7 +56,7 @@ class Draws:
 
 
 def durations_s() -> tuple[int, ...]:
-    """The limits of case d: from ten minutes to four hours, in whole minutes."""
+    """The time limits of case d: from ten minutes to four hours, in whole minutes."""
     draws = Draws(_SEED_LIMITS)
     return tuple(60 * (10 + draws.below(240)) for _ in range(_LIMITS))
 
@@ -68,7 +68,7 @@ def vertices(nodes: int) -> int:
     return 1 + nodes * (1 + _SOCKETS * (1 + sum(_PER_SOCKET.values())))
 
 
-# What a recipe must declare; "" is no default.
+# The attributes that a GRUG recipe must declare; "" is an attribute without a default.
 _NODE_DEFAULTS: Final[dict[str, str | int]] = {
     "root": 0,
     "type": "",
@@ -93,39 +93,39 @@ _EDGE_DEFAULTS: Final[dict[str, str | int]] = {
 
 
 def graph(nodes: int) -> str:
-    """The recipe of the cluster in GRUG."""
-    kinds = ["cluster", "node", "socket", *_PER_SOCKET]
+    """The GRUG recipe of the cluster."""
+    types = ["cluster", "node", "socket", *_PER_SOCKET]
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">',
         *_keys("node", _NODE_DEFAULTS),
         *_keys("edge", _EDGE_DEFAULTS),
         f'<graph id="flat{nodes}" edgedefault="directed">',
-        *(_kind(kind) for kind in kinds),
+        *(_template(name) for name in types),
         _rule("cluster", "node", nodes, id_scope=0),
         _rule("node", "socket", _SOCKETS, id_scope=0),
-        # Scope 1 numbers cores, gpus and chunks through the whole node, not anew in each socket.
-        *(_rule("socket", kind, count, id_scope=1) for kind, count in _PER_SOCKET.items()),
+        # Scope 1 numbers cores, gpus and chunks across the sockets of a node.
+        *(_rule("socket", name, count, id_scope=1) for name, count in _PER_SOCKET.items()),
         "</graph>",
         "</graphml>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _keys(what: str, defaults: dict[str, str | int]) -> Iterator[str]:
+def _keys(element: str, defaults: dict[str, str | int]) -> Iterator[str]:
     for name, default in defaults.items():
-        kind = "int" if isinstance(default, int) else "string"
-        start = f'<key id="{name}" for="{what}" attr.name="{name}" attr.type="{kind}"'
+        attribute_type = "int" if isinstance(default, int) else "string"
+        start = f'<key id="{name}" for="{element}" attr.name="{name}" attr.type="{attribute_type}"'
         yield f"{start}/>" if default == "" else f"{start}><default>{default}</default></key>"
 
 
-def _kind(kind: str) -> str:
-    data = {"type": kind, "basename": kind}
-    if kind == "cluster":
+def _template(name: str) -> str:
+    data = {"type": name, "basename": name}
+    if name == "cluster":
         data["root"] = "1"
-    if kind == "memory":
+    if name == "memory":
         data["unit"] = "chunk"
-    return f'<node id="{kind}">{_data(data)}</node>'
+    return f'<node id="{name}">{_data(data)}</node>'
 
 
 def _rule(above: str, below: str, count: int, *, id_scope: int) -> str:
@@ -141,12 +141,12 @@ def _data(values: dict[str, str]) -> str:
 
 
 def _jobspec(levels: list[tuple[str, int]], duration_s: int) -> str:
-    """A chain of resources, each below the one before."""
+    """A jobspec with a chain of resources, each below the one before."""
     lines = ["version: 9999", "resources:"]
-    for depth, (kind, count) in enumerate(levels):
+    for depth, (name, count) in enumerate(levels):
         pad = "  " * (2 * depth + 1)
-        lines += [f"{pad}- type: {kind}", f"{pad}  count: {count}"]
-        if kind == "slot":
+        lines += [f"{pad}- type: {name}", f"{pad}  count: {count}"]
+        if name == "slot":
             lines.append(f"{pad}  label: default")
         if depth + 1 < len(levels):
             lines.append(f"{pad}  with:")
@@ -156,7 +156,7 @@ def _jobspec(levels: list[tuple[str, int]], duration_s: int) -> str:
 
 
 def _whole_nodes(nodes: int, cores_per_socket: int = _PER_SOCKET["core"]) -> list[tuple[str, int]]:
-    """So many slots of one node, with all its cores named."""
+    """A request for `nodes` slots of one node each, with its sockets and cores listed."""
     return [("slot", nodes), ("node", 1), ("socket", _SOCKETS), ("core", cores_per_socket)]
 
 
@@ -175,7 +175,7 @@ class Phase:
 
     name: str
     commands: tuple[str, ...]
-    prepares: bool = False  # the phases after it mean nothing unless it was done in full
+    prepares: bool = False  # later phases are measured only if this one was completed
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Case:
 
 
 class Inputs:
-    """Writes the files of one cluster size into a folder, and tells the commands that use them."""
+    """Writes the input files for one cluster size into a directory and returns the commands that use them."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self._folder = folder
@@ -204,13 +204,13 @@ class Inputs:
             "c": self._fill_with_gangs,
             "d": self._reserve,
             "e": self._cancel,
-            "f": self._ask,
+            "f": self._check,
             "g": lambda: (),
         }
         return Case(graph_file, phases[letter]())
 
     def _fill_with_nodes(self) -> tuple[Phase, ...]:
-        # Every fill asks for one more than fits: refusing is part of the work.
+        # Every fill has one job more than fits: a refused match is measured too.
         return (Phase("allocate", self._match("allocate", _NODE) * (self._nodes + 1)),)
 
     def _fill_with_cores(self) -> tuple[Phase, ...]:
@@ -241,14 +241,14 @@ class Inputs:
         cancel = tuple(f"cancel {job}" for job in range(1, self._nodes + 1))
         return Phase("allocate", allocate, prepares=True), Phase("cancel", cancel)
 
-    def _ask(self) -> tuple[Phase, ...]:
-        questions = {"node1": _NODE, "gang8": _GANG_OF_8, "core1": _CORE, "unsat": _TOO_MANY_CORES}
+    def _check(self) -> tuple[Phase, ...]:
+        jobspecs = {"node1": _NODE, "gang8": _GANG_OF_8, "core1": _CORE, "unsat": _TOO_MANY_CORES}
         return tuple(
-            Phase(name, self._match("satisfiability", text) * _QUESTIONS) for name, text in questions.items()
+            Phase(name, self._match("satisfiability", text) * _CHECKS) for name, text in jobspecs.items()
         )
 
     def _match(self, op: str, jobspec: str) -> tuple[str, ...]:
-        """One command; equal jobspecs share a file."""
+        """One command. Equal jobspecs share a file."""
         file = self._written.get(jobspec)
         if file is None:
             file = self._written[jobspec] = self._folder / f"job{len(self._written):04}.yaml"

@@ -1,8 +1,8 @@
-"""What a whole instance does in a second: submitted through the socket, to the end, everything durable.
+"""Throughput of a whole instance: jobs are submitted through the socket and run to their end, all durable.
 
-Two workloads stand beside the figures of a Flux instance on this kind of machine: no-op jobs on imagined
-nodes (a driver behind the port; queue, PostgreSQL with fsync, API and socket are real), and real processes
-on four agents. The third is a pass over a long queue, in one process and without a store.
+Two workloads are compared with a Flux instance on the same kind of machine: no-op jobs on simulated nodes (a
+mock backend; queue, PostgreSQL with fsync, API and socket are real), and real processes on four agents. The
+third measurement is a scheduling cycle over a long queue, in one process and without a store.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from penstock.web.app import create_app
 from penstock.web.server import make_socket, serve
 
 __all__ = [
-    "Figure",
     "InstanceReport",
     "LongQueue",
+    "Throughput",
     "measure_long_queue",
     "measure_mock",
     "measure_processes",
@@ -53,7 +53,7 @@ _READY_S = 60.0
 
 
 @dataclass(frozen=True)
-class Figure:
+class Throughput:
     name: str
     jobs: int
     seconds: float
@@ -67,7 +67,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class LongQueue:
-    """One pass over a long queue: the first, which fills the cluster, and the next, which starts nothing."""
+    """CPU time of two cycles over a long queue: the first fills the cluster, the next starts nothing."""
 
     jobs: int
     shapes: int
@@ -78,7 +78,7 @@ class LongQueue:
 
 @dataclass(frozen=True)
 class InstanceReport:
-    figures: tuple[Figure, ...]
+    figures: tuple[Throughput, ...]
     queue: LongQueue
 
     def plain(self) -> dict[str, object]:
@@ -87,19 +87,21 @@ class InstanceReport:
 
     def markdown(self) -> str:
         lines = [
-            "| whole instance, submit to inactive | jobs | jobs/s | Flux, jobs/s | ratio | rows of events |",
+            "| whole instance, submit to inactive | jobs | jobs/s | Flux, jobs/s | ratio | event rows |",
             "|---|---|---|---|---|---|",
         ]
-        for one in self.figures:
-            low, high = one.flux
-            ratio = f"{one.rate / high:.1f} to {one.rate / low:.1f}"
-            told = f"{one.jobs:,} | {one.rate:,.0f} | {low:g} to {high:g} | {ratio} | {one.events:,}"
-            lines.append(f"| {one.name} | {told} |")
+        for figure in self.figures:
+            low, high = figure.flux
+            ratio = f"{figure.rate / high:.1f} to {figure.rate / low:.1f}"
+            cells = (
+                f"{figure.jobs:,} | {figure.rate:,.0f} | {low:g} to {high:g} | {ratio} | {figure.events:,}"
+            )
+            lines.append(f"| {figure.name} | {cells} |")
         queue = self.queue
         lines += [
             "",
-            f"Passes over {queue.jobs:,} pending jobs of {queue.shapes} shapes: {queue.first_cpu_s:.2f} CPU "
-            f"s to start {queue.started:,} of them; "
+            f"Scheduling cycles over {queue.jobs:,} pending jobs of {queue.shapes} shapes: "
+            f"{queue.first_cpu_s:.2f} CPU s to start {queue.started:,} of them; "
             f"{queue.next_cpu_s * 1000:.0f} CPU ms when nothing can start.",
         ]
         return "\n".join(lines)
@@ -124,8 +126,8 @@ def _scratch() -> Iterator[InstancePaths]:
         yield paths_of(f"{base}/s", {**os.environ, "PENSTOCK_RUNTIME": base})
 
 
-def measure_mock(jobs: int, nodes: int, cores: int = 4) -> Figure:
-    """No-op jobs on imagined nodes, EASY, match policy `first`."""
+def measure_mock(jobs: int, nodes: int, cores: int = 4) -> Throughput:
+    """No-op jobs on simulated nodes, EASY backfill, match policy `first`."""
     with _scratch() as paths:
         command = [sys.executable, "-m", "bench.instance", str(paths.state), str(nodes), str(cores)]
         environment = {**os.environ, "PENSTOCK_RUNTIME": str(paths.state.parent)}
@@ -136,7 +138,7 @@ def measure_mock(jobs: int, nodes: int, cores: int = 4) -> Figure:
                 served.terminate()
 
 
-def measure_processes(jobs: int, nodes: int = 4, cores: int = 4) -> Figure:
+def measure_processes(jobs: int, nodes: int = 4, cores: int = 4) -> Throughput:
     """Real `true` processes on real agents."""
     with _scratch() as paths:
         environment = {**os.environ, "PENSTOCK_RUNTIME": str(paths.state.parent)}
@@ -150,7 +152,7 @@ def measure_processes(jobs: int, nodes: int = 4, cores: int = 4) -> Figure:
             subprocess.run(stop, env=environment, check=False)
 
 
-def _submit_and_wait(name: str, paths: InstancePaths, jobs: int, flux: tuple[float, float]) -> Figure:
+def _submit_and_wait(name: str, paths: InstancePaths, jobs: int, flux: tuple[float, float]) -> Throughput:
     client = ApiClient(paths)
     deadline = time.monotonic() + _READY_S
     while True:
@@ -158,23 +160,23 @@ def _submit_and_wait(name: str, paths: InstancePaths, jobs: int, flux: tuple[flo
             if client.get("/v1/status")["instance"]["ready"]:
                 break
         if time.monotonic() > deadline:
-            raise TimeoutError("the instance was not ready in time")
+            raise TimeoutError(f"the instance was not ready within {_READY_S:g} s")
         time.sleep(0.1)
     began = time.monotonic()
-    one = {"jobspec": jobspec(), "urgency": 16, "requeue": "never"}
+    submission = {"jobspec": jobspec(), "urgency": 16, "requeue": "never"}
     for first in range(0, jobs, _CHUNK):
-        client.post("/v1/jobs", {"jobs": [one] * min(_CHUNK, jobs - first)})
+        client.post("/v1/jobs", {"jobs": [submission] * min(_CHUNK, jobs - first)})
     while True:
         counts = client.get("/v1/status")["jobs"]
         if not counts["pending"] and not counts["running"]:
             break
         time.sleep(0.02)
     seconds = time.monotonic() - began
-    return Figure(name, jobs, seconds, flux, _events(paths, jobs))
+    return Throughput(name, jobs, seconds, flux, _events(paths, jobs))
 
 
 def _events(paths: InstancePaths, jobs: int) -> int:
-    """Rows of `job_events`; every job must have come to its end."""
+    """The number of rows in `job_events`. Checks that all jobs are inactive and that fsync is on."""
     from penstock.store.embedded import EmbeddedPostgres
 
     with psycopg.connect(EmbeddedPostgres(paths).start()) as connection:
@@ -183,19 +185,19 @@ def _events(paths: InstancePaths, jobs: int) -> int:
         fsync = connection.execute("SHOW fsync").fetchone()
     assert counted is not None
     assert ended is not None
-    assert ended[0] == jobs, f"{ended[0]} of {jobs} jobs have ended"
+    assert ended[0] == jobs, f"only {ended[0]} of {jobs} jobs have ended"
     assert fsync == ("on",)
     return int(counted[0])
 
 
 def measure_long_queue(jobs: int, shapes: int, nodes: int = 1000, cores: int = 4) -> LongQueue:
-    """CPU seconds of one pass over a queue where almost nothing fits; the first pass, and the next one."""
+    """Measures two consecutive cycles over a queue in which almost nothing fits."""
     queue = QueueSettings(DEFAULT_QUEUE, parse_backfill("easy"))
     scheduler = scheduler_from(Settings(queues=(queue,), match_policy="first"), Recorded(), 0.0)
-    told = tuple(NodeSet(f"node{number}", (Capacity("core", cores),)) for number in range(nodes))
-    scheduler.handle([Snapshot(nodes=told)], 0.0)
+    node_set = tuple(NodeSet(f"node{number}", (Capacity("core", cores),)) for number in range(nodes))
+    scheduler.handle([Snapshot(nodes=node_set)], 0.0)
     texts = [json.dumps(jobspec(1 + shape % cores, 600 + shape)) for shape in range(shapes)]
-    submissions = tuple(Submission(texts[place % shapes], "bench") for place in range(jobs))
+    submissions = tuple(Submission(texts[number % shapes], "bench") for number in range(jobs))
     for first in range(0, jobs, _CHUNK):
         scheduler.handle([Submit(submissions[first : first + _CHUNK])], 1.0)
     spent: list[float] = []
@@ -216,7 +218,7 @@ async def _serve_mock(paths: InstancePaths, nodes: int, cores: int) -> None:
     queue = QueueSettings(DEFAULT_QUEUE, parse_backfill("easy"))
     settings = Settings(queues=(queue,), match_policy="first")
     instance = Instance(settings, opened.store, MockBackend(nodes, cores))
-    around = ServiceContext(
+    context = ServiceContext(
         identity={
             "id": "bench",
             "version": "",
@@ -231,7 +233,7 @@ async def _serve_mock(paths: InstancePaths, nodes: int, cores: int) -> None:
         shutdown=lambda _keep: None,
     )
     running = asyncio.create_task(instance.run())
-    serving = asyncio.create_task(serve(create_app(Answers(instance, around)), [listening]))
+    serving = asyncio.create_task(serve(create_app(Answers(instance, context)), [listening]))
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(15, stopping.set)
     try:

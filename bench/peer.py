@@ -1,9 +1,9 @@
-"""The figures to compare with: Fluxion 0.54, published in its own units by our measurements.
+"""Fluxion's figures for comparison: flux-sched 0.54.0, measured by us.
 
-Fluxion (flux-sched 0.54.0, C++, its default optimised build) was run on the same inputs with its
-`resource-query`. A rate is commands per CPU second of the whole process: reading the command,
-parsing the jobspec, matching, booking and writing the answer. Slow phases were cut after 8 to 20 CPU
-seconds. Repeats varied by up to 2x on that machine, so a ratio between 0.67 and 1.5 is noise.
+Fluxion (C++, its default optimised build) ran the same inputs with its `resource-query`. A rate is commands
+per CPU second of the whole process: reading the command, parsing the jobspec, matching, booking and writing
+the answer. Slow phases were stopped after 8 to 20 CPU seconds. Repeated runs varied by up to 2x on that
+machine, so a ratio between 0.67 and 1.5 is noise.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import Final
 
 __all__ = ["CALIBRATION", "CALIBRATION_RANGE", "LOAD_CPU_S", "LOAD_RSS_MB", "POLICIES", "rate"]
 
-# Steps per CPU second of a loop like `calibrate`'s on the machine where these were measured. It
-# moved between these bounds while the figures were taken; the middle is used for scaling.
+# Steps per CPU second of a loop like that of `calibrate`, on the machine of these figures. The value varied
+# between these bounds while the figures were taken; their mean is used for scaling.
 CALIBRATION_RANGE: Final = (3_000_000, 4_100_000)
 CALIBRATION: Final = sum(CALIBRATION_RANGE) / 2
 
 POLICIES: Final = ("first", "lonode", "low", "high")
 
-# Fluxion 0.54, published in its own units by our measurements: commands per CPU second, in the order
-# of POLICIES, by case, phase and number of nodes.
+# Commands per CPU second in the order of POLICIES, by case, phase and number of nodes.
 _RATES: Final[dict[tuple[str, str, int], tuple[float, ...]]] = {
     ("a", "allocate", 100): (5_015, 3_674, 3_709, 4_110),
     ("a", "allocate", 1_000): (4_123, 1_312, 975, 774),
@@ -44,14 +43,13 @@ _RATES: Final[dict[tuple[str, str, int], tuple[float, ...]]] = {
     ("f", "unsat", 1_000): (2_290, 2_496, 2_285, 1_596),
 }
 
-# Fluxion 0.54, published in its own units by our measurements: loading the cluster from GRUG, by
-# number of nodes.
+# Loading the cluster from GRUG, by number of nodes.
 LOAD_CPU_S: Final[dict[int, float]] = {100: 0.07, 1_000: 0.67}
 LOAD_RSS_MB: Final[dict[int, float]] = {100: 36, 1_000: 244}
 
 
 def rate(case: str, phase: str, nodes: int, policy: str) -> float | None:
-    """Commands per CPU second; nothing where it was not measured."""
+    """Commands per CPU second, None where it was not measured."""
     rates = _RATES.get((case, phase, nodes), ())
-    place = POLICIES.index(policy)
-    return rates[place] if place < len(rates) else None
+    index = POLICIES.index(policy)
+    return rates[index] if index < len(rates) else None

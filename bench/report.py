@@ -1,4 +1,4 @@
-"""Measurements beside the peer's figures, as markdown or as JSON."""
+"""Compares measurements with the peer's figures, as Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from bench import peer
 from bench.inputs import CASES, vertices
 from bench.run import Measurement, PhaseResult
 
-__all__ = ["Report"]
+__all__ = ["MatcherReport"]
 
 _NOTES = """\
-Rates are commands per CPU second of one process, through the whole of `resource-query`. "scaled" is
-what the rate would be at the peer's calibration; the ratio is scaled / Fluxion, and between 0.67 and
-1.5 it is noise. `[n of m]`: cut after its budget of CPU time. Penstock parses equal jobspec texts
-once, Fluxion parses each. Fluxion's figures: 0.54, published in its own units by our measurements."""
+Rates are commands per CPU second of one process, through all of `resource-query`. "scaled" is the rate
+at the peer's calibration; the ratio is scaled / Fluxion, and between 0.67 and 1.5 it is noise.
+`[n of m]`: stopped after its budget of CPU time. Penstock parses equal jobspec texts once, Fluxion
+parses each. Fluxion's figures: version 0.54, measured by us."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class MatcherReport:
     measurements: Sequence[Measurement]
-    left_out: Sequence[str]  # what there was no time for, or what failed
+    left_out: Sequence[str]  # cases that failed or for which no time was left, with the reason
     wall_s: float
     budget_s: float
 
     @property
     def calibration(self) -> float:
-        """Of all processes: that of a single one tells of its neighbours as much as of the machine."""
+        """The median over all processes: a single value depends too much on other load of the machine."""
         return median(one.calibration for one in self.measurements) if self.measurements else peer.CALIBRATION
 
     def markdown(self) -> str:
@@ -48,7 +48,7 @@ class Report:
         return "\n\n".join([*parts, _NOTES])
 
     def json(self) -> str:
-        whole = {
+        document = {
             "python": platform.python_version(),
             "machine": platform.machine(),
             "calibration": round(self.calibration),
@@ -59,7 +59,7 @@ class Report:
             "rates": [self._rate(one, phase) for one in self.measurements for phase in one.phases],
             "loads": [self._load(one) for one in self.measurements],
         }
-        return json.dumps(whole, indent=2)
+        return json.dumps(document, indent=2)
 
     def _rate_rows(self) -> Iterable[Sequence[str]]:
         for one in self.measurements:
@@ -77,7 +77,7 @@ class Report:
                 )
 
     def _load_rows(self) -> Iterable[Sequence[str]]:
-        """One row per size: the fastest load, and the memory, of all processes that loaded it."""
+        """One row per size: the fastest load and the memory, over all processes that loaded it."""
         for nodes in sorted({one.nodes for one in self.measurements}):
             same = [one for one in self.measurements if one.nodes == nodes]
             load_cpu_s = min(one.load_cpu_s for one in same)
@@ -97,12 +97,12 @@ class Report:
     def _rate(self, one: Measurement, phase: PhaseResult) -> dict[str, object]:
         return {
             "case": one.case,
-            "what": CASES[one.case],
+            "title": CASES[one.case],
             "phase": phase.name,
             "nodes": one.nodes,
             "policy": one.policy,
             "done": phase.done,
-            "asked": phase.asked,
+            "total": phase.total,
             "cpu_s": round(phase.cpu_s, 4),
             "per_cpu_s": round(phase.rate, 2),
             "per_cpu_s_scaled": round(phase.rate / self._speed, 2),
@@ -126,7 +126,7 @@ class Report:
 
     @property
     def _speed(self) -> float:
-        """How many times faster this machine is than the peer's."""
+        """The speed of this machine relative to the peer's."""
         return self.calibration / peer.CALIBRATION
 
 
@@ -145,7 +145,7 @@ _LOAD_COLUMNS = (
 
 
 def _cut(phase: PhaseResult) -> str:
-    return f" [{phase.done:,} of {phase.asked:,}]" if phase.done < phase.asked else ""
+    return f" [{phase.done:,} of {phase.total:,}]" if phase.done < phase.total else ""
 
 
 def _number(value: float | None) -> str:

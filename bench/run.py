@@ -1,12 +1,12 @@
-"""Plays one case through `resource-query` in this process, and measures it.
+"""Runs one case through `resource-query` in this process and measures it.
 
-The face is started as a user starts it, with options, and reads its commands from standard input.
-That input is ours: whenever the face asks for the next line, the clock is read, so that everything
-between two lines counts (splitting the command, reading and parsing the jobspec, the match, the
-booking, and writing the answer to the file given with `-t`). A phase ends when its commands are used
-up, or after its budget of CPU time; the rate is then that of its beginning.
+The command runs as for a user, with options, and reads its commands from a standard input that this module
+provides: whenever it reads the next line, the CPU clock is read, so everything between two lines is measured
+(splitting the command, reading and parsing the jobspec, the match, the booking, and writing the answer to the
+file of `-t`). A phase ends after its last command, or when its budget of CPU time is used up; the rate then
+covers only the commands that were run.
 
-The answers are counted afterwards: a command that fails fast must not look like a fast command.
+The answers are counted afterwards, so that commands that fail fast are not measured as fast commands.
 
 `python -m bench.run CASE NODES POLICY BUDGET_S` prints one measurement as JSON.
 """
@@ -31,20 +31,20 @@ from penstock.cli.resource_query import main as resource_query
 
 __all__ = ["Failed", "Measurement", "PhaseResult", "measure"]
 
-_PREPARATION_MAX_S: Final = 20.0  # a phase that prepares another gets this much, whatever the budget
+_PREPARATION_MAX_S: Final = 20.0  # minimum budget of a phase that prepares another
 _RULES_PER_ANSWER: Final = 2
 _RULE: Final = b"INFO: =============================\n"
 
 
 class Failed(Exception):
-    """The face did something else than answering every command."""
+    """`resource-query` failed or did not answer every command."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
     name: str
     done: int
-    asked: int
+    total: int
     cpu_s: float
 
     @property
@@ -57,9 +57,9 @@ class Measurement:
     case: str
     nodes: int
     policy: str
-    calibration: float  # steps per CPU second, around this measurement
+    calibration: float  # steps per CPU second, before and after this measurement
     load_cpu_s: float
-    loaded_rss_mb: float  # 0: the system does not tell
+    loaded_rss_mb: float  # 0: the system does not report it
     loaded_peak_mb: float
     peak_mb: float
     phases: tuple[PhaseResult, ...]
@@ -68,9 +68,9 @@ class Measurement:
 def measure(case: str, nodes: int, policy: str, budget_s: float) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
-        played = Inputs(folder, nodes).case(case)
+        inputs = Inputs(folder, nodes).case(case)
         before = steps_per_cpu_s()
-        feed, began = _play(played, policy, budget_s, folder / "answers")
+        feed, began = _run_case(inputs, policy, budget_s, folder / "answers")
         peak_mb = _memory_mb("VmHWM")
         gc.collect()
         calibration = (before + steps_per_cpu_s()) / 2
@@ -87,8 +87,8 @@ def measure(case: str, nodes: int, policy: str, budget_s: float) -> Measurement:
     )
 
 
-def _play(case: Case, policy: str, budget_s: float, answers: Path) -> tuple[_Feed, float]:
-    """Runs the face on a case; returns what was measured and the CPU time at which it began."""
+def _run_case(case: Case, policy: str, budget_s: float, answers: Path) -> tuple[_Feed, float]:
+    """Runs `resource-query` on a case. Returns the measurements and the CPU time at the start."""
     feed = _Feed(case.phases, budget_s)
     errors = io.StringIO()
     options = ["-L", str(case.graph_file), "-P", policy, "-F", "simple", "-d", "-t", str(answers)]
@@ -104,12 +104,12 @@ def _play(case: Case, policy: str, budget_s: float, answers: Path) -> tuple[_Fee
         raise Failed(f"exit {code}: {errors.getvalue()[:500]}")
     rules = answers.read_bytes().count(_RULE)
     if rules != _RULES_PER_ANSWER * feed.matches:
-        raise Failed(f"{feed.matches} matches, but {rules} rules around answers")
+        raise Failed(f"{feed.matches} matches, but {rules} separator lines in the answers")
     return feed, began
 
 
 class _Feed(io.RawIOBase):
-    """Standard input that hands out a command when asked for one, and reads the clock then."""
+    """Standard input that reads the CPU clock whenever a command is read from it."""
 
     def __init__(self, phases: tuple[Phase, ...], budget_s: float) -> None:
         self._lines = self._commands(phases, budget_s)
@@ -122,11 +122,11 @@ class _Feed(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readline(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002 (a line is always given whole)
+    def readline(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002 (always returns a complete line)
         return next(self._lines, b"")
 
     def _commands(self, phases: tuple[Phase, ...], budget_s: float) -> Iterator[bytes]:
-        self.loaded_at_s = time.process_time()  # The first line is asked for when the graph is there.
+        self.loaded_at_s = time.process_time()  # The first line is read after the graph is loaded.
         self.loaded_rss_mb = _memory_mb("VmRSS")
         self.loaded_peak_mb = _memory_mb("VmHWM")
         for phase in phases:
@@ -148,7 +148,7 @@ class _Feed(io.RawIOBase):
 
 
 def _memory_mb(field: str) -> float:
-    """A line of /proc/self/status in MiB. `getrusage` would not do: its peak survives an exec."""
+    """A field of /proc/self/status in MiB. `getrusage` is unsuitable: its peak survives an exec."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:

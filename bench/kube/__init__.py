@@ -1,10 +1,11 @@
-"""Penstock beside kube-scheduler and the bare API server, on one control plane: `python -m bench.kube`.
+"""`python -m bench.kube`: compares Penstock with kube-scheduler and bare bindings on one control plane.
 
-`plane` is the control plane and what is in it; `contenders` are those who bind; `binds` sees when; `usage`
-tells what it costs; `cases` puts them together; `report` shows it. `binder` and `sampled` are processes of
-their own: bindings without a scheduler, and a Penstock that looks where its time goes.
+`plane` is the control plane with its nodes and pods; `contenders` starts and stops the schedulers; `binds`
+records binding times from a watch; `usage` reads CPU time and memory; `cases` measures; `report` prints the
+results. `binder` and `sampled` are separate processes: bindings without a scheduler, and a Penstock with a
+sampling profiler.
 
-The control plane is real: etcd, API server and controller manager, as processes. kwok is off: nodes are made
-Ready by us and the controller manager waits a day for their leases, so nothing plays kubelets and pods that
-are bound stay Pending. Pods are there before anybody looks at them, then the contender starts.
+The control plane is real: etcd, API server and controller manager run as processes. kwok does not run: the
+benchmark itself sets nodes Ready, and the controller manager tolerates missing leases for a day. There are no
+kubelets, so bound pods stay Pending. The pods exist before the contender starts.
 """

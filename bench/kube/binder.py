@@ -1,8 +1,8 @@
-"""Bindings without a scheduler: what an API server takes at most. A process of its own, as schedulers are.
+"""Bindings without a scheduler: the maximum rate of the API server. A separate process, like a scheduler.
 
-`python -m bench.kube.binder KUBECONFIG NAMESPACE SCHEDULER NODES` binds all pods of a scheduler's name to
-`node-0`, `node-1` and so on in turn, 64 at a time, and then stays until it is ended, so that what it has
-used can be read.
+`python -m bench.kube.binder KUBECONFIG NAMESPACE SCHEDULER NODES` binds all pods with that schedulerName
+round-robin to `node-0`, `node-1` and so on, with 64 requests in flight. It then waits to be stopped, so that
+its CPU time can still be read.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ async def _bind_all(kubeconfig: str, namespace: str, scheduler: str, nodes: int)
         listed = await client.list(PODS.path(namespace), Pod, field_selector=selector)
         left = iter(enumerate(listed.items))
 
-        async def work() -> None:
-            for place, pod in left:
-                await client.bind(namespace, pod.metadata.name, pod.metadata.uid, f"node-{place % nodes}")
+        async def bind_next() -> None:
+            for index, pod in left:
+                await client.bind(namespace, pod.metadata.name, pod.metadata.uid, f"node-{index % nodes}")
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(_IN_FLIGHT):
-                tasks.create_task(work())
+                tasks.create_task(bind_next())
         await asyncio.Event().wait()
 
 

@@ -1,4 +1,4 @@
-"""When each pod got its node, as a watch tells: the same watch for every contender."""
+"""The time at which each pod was bound, from a watch that is the same for every contender."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Binds", "watched_binds"]
 
 
 class Binds:
-    """Names of pods and times of the monotonic clock, in the order in which they were heard of."""
+    """Monotonic binding times by pod name, in the order in which the watch reported them."""
 
     def __init__(self) -> None:
         self.at_s: dict[str, float] = {}
         self._wanted = 0
         self._reached = asyncio.Event()
 
-    def take(self, change: WatchEvent[KubeObject]) -> None:
+    def handle(self, change: WatchEvent[KubeObject]) -> None:
         now_s = time.monotonic()
         match change:
             case Relisted(items):
@@ -35,7 +35,7 @@ class Binds:
             self._reached.set()
 
     async def wait(self, count: int, limit_s: float) -> bool:
-        """Until so many are bound; False if that does not happen in time."""
+        """Waits until `count` pods are bound; False if that takes longer than `limit_s`."""
         self._wanted = count
         self._reached.clear()
         if len(self.at_s) < count:
@@ -46,14 +46,14 @@ class Binds:
 
 @asynccontextmanager
 async def watched_binds(client: KubeClient, namespace: str) -> AsyncIterator[Binds]:
-    """Hears of every binding from the beginning of the block on."""
+    """Records all bindings, from the start of the block."""
     binds, state = Binds(), WatchState()
     watching = asyncio.create_task(
         reflect(
             client,
             PODS,
             KubeObject,
-            binds.take,
+            binds.handle,
             namespace=namespace,
             field_selector="spec.nodeName!=",
             state=state,

@@ -1,7 +1,7 @@
-"""Those who bind pods: kube-scheduler, Penstock, and nobody, which is the API server's own pace.
+"""The contenders: kube-scheduler, Penstock, and bare bindings, which show the API server's own rate.
 
-Each is started fresh on a control plane that has the pods already, under the name that the pods ask for, and
-is gone before the next one starts.
+Each is started on a control plane on which pods with its schedulerName already exist, and is stopped before
+the next one starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.errors import PenstockError
 from penstock.paths import paths_of
 from penstock.store.embedded import EmbeddedPostgres
 
-__all__ = ["Binder", "Contender", "KubeScheduler", "Penstock", "said_since"]
+__all__ = ["Binder", "Contender", "KubeScheduler", "Penstock", "log_since"]
 
 _STOP_S: Final = 60.0
 _KUBE_SCHEDULER: Final = "kube-scheduler"
@@ -33,21 +33,21 @@ class Contender(Protocol):
     name: str
     scheduler: str  # the schedulerName of its pods
     log: Path
-    up: bytes  # what its log says when it begins to look at the cluster
+    up: bytes  # the log message that shows that it begins to read the cluster
 
     def start(self) -> None: ...
 
     def stop(self) -> None:
-        """It is gone when this returns, if it was there."""
+        """Stops it, if it runs, and returns after it has exited."""
 
     def is_alive(self) -> bool: ...
 
     def processes(self) -> dict[str, int]:
-        """Those that are there, by name: `scheduler`, `database`."""
+        """PIDs of its running processes by name: `scheduler`, `database`."""
 
 
-def said_since(log: Path, offset: int) -> bytes:
-    """What a log says after its first `offset` bytes."""
+def log_since(log: Path, offset: int) -> bytes:
+    """The content of a log after its first `offset` bytes."""
     try:
         with log.open("rb") as file:
             file.seek(offset)
@@ -64,26 +64,26 @@ class KubeScheduler:
     def __init__(self, plane: Plane) -> None:
         self._cluster = plane.cluster
         self.log = plane.cluster.logs / f"{_KUBE_SCHEDULER}.log"
-        self._is_on = False
+        self._is_started = False
 
     def start(self) -> None:
         self._cluster.start_component(_KUBE_SCHEDULER)
-        self._is_on = True
+        self._is_started = True
 
     def stop(self) -> None:
-        if self._is_on:
+        if self._is_started:
             self._cluster.stop_component(_KUBE_SCHEDULER)
-            self._is_on = False
+            self._is_started = False
 
     def is_alive(self) -> bool:
-        return self._is_on and self._cluster.component(_KUBE_SCHEDULER).exit_code is None
+        return self._is_started and self._cluster.component(_KUBE_SCHEDULER).exit_code is None
 
     def processes(self) -> dict[str, int]:
-        return {"scheduler": self._cluster.component(_KUBE_SCHEDULER).pid} if self._is_on else {}
+        return {"scheduler": self._cluster.component(_KUBE_SCHEDULER).pid} if self._is_started else {}
 
 
 class _Process:
-    """A program of ours, whose words go to a file."""
+    """A Python module run as a process, with its output in a log file."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -130,8 +130,8 @@ class Binder:
 
     def start(self) -> None:
         plane = self._plane
-        reach = [str(plane.cluster.kubeconfig), NAMESPACE, self.scheduler, str(plane.nodes)]
-        self._process.start(["bench.kube.binder", *reach])
+        arguments = [str(plane.cluster.kubeconfig), NAMESPACE, self.scheduler, str(plane.nodes)]
+        self._process.start(["bench.kube.binder", *arguments])
 
     def stop(self) -> None:
         self._process.stop()
@@ -144,12 +144,12 @@ class Binder:
 
 
 class Penstock:
-    """With its own database, the rights of its ServiceAccount, and the settings that nobody has changed."""
+    """Penstock with its own database, the permissions of its ServiceAccount, and default settings."""
 
     name = "Penstock"
     scheduler = "penstock"
-    up = b"holds lease"
-    ready = b"ready: epoch"
+    up = b"acquired lease"  # logged by kube/lease.py
+    ready = b"ready: epoch"  # logged by app/daemon.py
 
     def __init__(self, plane: Plane, number: int, *, is_sampled: bool = False) -> None:
         self._kubeconfig = plane.cluster.penstock_kubeconfig
@@ -164,8 +164,8 @@ class Penstock:
         program = ["penstock.app"]
         if self._samples is not None:
             program = ["bench.kube.sampled", str(self._samples)]
-        reach = ["--state", str(self._state), "--kubeconfig", str(self._kubeconfig)]
-        self._process.start([*program, "serve", "--kube", *reach], self._environ)
+        options = ["--state", str(self._state), "--kubeconfig", str(self._kubeconfig)]
+        self._process.start([*program, "serve", "--kube", *options], self._environ)
 
     def stop(self) -> None:
         self._process.stop()
@@ -183,7 +183,7 @@ class Penstock:
         return found
 
     def written(self) -> tuple[int, int]:
-        """Transactions and rows that its database has written, ever."""
+        """The transactions and rows that its database has written since it was created."""
         with psycopg.connect(EmbeddedPostgres(self._paths).start()) as connection:
             found = connection.execute(
                 "SELECT xact_commit, tup_inserted + tup_updated FROM pg_stat_database"
@@ -193,8 +193,8 @@ class Penstock:
         return int(found[0]), int(found[1])
 
     def samples(self) -> dict[str, dict[str, int]]:
-        """What it was seen to do, by part and by function; nothing if nobody looked."""
+        """Sample counts by package and by function; empty unless it is sampled."""
         if self._samples is None or not self._samples.exists():
             return {}
-        told = json.loads(self._samples.read_text("utf-8"))
-        return {"parts": told["parts"], "functions": told["functions"]}
+        counts = json.loads(self._samples.read_text("utf-8"))
+        return {"packages": counts["packages"], "functions": counts["functions"]}

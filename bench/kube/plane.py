@@ -1,8 +1,8 @@
-"""The control plane of a measurement, and what is put into it and taken out again: nodes, pods, groups.
+"""The control plane of a measurement, and its nodes, pods and groups.
 
-It is a development cluster without kwok. Its controller manager is started again with a longer patience for
-nodes, because nobody renews their leases; whatever else it does, it does. Objects are written with as many
-requests in flight as Penstock itself has.
+It is a development cluster without kwok. Its controller manager is restarted with a longer node monitor grace
+period, because no kubelet renews the leases; otherwise it runs as usual. Objects are created and deleted with
+as many requests in flight as Penstock itself uses.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NAMESPACE: Final = "default"
 _SHAPE: Final = NodeShape(cpu=str(NODE_CPUS), memory="256Gi", pods=110)
 _MANIFESTS: Final = Path(__file__).resolve().parents[2] / "deploy"
 _APPLIED: Final = (_MANIFESTS / "rbac.yaml", _MANIFESTS / "podgroup-crd.yaml")
-_CONTROLLERS: Final = "kube-controller-manager"
-_PATIENT: Final = "patient-controller-manager"
+_CONTROLLER_MANAGER: Final = "kube-controller-manager"
+_PATIENT_MANAGER: Final = "patient-controller-manager"
 _IN_FLIGHT: Final = 64
 _TIMEOUT_S: Final = 60.0
 _CLEAR_S: Final = 300.0
@@ -48,7 +48,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Pods that are equal. `labels` make them a gang of Penstock's, `is_native` one of Kubernetes' own."""
+    """Identical pods. `labels` make them a gang for Penstock, `is_native` one for kube-scheduler."""
 
     name: str
     size: int
@@ -95,16 +95,16 @@ class Plane:
     def __init__(self, cluster: DevCluster, client: KubeClient, directory: Path, *, is_native: bool) -> None:
         self.cluster = cluster
         self.client = client
-        self.directory = directory  # for the things of contenders
-        self.is_native = is_native  # whether Kubernetes' own gangs are served
+        self.directory = directory  # for state and logs of contenders
+        self.is_native = is_native  # whether Kubernetes' own gang scheduling is enabled
         self.nodes = 0
 
     def processes(self) -> dict[str, int]:
-        parts = {"API server": "kube-apiserver", "etcd": "etcd", "kcm": _PATIENT}
-        return {name: self.cluster.component(part).pid for name, part in parts.items()}
+        components = {"API server": "kube-apiserver", "etcd": "etcd", "kcm": _PATIENT_MANAGER}
+        return {label: self.cluster.component(name).pid for label, name in components.items()}
 
     async def grow(self, nodes: int) -> None:
-        """As many nodes as that, all usable."""
+        """Creates nodes until there are `nodes`, and waits until all are usable."""
         documents = []
         for index in range(self.nodes, nodes):
             document = node_document(f"node-{index}", index, _SHAPE, "zone-0", {})
@@ -115,7 +115,7 @@ class Plane:
         deadline = asyncio.get_running_loop().time() + _USABLE_S
         while not await self._are_usable():
             if asyncio.get_running_loop().time() > deadline:
-                raise Unavailable(f"not all of {self.nodes} nodes were usable after {_USABLE_S:g} s")
+                raise Unavailable(f"not all of the {self.nodes} nodes are usable after {_USABLE_S:g} s")
             await asyncio.sleep(0.5)
 
     async def _are_usable(self) -> bool:
@@ -123,7 +123,7 @@ class Plane:
         return sum(map(is_usable, listed.items)) >= self.nodes
 
     async def create(self, groups: Iterable[Group], scheduler: str) -> int:
-        """Makes the pods of groups in their order; returns how many."""
+        """Creates the pods of the groups, in order, and returns how many."""
         groups = list(groups)
         natives = [group.native() for group in groups if group.is_native]
         await self._all(natives, lambda one: self._create(NATIVE_PODGROUPS.path(NAMESPACE), one))
@@ -135,7 +135,7 @@ class Plane:
         await self._all(documents, lambda one: self._create(PODS.path(NAMESPACE), one))
 
     async def _create(self, path: str, document: Document) -> None:
-        """What may have been done is tried again: among tens of thousands, a few answers get lost."""
+        """Retries a request without an answer: among tens of thousands a few time out."""
         for is_last in (False, False, True):
             try:
                 await self.client.create(path, document)
@@ -148,7 +148,7 @@ class Plane:
                 return
 
     async def placed(self) -> dict[str, int]:
-        """How many pods each node has."""
+        """The number of pods per node."""
         counts: dict[str, int] = {}
         for pod in (await self.client.list(PODS.path(NAMESPACE), Pod)).items:
             if pod.spec.node_name:
@@ -156,60 +156,60 @@ class Plane:
         return counts
 
     async def clear(self) -> None:
-        """No pods and no groups any more. One by one, many at a time: faster than as a collection.
+        """Deletes all pods and groups. Single deletes in parallel are faster than deleting the collection.
 
-        Groups have a finalizer, which the controller-manager takes off at its own pace.
+        Groups have a finalizer, which the controller manager removes at its own pace.
         """
         deadline = time.monotonic() + _CLEAR_S
         for resource in (PODS, NATIVE_PODGROUPS) if self.is_native else (PODS,):
             while (listed := await self.client.list(resource.path(NAMESPACE), KubeObject)).items:
                 if time.monotonic() > deadline:
-                    raise Unavailable(f"{len(listed.items)} {resource} are still there")
-                fresh = [one.metadata for one in listed.items if one.metadata.deletion_timestamp is None]
-                await self._all([resource.path(NAMESPACE, one.name) for one in fresh], self._delete)
-                if not fresh:
+                    raise Unavailable(f"{len(listed.items)} {resource} are not deleted after {_CLEAR_S:g} s")
+                live = [one.metadata for one in listed.items if one.metadata.deletion_timestamp is None]
+                await self._all([resource.path(NAMESPACE, one.name) for one in live], self._delete)
+                if not live:
                     await asyncio.sleep(_CLEAR_PAUSE_S)
 
     async def _delete(self, path: str) -> None:
-        with suppress(NotFound, Unavailable):  # Whatever is left is seen in the next list.
+        with suppress(NotFound, Unavailable):  # The next list shows what is left.
             await self.client.delete(path, grace_s=0)
 
     async def _all(self, items: Iterable[Any], act: Callable[[Any], Awaitable[None]]) -> None:
         left = iter(items)
 
-        async def work() -> None:
+        async def act_on_next() -> None:
             for item in left:
                 await act(item)
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(_IN_FLIGHT):
-                    tasks.create_task(work())
+                    tasks.create_task(act_on_next())
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from group  # One reason is enough for why there is no measurement.
+            raise group.exceptions[0] from group  # The first error is enough to explain a failed measurement.
 
 
 @asynccontextmanager
-async def control_plane(*, is_native: bool, tell: Callable[[str], None]) -> AsyncIterator[Plane]:
-    above = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-    above.chmod(0o711)  # The account that runs Penstock's database passes through.
+async def control_plane(*, is_native: bool, log: Callable[[str], None]) -> AsyncIterator[Plane]:
+    directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    directory.chmod(0o711)  # The account that runs Penstock's database must be able to enter it.
     settings = DevSettings(nodes=0, native_gang=is_native, scheduler=False, audit_log=False, apply=_APPLIED)
-    cluster = DevCluster(above / "cluster", settings, progress=tell)
+    cluster = DevCluster(directory / "cluster", settings, progress=log)
     try:
         await asyncio.to_thread(cluster.start)
         cluster.stop_component("kwok")
-        _be_patient(cluster)
+        _restart_controller_manager(cluster)
         access = from_kubeconfig(cluster.kubeconfig)
         async with KubeClient(access, in_flight_max=_IN_FLIGHT, timeout_s=_TIMEOUT_S) as client:
-            yield Plane(cluster, client, above, is_native=is_native)
+            yield Plane(cluster, client, directory, is_native=is_native)
     finally:
         await asyncio.to_thread(cluster.stop)
-        shutil.rmtree(above, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
-def _be_patient(cluster: DevCluster) -> None:
-    """Starts the controller manager again, with a day of grace for nodes that nobody hears of."""
-    pid = cluster.component(_CONTROLLERS).pid
+def _restart_controller_manager(cluster: DevCluster) -> None:
+    """Restarts the controller manager with a grace period of a day for nodes without heartbeats."""
+    pid = cluster.component(_CONTROLLER_MANAGER).pid
     argv = Path(f"/proc/{pid}/cmdline").read_text("utf-8").rstrip("\0").split("\0")
-    cluster.stop_component(_CONTROLLERS)
-    cluster.start_program(_PATIENT, [*argv, "--node-monitor-grace-period=24h"])
+    cluster.stop_component(_CONTROLLER_MANAGER)
+    cluster.start_program(_PATIENT_MANAGER, [*argv, "--node-monitor-grace-period=24h"])

@@ -1,4 +1,4 @@
-"""Runs beside each other, as Markdown for people and as plain values for programs."""
+"""Compares runs, as Markdown for people and as plain values for programs."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bench.kube.cases import Load, Run
+from bench.kube.cases import MemoryComparison, Run
 from bench.kube.contenders import Penstock
 from penstock.devcluster.binaries import ETCD_VERSION, KUBERNETES_VERSION
 
 __all__ = ["KubeReport"]
 
-_SPENDERS: Final = ("scheduler", "database", "API server", "etcd", "kcm")
-_MOST: Final = 8  # parts and functions that are named
+_PROCESSES: Final = ("scheduler", "database", "API server", "etcd", "kcm")
+_MOST: Final = 8  # packages and functions that are listed
 _NOTES: Final = """\
 Pods of 1 CPU and 1 GiB on nodes of 32 CPUs wait before the contender starts. Times are from the start of its
-process; "up" is when it has loaded itself and begins to read the cluster. pods/s: from up until the last is
-bound, as a watch tells; "with start" from the start of the process. CPU ms per pod: from up until the last
-binding; "after" is what all parts use from then on (events are still written). Contender, control plane and
-watch share the machine; "others" is the share of it that processes of somebody else took. kwok is off, nodes
-are Ready without it, pods stay Pending. kube-scheduler has its stock configuration, and a client rate that
-does not slow it (10,000/s). Penstock has its default settings and a PostgreSQL of its own with fsync."""
+process; "up" is when it is loaded and begins to read the cluster. pods/s: from up until a watch shows the
+last pod bound; "with start" counts from the start of the process. CPU ms/pod: from up until the last binding;
+"after" is the CPU ms/pod of all processes after that (events are still written). Contender, control plane and
+watch share the machine; "unrelated" is the share of CPU time that other processes used. kwok does not run,
+nodes are Ready without it, pods stay Pending. kube-scheduler has its default configuration with a client rate
+limit that does not slow it down (10,000/s). Penstock has its default settings and its own PostgreSQL with
+fsync."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeReport:
     runs: Sequence[Run]
-    load: Load | None
-    left_out: Sequence[str]  # what failed, and why
+    load: MemoryComparison | None
+    left_out: Sequence[str]  # measurements that failed, with the reason
     cores: int
     is_native: bool
 
@@ -66,7 +67,7 @@ class KubeReport:
         )
         parts = [head]
         if self.runs:
-            parts += [_table(_RUN_COLUMNS, map(_run_row, self.runs)), self._ratios(), self._ways()]
+            parts += [_table(_RUN_COLUMNS, map(_run_row, self.runs)), self._ratios(), self._details()]
         if self.load is not None:
             parts.append(_memory(self.load))
         if self.left_out:
@@ -92,11 +93,11 @@ class KubeReport:
             )
             for ours, theirs in self._pairs()
         ]
-        columns = ("case", "Penstock beside", "Penstock, pods/s", "theirs", "ratio", "with start")
+        columns = ("case", "compared with", "Penstock, pods/s", "pods/s", "ratio", "with start")
         return _table(columns, rows) if rows else ""
 
-    def _ways(self) -> str:
-        """What Penstock did with its time."""
+    def _details(self) -> str:
+        """Times, CPU and database writes of Penstock, and its profile if it was sampled."""
         lines = []
         for run in self.runs:
             if run.contender != Penstock.name or run.ready_s is None:
@@ -105,13 +106,13 @@ class KubeReport:
             lines.append(
                 f"* Penstock, {run.title}: up after {run.up_s:.1f} s, ready after {run.ready_s:.1f} s, "
                 f"first binding after {run.first_s:.1f} s, last after {run.last_s:.1f} s, "
-                f"quiet {run.after_s:.0f} s later; "
-                f"CPU of the instance {cpu.get('scheduler', 0):.2f} ms a pod, "
-                f"of its database {cpu.get('database', 0):.2f} ms; "
+                f"idle {run.after_s:.0f} s later; "
+                f"CPU of the instance {cpu.get('scheduler', 0):.2f} ms per pod, "
+                f"of its database {cpu.get('database', 0):.2f} ms per pod; "
                 f"{run.transactions:,} transactions, {run.rows:,} rows."
             )
-            for what, counts in run.samples.items():
-                lines.append(f"  Seen at work, by {what}: {_shares(counts)}.")
+            for key, counts in run.samples.items():
+                lines.append(f"  Samples by {key}: {_shares(counts)}.")
         return "\n".join(lines)
 
 
@@ -123,7 +124,7 @@ def _shares(counts: dict[str, int]) -> str:
 
 _RUN_COLUMNS: Final = (
     "case",
-    "who",
+    "contender",
     "nodes",
     "pods",
     "up s",
@@ -132,16 +133,16 @@ _RUN_COLUMNS: Final = (
     "last s",
     "pods/s",
     "with start",
-    "CPU ms/pod: " + " / ".join(_SPENDERS),
+    "CPU ms/pod: " + " / ".join(_PROCESSES),
     "sum",
     "after",
-    "others",
+    "unrelated",
 )
 
 
 def _run_row(run: Run) -> Sequence[str]:
     cpu = run.cpu_ms_per_pod
-    after = sum(run.after_cpu_s.get(name, 0.0) for name in _SPENDERS) * 1000 / max(run.bound, 1)
+    after = sum(run.after_cpu_s.get(name, 0.0) for name in _PROCESSES) * 1000 / max(run.bound, 1)
     cut = "" if run.bound == run.pods else f" [{run.bound:,} bound]"
     return (
         run.title,
@@ -154,21 +155,21 @@ def _run_row(run: Run) -> Sequence[str]:
         f"{run.last_s:.1f}",
         f"{run.rate:,.0f}",
         f"{run.rate_with_start:,.0f}",
-        " / ".join(f"{cpu[name]:.2f}" if name in cpu else "-" for name in _SPENDERS),
+        " / ".join(f"{cpu[name]:.2f}" if name in cpu else "-" for name in _PROCESSES),
         f"{sum(cpu.values()):.1f}",
         f"{after:.1f}",
-        f"{run.others:.0%}",
+        f"{run.foreign_share:.0%}",
     )
 
 
-def _memory(load: Load) -> str:
+def _memory(load: MemoryComparison) -> str:
     columns = (
         "memory",
         "MB",
-        "at most",
-        "MB of its database's main process",
+        "peak MB",
+        "MB of the database's main process",
         "ready s",
-        "a pod bound after s",
+        "first pod bound after s",
     )
     rows = [
         (
@@ -179,10 +180,11 @@ def _memory(load: Load) -> str:
             "-" if one.ready_s is None else f"{one.ready_s:.1f}",
             f"{one.bound_s:.1f}",
         )
-        for one in load.memories
+        for one in load.usages
     ]
     text = (
-        f"{load.nodes:,} nodes, {load.pods:,} pods that others have placed, made in {load.pods_made_s:.0f} s:"
+        f"{load.nodes:,} nodes with {load.pods:,} pods of another scheduler, "
+        f"created in {load.pods_create_s:.0f} s:"
     )
     return f"{text}\n\n{_table(columns, rows)}"
 

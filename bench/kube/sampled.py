@@ -1,9 +1,9 @@
-"""A Penstock that looks at itself: `python -m bench.kube.sampled FILE ARGUMENT...` runs the daemon.
+"""Penstock with a sampling profiler: `python -m bench.kube.sampled FILE ARGUMENT...` runs the daemon.
 
-A thread looks a hundred times a second at what the others do, and counts it for the innermost function of
-Penstock's that it finds, and for the part of Penstock that this is in. Waiting is not counted. Calls that
-keep the interpreter to themselves are seen when they return, so shares are good to a few percent, and the
-looking costs one or two. The counts so far are in FILE, as JSON.
+The arguments are those of `python -m penstock.app`. A thread samples the stacks of the other threads a
+hundred times a second and counts the innermost function of Penstock on each stack, and its package. Waiting
+is not counted. A call that holds the GIL is sampled only when it returns, so shares are accurate to a few
+percent; the sampling costs one or two percent. FILE contains the counts so far, as JSON.
 """
 
 from __future__ import annotations
@@ -25,36 +25,40 @@ _HTTP: Final = ("aiohttp", "asyncio", "ssl.py", "yarl", "multidict")
 _OURS: Final = f"{os.sep}penstock{os.sep}"
 
 
-def _look(file: Path, looker: threading.Event) -> None:
-    parts: Counter[str] = Counter()
+def _sample(file: Path) -> None:
+    packages: Counter[str] = Counter()
     functions: Counter[str] = Counter()
-    looks = 0
-    while not looker.is_set():
+    rounds = 0
+    while True:
         time.sleep(_EVERY_S)
-        looks += 1
+        rounds += 1
         for thread, frame in sys._current_frames().items():
             if thread == threading.get_ident() or frame.f_code.co_name in _WAITS:
                 continue
-            part, function = _place(frame)
-            parts[part] += 1
+            package, function = _location(frame)
+            packages[package] += 1
             functions[function] += 1
-        if looks % _WRITE_EVERY == 0:
-            told = {"looks": looks, "parts": dict(parts), "functions": dict(functions.most_common(40))}
-            beside = file.with_suffix(".new")
-            beside.write_text(json.dumps(told), "utf-8")
-            beside.replace(file)
+        if rounds % _WRITE_EVERY == 0:
+            counts = {
+                "rounds": rounds,
+                "packages": dict(packages),
+                "functions": dict(functions.most_common(40)),
+            }
+            temporary = file.with_suffix(".new")
+            temporary.write_text(json.dumps(counts), "utf-8")
+            temporary.replace(file)
 
 
-def _place(frame: FrameType) -> tuple[str, str]:
-    """The part of Penstock, and the innermost function of it; what is under the loop is a library's."""
+def _location(frame: FrameType) -> tuple[str, str]:
+    """The package and innermost function of Penstock on a stack; the library if the event loop called it."""
     file = frame.f_code.co_filename
     innermost = f"{Path(file).name}:{frame.f_code.co_name}"
     found: FrameType | None = frame
     while found is not None:
         _, ours, path = found.f_code.co_filename.rpartition(_OURS)
         if ours and not path.startswith(("cli", "app")):
-            part = ".".join(Path(path).parts[:2]).removesuffix(".py")
-            return part, f"{path}:{found.f_code.co_name}"
+            package = ".".join(Path(path).parts[:2]).removesuffix(".py")
+            return package, f"{path}:{found.f_code.co_name}"
         found = found.f_back
     return "HTTP and TLS" if any(claim in file for claim in _HTTP) else "libraries", innermost
 
@@ -63,7 +67,7 @@ def main() -> None:
     file = Path(sys.argv[1])
     from penstock.app.__main__ import main as daemon
 
-    threading.Thread(target=_look, args=(file, threading.Event()), daemon=True).start()
+    threading.Thread(target=_sample, args=(file,), daemon=True).start()
     sys.exit(daemon(sys.argv[2:]))
 
 

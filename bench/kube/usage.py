@@ -1,4 +1,4 @@
-"""What processes use, from /proc: CPU seconds, memory, and what the rest of the machine did meanwhile."""
+"""CPU time and memory of processes, from /proc, and the CPU share that unrelated processes used meanwhile."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Meter", "Reading", "Spent", "memory_mb", "spent_between"]
+__all__ = ["Meter", "UsageDelta", "UsageReading", "memory_mb", "usage_between"]
 
 _TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 _CORES: Final = os.cpu_count() or 1
-_PARENT, _CPU = 1, slice(11, 15)  # fields after the name: utime, stime, and those of children that have ended
+_PARENT, _CPU = 1, slice(11, 15)  # fields after the name; CPU: utime, stime and those of exited children
 _IDLE: Final = (3, 4)  # idle, iowait
-_GUESTS_FROM: Final = 8  # what virtual machines use is in the user's time already
+_GUESTS_FROM: Final = 8  # guest time is already included in user time
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class UsageReading:
     at_s: float
-    cpu_s: Mapping[str, float]  # by what was asked for
-    ours_s: float  # of all processes that belong to this measurement
-    busy_s: float  # of the whole machine
+    cpu_s: Mapping[str, float]  # by process name
+    ours_s: float  # CPU time of all processes that belong to this measurement
+    busy_s: float  # CPU time of the whole machine
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """Between two readings."""
+class UsageDelta:
+    """The usage between two readings."""
 
     wall_s: float
     cpu_s: dict[str, float]
-    others: float  # the share of the machine that processes of others took
+    foreign_share: float  # the share of the machine's CPU time that unrelated processes used
 
 
 class Meter:
-    """Reads named processes, each with its children. Other processes that are ours have no name."""
+    """Reads the CPU time of named processes with their descendants, and of the whole benchmark."""
 
     def __init__(self, named: Mapping[str, int]) -> None:
         self._named = dict(named)
 
-    def read(self) -> Reading:
+    def read(self) -> UsageReading:
         table = _table()
         children: dict[int, list[int]] = {}
         for pid, (parent, _) in table.items():
@@ -52,18 +52,18 @@ class Meter:
         }
         ours = _tree(children, (os.getpid(), *self._named.values()))
         ours_s = sum(table[pid][1] for pid in ours if pid in table)
-        return Reading(time.monotonic(), cpu_s, ours_s, _busy_s())
+        return UsageReading(time.monotonic(), cpu_s, ours_s, _busy_s())
 
 
-def spent_between(before: Reading, after: Reading) -> Spent:
+def usage_between(before: UsageReading, after: UsageReading) -> UsageDelta:
     wall_s = after.at_s - before.at_s
     cpu_s = {name: max(after.cpu_s[name] - before.cpu_s.get(name, 0.0), 0.0) for name in after.cpu_s}
-    others_s = (after.busy_s - before.busy_s) - (after.ours_s - before.ours_s)
-    return Spent(wall_s, cpu_s, min(max(others_s / (wall_s * _CORES), 0.0), 1.0) if wall_s > 0 else 0.0)
+    foreign_s = (after.busy_s - before.busy_s) - (after.ours_s - before.ours_s)
+    return UsageDelta(wall_s, cpu_s, min(max(foreign_s / (wall_s * _CORES), 0.0), 1.0) if wall_s > 0 else 0.0)
 
 
 def memory_mb(pid: int, field: str = "VmRSS") -> float:
-    """What a process has in memory now, or (`VmHWM`) had at most."""
+    """The resident memory of a process, or with `VmHWM` its peak."""
     for line in Path(f"/proc/{pid}/status").read_text("ascii").splitlines():
         name, _, value = line.partition(":")
         if name == field:
@@ -79,9 +79,9 @@ def _table() -> dict[int, tuple[int, float]]:
             continue
         try:
             text = Path(f"/proc/{entry}/stat").read_text("utf-8", "replace")
-        except OSError:  # It has just ended.
+        except OSError:  # The process has just exited.
             continue
-        fields = text.rpartition(")")[2].split()  # A name may have spaces and brackets.
+        fields = text.rpartition(")")[2].split()  # The name may contain spaces and parentheses.
         found[int(entry)] = (int(fields[_PARENT]), sum(map(int, fields[_CPU])) * _TICK_S)
     return found
 
@@ -100,4 +100,4 @@ def _tree(children: Mapping[int, list[int]], roots: Iterable[int]) -> set[int]:
 def _busy_s() -> float:
     with open("/proc/stat", encoding="ascii") as file:
         fields = [int(field) for field in file.readline().split()[1:]]
-    return sum(ticks for place, ticks in enumerate(fields[:_GUESTS_FROM]) if place not in _IDLE) * _TICK_S
+    return sum(ticks for index, ticks in enumerate(fields[:_GUESTS_FROM]) if index not in _IDLE) * _TICK_S

@@ -1,11 +1,11 @@
-"""The measurement of a whole instance really submits, runs and counts."""
+"""The instance benchmark submits and runs jobs and counts their events."""
 
 from __future__ import annotations
 
 from bench.instance import InstanceReport, measure_long_queue, measure_mock
 
 
-def test_jobs_go_through_the_socket_and_every_transition_is_a_row() -> None:
+def test_jobs_are_submitted_through_the_socket_and_every_event_is_a_row() -> None:
     figure = measure_mock(20, nodes=4)
     assert figure.jobs == 20
     assert figure.events >= 20 * 10  # submit validate depend priority alloc start finish release free clean

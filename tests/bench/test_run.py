@@ -1,4 +1,4 @@
-"""The measurement plays what it was given, and says when it did not."""
+"""The matcher benchmark runs every command, respects budgets, and reports missing answers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import json
 import pytest
 
 from bench.peer import CALIBRATION
-from bench.report import Report
+from bench.report import MatcherReport
 from bench.run import Failed, Measurement, PhaseResult, measure
 
-_ENDLESS_S = 60.0
+_UNLIMITED_S = 60.0
 
 
-def test_every_command_of_a_case_is_played() -> None:
-    one = measure("a", 4, "first", _ENDLESS_S)
+def test_every_command_of_a_case_is_run() -> None:
+    one = measure("a", 4, "first", _UNLIMITED_S)
     (phase,) = one.phases
-    assert (phase.name, phase.done, phase.asked) == ("allocate", 5, 5)
+    assert (phase.name, phase.done, phase.total) == ("allocate", 5, 5)
     assert phase.rate > 0
     assert one.load_cpu_s > 0
 
 
-def test_a_phase_is_cut_after_its_budget_and_the_next_one_begins() -> None:
+def test_a_phase_stops_after_its_budget_and_the_next_one_begins() -> None:
     one = measure("f", 4, "low", 0.0)
     assert [(phase.name, phase.done) for phase in one.phases] == [
         ("node1", 1),
@@ -31,22 +31,22 @@ def test_a_phase_is_cut_after_its_budget_and_the_next_one_begins() -> None:
     ]
 
 
-def test_nothing_is_measured_on_a_preparation_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_phase_is_measured_after_an_incomplete_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.run._PREPARATION_MAX_S", 0.0)
     one = measure("e", 4, "first", 0.0)
     assert [(phase.name, phase.done) for phase in one.phases] == [("allocate", 1)]
 
 
-def test_a_command_without_an_answer_is_no_fast_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_without_an_answer_fails_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.run._RULES_PER_ANSWER", 3)
     with pytest.raises(Failed, match="5 matches"):
-        measure("a", 4, "first", _ENDLESS_S)
+        measure("a", 4, "first", _UNLIMITED_S)
 
 
-def test_figures_are_scaled_to_the_machine_of_the_peer() -> None:
+def test_rates_are_scaled_to_the_calibration_of_the_peer() -> None:
     phases = (PhaseResult("allocate", 50, 101, 0.5),)
     twice = Measurement("a", 100, "first", 2 * CALIBRATION, 1.0, 30.0, 31.0, 32.0, phases)
-    report = Report([twice], [], 1.0, 2.5)
+    report = MatcherReport([twice], [], 1.0, 2.5)
     (rate,) = json.loads(report.json())["rates"]
     assert (rate["per_cpu_s"], rate["per_cpu_s_scaled"], rate["peer_per_cpu_s"]) == (100, 50, 5_015)
     assert "| a allocate | 100 | first | 50 | 100 [50 of 101] | 5,015 | 0.01 |" in report.markdown()
