@@ -41,7 +41,7 @@ class Ending:
 
     async def execute(self, command: Submit) -> tuple[int, ...]:
         self.commands.append(command)
-        if not command.past:
+        if not command.finished_jobs:
             raise DependencyRefused(Dependency(Scheme.AFTER_ANY, TARGET), "job not found")
         return (8,)
 
@@ -61,7 +61,7 @@ def submit(instance: Ending) -> object:
 def test_a_job_that_ends_while_another_is_submitted_that_depends_on_it_is_found() -> None:
     instance = Ending(is_recorded=True)
     assert submit(instance) == [{"id": encode_jobid(8)}]
-    assert [len(command.past) for command in instance.commands] == [0, 1]
+    assert [len(command.finished_jobs) for command in instance.commands] == [0, 1]
 
 
 def test_a_job_that_never_was_is_refused_at_once() -> None:

@@ -198,7 +198,7 @@ class Cluster:
         for intent in intents:
             if isinstance(intent, Place):
                 for assignment in intent.assignments:
-                    if not assignment.is_settled:
+                    if not assignment.already_placed:
                         self._bind(intent.intent, assignment)
                 continue
             for member in intent.members:

@@ -61,7 +61,7 @@ def test_a_pod_that_we_have_bound_is_observed_until_it_is_gone() -> None:
     put(cache, pod("a", node="n1", placed=True))
     (placed,) = told(cache)
     assert isinstance(placed, MemberStatus)
-    assert (placed.phase, placed.node, placed.is_kept) == (Phase.PLACED, "n1", True)
+    assert (placed.phase, placed.node, placed.has_owner) == (Phase.PLACED, "n1", True)
     put(cache, pod("a", node="n1", placed=True, phase="Running"))
     assert [fact.phase for fact in told(cache) if isinstance(fact, MemberStatus)] == [Phase.RUNNING]
     put(cache, pod("a"), gone=True)

@@ -113,9 +113,9 @@ def test_nothing_is_left_when_all_objects_are_gone(seed: int) -> None:
     assert not state.workloads
     assert not state.intents
     assert not list(state.cluster.engine.jobs)
-    assert not state.cluster.holds()
-    assert not state.members_on or not any(state.members_on.values())
-    assert not state.deferred or not any(state.deferred.values())
+    assert not state.cluster.external_usage_keys()
+    assert not state.members_by_node or not any(state.members_by_node.values())
+    assert not state.members_of_next_job or not any(state.members_of_next_job.values())
 
 
 def test_a_change_costs_the_same_in_a_cluster_of_ten_times_the_size() -> None:

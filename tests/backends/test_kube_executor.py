@@ -243,7 +243,7 @@ def test_a_pod_that_is_gone_takes_no_room() -> None:
 
 
 def test_seats_that_are_settled_are_left_alone() -> None:
-    assignments = (Assignment("uid-a", 0, "n1", is_settled=True), Assignment("uid-b", 1, "n1"))
+    assignments = (Assignment("uid-a", 0, "n1", already_placed=True), Assignment("uid-b", 1, "n1"))
     client = FakeClient()
     carry_out(Around(pod(), pod("b")), client, replace(PLACE, assignments=assignments))
     assert [what[1] for _, what in client.asked] == ["uid-b"]

@@ -215,7 +215,7 @@ async def until(holds: Callable[[], bool], limit_s: float = 40.0) -> None:
 
 
 def first_hold(scheduler: Scheduler) -> str:
-    return scheduler.state.cluster.holds()[0]
+    return scheduler.state.cluster.external_usage_keys()[0]
 
 
 def first_job(scheduler: Scheduler) -> int:

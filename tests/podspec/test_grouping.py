@@ -227,7 +227,7 @@ def test_what_is_said_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "is_kept"),
+    ("owner", "has_owner"),
     [
         (None, True),
         (owned_by("Job", "train"), True),
@@ -237,11 +237,11 @@ def test_what_is_said_is_taken() -> None:
         (owned_by("Job", "v", api_version="batch.volcano.sh/v1alpha1"), False),
     ],
 )
-def test_a_limit_of_ours_is_for_jobs_and_for_pods_without_an_owner(owner: Any, is_kept: bool) -> None:
+def test_a_limit_of_ours_is_for_jobs_and_for_pods_without_an_owner(owner: Any, has_owner: bool) -> None:
     found = membership(pod(owner=owner, notes={"penstock.dev/limit": "90"}))
     assert found.limit_s == 90
-    assert (not found.problems) is is_kept
-    if not is_kept:
+    assert (not found.problems) is has_owner
+    if not has_owner:
         assert found.problems[0].startswith("penstock.dev/limit cannot be kept for pods of a ")
 
 

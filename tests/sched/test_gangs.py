@@ -365,7 +365,7 @@ def test_a_member_whose_place_is_lost_over_a_restart_counts_as_use_by_others(los
     scheduler = lives.turns.scheduler
     assert scheduler is not None
     (job,) = scheduler.state.jobs.values()
-    left = {hold.removeprefix("left over: ") for hold in scheduler.state.cluster.holds()}
+    left = {hold.removeprefix("left over: ") for hold in scheduler.state.cluster.external_usage_keys()}
     seated = {one.key for one in job.live_members()}
     assert left | seated == {"w-0", "w-1"}
     assert not left & seated
@@ -392,7 +392,7 @@ def test_a_place_whose_member_is_not_recorded_any_more_is_given_back() -> None:
     scheduler = lives.turns.scheduler
     assert scheduler is not None
     assert len(scheduler.state.cluster.assignments(number)) == 1
-    assert scheduler.state.cluster.holds() == ["left over: w-0"]
+    assert scheduler.state.cluster.external_usage_keys() == ["left over: w-0"]
 
 
 def test_a_late_member_goes_only_where_its_queue_may() -> None:
@@ -441,7 +441,7 @@ def running_group(**more: object) -> tuple[Driver, Job]:
 
 def used_by_others(driver: Driver) -> dict[str, tuple[str, tuple[tuple[str, int], ...]]]:
     cluster = driver.scheduler.state.cluster
-    found = {name: cluster.hold(name) for name in cluster.holds()}
+    found = {name: cluster.external_usage(name) for name in cluster.external_usage_keys()}
     return {name: (hold.node, hold.usage) for name, hold in found.items() if hold is not None}
 
 
@@ -450,7 +450,7 @@ def test_a_member_that_others_have_placed_is_not_ours_any_more() -> None:
     endless(driver)
     driver.feed(WorkloadSet("w", "group", 2), member("w", 0))
     driver.settle()
-    seen = MemberStatus("w-0", Phase.RUNNING, driver.now, "node1", usage=(("cpu", 700),), is_kept=True)
+    seen = MemberStatus("w-0", Phase.RUNNING, driver.now, "node1", usage=(("cpu", 700),), has_owner=True)
     step = driver.feed(seen)
     assert used_by_others(driver) == {"left over: w-0": ("node1", (("cpu", 700),))}
     assert step.intents == ()  # Somebody looks after it: it is not asked to end.
@@ -463,7 +463,7 @@ def test_a_placed_member_that_turns_up_on_another_node_gives_its_place_back() ->
     driver, job = running_group()
     node = job.members["w-0"].node
     other = next(name for name in driver.scheduler.state.cluster.nodes if name != node)
-    driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, other, usage=(("cpu", 1000),), is_kept=True))
+    driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, other, usage=(("cpu", 1000),), has_owner=True))
     assert job.members["w-0"].phase is MemberPhase.ENDED
     assert used_by_others(driver) == {"left over: w-0": (other, (("cpu", 1000),))}
 

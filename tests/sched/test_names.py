@@ -28,7 +28,7 @@ def notes(job: Job) -> list[object]:
 
 
 def test_a_member_without_a_name_is_shown_by_its_key() -> None:
-    assert (Member("uid", 0).shown_as, Member("uid", 0, name="web").shown_as) == ("uid", "web")
+    assert (Member("uid", 0).display_name, Member("uid", 0, name="web").display_name) == ("uid", "web")
 
 
 def test_a_refusal_names_the_member_as_people_know_it() -> None:
@@ -60,7 +60,7 @@ def test_a_name_is_recorded_with_the_member() -> None:
     driver = Driver(pods(), settings_of("easy"))
     driver.feed(WorkloadSet("w", "kept", 2), named(0), MemberSet("w", "plain", 1, (("cpu", 1),)))
     job = only_job(driver)
-    again = Job(job.id, job.owner, job.spec, job.plain, job.seen_at, job.workload)
+    again = Job(job.id, job.owner, job.spec, job.recorded_spec, job.seen_at, job.workload)
     load(again, dump(job))
     assert [member.name for member in again.members.values()] == ["web-0", ""]
 

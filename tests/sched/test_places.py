@@ -65,7 +65,7 @@ def test_members_run_on_when_their_nodes_lie_elsewhere_after_a_restart(before: s
     (job,) = scheduler.state.jobs.values()
     assert [one.phase for one in job.members.values()] == [MemberPhase.RUNNING] * 2
     assert scheduler.state.cluster.assignments(job.id) == {one.slot: one.node for one in job.members.values()}
-    assert not scheduler.state.cluster.holds()
+    assert not scheduler.state.cluster.external_usage_keys()
     assert zones_of(scheduler) == {"node0": after, "node1": after}
 
 
@@ -210,5 +210,5 @@ def test_a_snapshot_leaves_nothing_of_what_is_not_in_it() -> None:
     driver.feed(driver.backend.snapshot())
     state = driver.scheduler.state
     assert list(state.workloads) == ["w"]
-    assert state.cluster.holds() == []
+    assert state.cluster.external_usage_keys() == []
     assert only_job(driver).members["w-0"].phase is MemberPhase.RUNNING

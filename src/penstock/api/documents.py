@@ -94,7 +94,7 @@ def _held(new: JobNew, live: JobLive) -> dict[str, dict[str, str]]:
 
     A node that refused a member of a work stays written down, although nothing of the work was there.
     """
-    held = cast(dict[str, dict[str, str]], live.detail.get("held", {}))
+    held = cast(dict[str, dict[str, str]], live.detail.get("resources_by_node", {}))
     if not new.workload:
         return held
     seen = {member["node"] for member in _members(live)}
@@ -175,7 +175,7 @@ def members_doc(live: JobLive) -> list[Doc]:
 
 def rset_doc(new: JobNew, live: JobLive, ranks: Mapping[str, int]) -> Doc | None:
     """R version 1 (RFC 20) of what a job holds, or held. It has no words for shares of a pool."""
-    held = cast(dict[str, dict[str, str]], live.detail.get("held", {}))
+    held = cast(dict[str, dict[str, str]], live.detail.get("resources_by_node", {}))
     nodes = sorted((node for node in held if node in ranks), key=lambda node: ranks[node])
     if not nodes or not any(kind in kinds for kinds in held.values() for kind in ("core", "gpu")):
         return None

@@ -42,7 +42,7 @@ def count(scheduler: Scheduler, _now: float) -> tuple[Doc, Doc]:
 
 
 def new_of(job: Job) -> JobNew:
-    return JobNew(job.id, job.owner, job.spec.name, job.seen_at, job.plain, job.workload)
+    return JobNew(job.id, job.owner, job.spec.name, job.seen_at, job.recorded_spec, job.workload)
 
 
 def rows_of(scheduler: Scheduler, number: int) -> tuple[JobNew, JobLive] | None:
@@ -104,14 +104,14 @@ def beside_of(job: Job, why: WaitReason, ahead: dict[int, int]) -> Beside:
         why,
         ahead.get(job.id),
         tuple(sorted(job.open_dependencies)),
-        job.spec.begin_at if job.is_begin_waiting else None,
+        job.spec.begin_at if job.waits_for_begin_time else None,
         _size_of(job) if job.workload and job.state.is_pending else None,
     )
 
 
 def _size_of(job: Job) -> Size:
     """What the members of a work ask for, as far as they are there."""
-    asked = [member.ask for member in job.members.values() if member.ask is not None]
+    asked = [member.request for member in job.members.values() if member.request is not None]
     tasks = max(len(job.members), job.spec.size)
     nodes = tasks if job.spec.request.placement.distinct_nodes else None
     return Size(tasks, sum(core_milli(ask.requests) for ask in asked), nodes, job.spec.limit_s)
@@ -166,7 +166,7 @@ def timeline(scheduler: Scheduler, now: float, begin: float) -> Doc:
         start = start_doc(new, live)
         if start is not None:
             starts.append(start)
-    for number, planned in state.planned.items():
+    for number, planned in state.planned_starts.items():
         waiting = state.jobs.get(number)
         if waiting is None or waiting.state is not JobState.SCHED:
             continue

@@ -26,7 +26,7 @@ from penstock.model.constraint import (
     decode_taints,
 )
 from penstock.model.jobid import encode_jobid
-from penstock.sched.cluster import KnownNode
+from penstock.sched.cluster import ClusterNode
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.state import SchedulerState
 
@@ -62,11 +62,11 @@ def node_docs(scheduler: Scheduler, *, of_pods: bool) -> list[Doc]:
     return [_doc(state, name, one, named) for name, one in known]
 
 
-def node_cores(known: KnownNode) -> int | float:
+def node_cores(known: ClusterNode) -> int | float:
     return cores(core_milli((vertex.type, vertex.size) for vertex in known.vertex.below()))
 
 
-def _doc(state: SchedulerState, name: str, known: KnownNode, named: frozenset[str] | None) -> Doc:
+def _doc(state: SchedulerState, name: str, known: ClusterNode, named: frozenset[str] | None) -> Doc:
     drain = state.drains.get(name)
     cpu, gpu, memory = _Pool(), _Pool(), _Pool()
     for vertex in known.vertex.below():
@@ -78,7 +78,11 @@ def _doc(state: SchedulerState, name: str, known: KnownNode, named: frozenset[st
         elif vertex.type == "memory":
             memory.add(vertex)
     jobs = sorted(
-        {state.job_of_member[key] for key in state.members_on.get(name, ()) if key in state.job_of_member}
+        {
+            state.job_of_member[key]
+            for key in state.members_by_node.get(name, ())
+            if key in state.job_of_member
+        }
     )
     closed, closed_why = _closed(known)
     return {
@@ -108,7 +112,7 @@ def _doc(state: SchedulerState, name: str, known: KnownNode, named: frozenset[st
     }
 
 
-def _state(known: KnownNode, *, in_use: bool, of_pods: bool) -> str:
+def _state(known: ClusterNode, *, in_use: bool, of_pods: bool) -> str:
     """As `flux resource list` has it, a drained node is down; people of Kubernetes know drained ones."""
     if of_pods and known.is_drained and known.fact.up:
         return "drained"
@@ -117,7 +121,7 @@ def _state(known: KnownNode, *, in_use: bool, of_pods: bool) -> str:
     return "allocated" if in_use else "free"
 
 
-def _closed(known: KnownNode) -> tuple[str, str]:
+def _closed(known: ClusterNode) -> tuple[str, str]:
     """Whether a node takes only those that tolerate it, in one word, and why."""
     taints = decode_taints(known.vertex.properties.get(TAINTS_PROPERTY, ""))
     is_cordoned = known.fact.why == _CORDONED or any(taint.key == _CORDON_KEY for taint in taints)
@@ -132,7 +136,7 @@ def _taint_text(taint: Taint) -> str:
     return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
 
 
-def _properties(known: KnownNode, named: frozenset[str] | None) -> list[str]:
+def _properties(known: ClusterNode, named: frozenset[str] | None) -> list[str]:
     properties = known.vertex.properties
     if named is None:
         return sorted(properties)

@@ -28,7 +28,16 @@ from penstock.model.hostlist import parse_hostlist
 from penstock.model.idset import encode_idset, parse_idset
 from penstock.model.job import JobEvent, JobState
 from penstock.model.jobid import encode_jobid
-from penstock.protocol.commands import Cancel, Drain, Past, QueueChange, SetUrgency, Signal, Submit, Undrain
+from penstock.protocol.commands import (
+    Cancel,
+    Drain,
+    FinishedJob,
+    QueueChange,
+    SetUrgency,
+    Signal,
+    Submit,
+    Undrain,
+)
 from penstock.protocol.commands import Submission as Asked
 from penstock.protocol.facts import Requeue
 from penstock.sched.commands import UnknownJobId
@@ -119,7 +128,7 @@ class Answers:
                     raise
                 # A job that is depended on has ended between the question and the wish.
 
-    async def _past(self, asked: Sequence[Asked]) -> tuple[Past, ...]:
+    async def _past(self, asked: Sequence[Asked]) -> tuple[FinishedJob, ...]:
         """What became of jobs that are over and that some of these depend on."""
         wanted = sorted({number for one in asked for number in _targets(one.jobspec)})
         if not wanted:
@@ -127,12 +136,12 @@ class Answers:
         active = await self._instance.query(lambda scheduler, _: set(scheduler.state.jobs))
         over = tuple(number for number in wanted if number not in active)
         rows = await self._instance.store.jobs(JobFilter(ids=over, limit=len(over))) if over else []
-        told: list[Past] = []
+        told: list[FinishedJob] = []
         for row in rows:
             times = cast(dict[str, float], row.live.detail.get("times", {}))
             has_exception = bool(row.live.detail.get("exception"))
             told.append(
-                Past(
+                FinishedJob(
                     row.new.id,
                     "RUN" in times,
                     row.live.started_at is not None,

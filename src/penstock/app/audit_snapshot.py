@@ -12,7 +12,7 @@ from typing import Final
 from penstock.audit.readings import GraphExternalUsage, GraphMember, GraphNode, GraphReading, JobAssignments
 from penstock.audit.store import assignments_of
 from penstock.engine import AllocationKind, Slot
-from penstock.sched.cluster import KnownNode
+from penstock.sched.cluster import ClusterNode
 from penstock.sched.job import Job, MemberPhase
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.state import SchedulerState
@@ -26,7 +26,7 @@ def graph_reading(scheduler: Scheduler) -> GraphReading:
     """To be called between turns. It takes time in proportion to nodes and members, and changes nothing."""
     state = scheduler.state
     members, empty_slots = _assignments(state)
-    holds = (state.cluster.hold(name) for name in state.cluster.holds())
+    holds = (state.cluster.external_usage(name) for name in state.cluster.external_usage_keys())
     return GraphReading(
         nodes={name: _node(known) for name, known in state.cluster.nodes.items()},
         members=members,
@@ -44,7 +44,7 @@ def graph_reading(scheduler: Scheduler) -> GraphReading:
     )
 
 
-def _node(known: KnownNode) -> GraphNode:
+def _node(known: ClusterNode) -> GraphNode:
     capacity: dict[str, int] = {}
     used: dict[str, int] = {}
     held: dict[str, int] = {}

@@ -236,9 +236,9 @@ class Instance:
             raise
         self._answer(queries)
         scheduler = self._scheduler()
-        if scheduler.state.cluster.is_complete and not self.is_ready.is_set():
+        if scheduler.state.cluster.is_synced and not self.is_ready.is_set():
             self.is_ready.set()
-        if scheduler.state.cluster.is_complete and not self.is_shutting_down:
+        if scheduler.state.cluster.is_synced and not self.is_shutting_down:
             await self._run_cycle(scheduler)
         await self._prune()
         await self._heartbeat()

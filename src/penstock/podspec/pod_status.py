@@ -128,7 +128,7 @@ def seen_of(pod: Pod, now: float) -> MemberStatus:
     if not is_over(pod):
         began = now if status.start_time is None else seconds_of(status.start_time)
         phase = Phase.RUNNING if status.phase == "Running" else Phase.PLACED
-        return MemberStatus(uid, phase, began, node, usage=usage_of(pod), is_kept=True)
+        return MemberStatus(uid, phase, began, node, usage=usage_of(pod), has_owner=True)
     exits = [
         container.state.terminated
         for container in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))

@@ -10,7 +10,7 @@ __all__ = [
     "Cancel",
     "Command",
     "Drain",
-    "Past",
+    "FinishedJob",
     "QueueChange",
     "SetUrgency",
     "Signal",
@@ -31,7 +31,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class FinishedJob:
     """What became of a job that is over, for those that depend on it."""
 
     job: int
@@ -45,12 +45,12 @@ class Past:
 class Submit:
     """All of these or none. The same key again is the same request again, and gets the same ids.
 
-    `past` has the jobs that are over and that some of these depend on, as far as there are such.
+    `finished_jobs` has the jobs that are over and that some of these depend on, as far as there are such.
     """
 
     jobs: tuple[Submission, ...]
     key: str = ""
-    past: tuple[Past, ...] = ()
+    finished_jobs: tuple[FinishedJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ class MemberStatus:
     message: str = ""  # the backend's own words, for `EndCause.OTHER` and `Phase.REFUSED`
     started: bool = True  # of one that has ended: whether it had begun
     usage: tuple[tuple[str, int], ...] = ()  # what it uses, where that is known
-    is_kept: bool = False  # somebody else looks after it: left over, it is not asked to end
+    has_owner: bool = False  # somebody else looks after it: left over, it is not asked to end
 
 
 class Outcome(enum.Enum):

@@ -41,7 +41,7 @@ class Assignment:
     index: int
     node: str
     grants: tuple[tuple[str, str, int], ...] = ()  # kind, idset of the units ("" for a pool), how many
-    is_settled: bool = False  # it has been placed before: not to be placed again, only to be counted
+    already_placed: bool = False  # it has been placed before: not to be placed again, only to be counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
-"""The nodes of a world as a graph under an engine, and what is booked there as plain values.
+"""The nodes that a backend reports, as a graph under an engine, and allocations as JSON values.
 
-Facts about nodes and holds change the graph in place; totals are counted anew once per batch of facts
-(`settle`), however many there were. A node's rank is its place in the order of all nodes: given once, kept
-over restarts, never given again. What the engine has booked for a job can be told as plain values
-(`booking_of`) and booked again from them (`restore`), so that nothing else must be remembered. Such values
-name a place by its node: the levels (zones, racks) may be others when it is booked again.
+Facts change the graph in place; `apply_updates` recomputes the totals once per batch of facts. A node's rank
+is its position in the order of all nodes: assigned once, kept over restarts, never reused. `booking_of`
+converts an allocation of the engine to JSON values, and `restore` books it again from them, so a store needs
+to keep nothing else. These values locate units by node, because topology levels may change in between.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from penstock.engine.engine import AllocationPart, JobAllocation
 from penstock.engine.planner import FOREVER
 from penstock.model.idset import encode_idset
 from penstock.protocol.facts import Capacity, ExternalUsageSet, NodeSet
-from penstock.sched.records import Plain
+from penstock.sched.records import JsonObject
 
-__all__ = ["Cluster", "KnownNode", "booking_of", "grants_of"]
+__all__ = ["Cluster", "ClusterNode", "booking_of", "grants_of"]
 
 _ROOT: Final = VertexSpec("cluster", 0, basename="cluster")
 _FILTERS: Final = "ALL:core,ALL:cpu,ALL:node"
 _NODE: Final = "node"
-_PLACE: Final = re.compile(r"([^/:]+)([/:]?)(.*)", re.DOTALL)
+_LOCATION: Final = re.compile(r"([^/:]+)([/:]?)(.*)", re.DOTALL)
 
 
 @dataclass(slots=True)
-class KnownNode:
+class ClusterNode:
     fact: NodeSet
     rank: int
     vertex: Vertex
@@ -54,8 +53,8 @@ class Cluster:
         graph = Graph()
         graph.add_root(_ROOT)
         self.engine = Engine(graph, policy=match_policy, filters=_FILTERS)
-        self.nodes: dict[str, KnownNode] = {}
-        self.is_complete = False  # whether every node has been told of: before that nothing is "never"
+        self.nodes: dict[str, ClusterNode] = {}
+        self.is_synced = False  # whether every node has been told of: before that nothing is "never"
         self._external_usage: dict[str, ExternalUsageSet] = {}  # also those on nodes that are not known (yet)
         self._external_usage_on: dict[str, dict[str, None]] = {}  # by node
         self._to_move: dict[str, None] = {}  # nodes that lie in other levels by now than their vertices do
@@ -81,21 +80,21 @@ class Cluster:
                 known.vertex.remove_property(key)
             for key, value in fact.labels:
                 known.vertex.set_property(key, value)
-        self._show(known)
+        self._update_vertex(known)
         return True
 
     def remove_node(self, node: str) -> tuple[int, ...]:
         """Takes a node away. Returns the jobs that hold nothing any more."""
         known = self.nodes.pop(node, None)
-        return self._take_out(known) if known is not None else ()
+        return self._remove_vertices(known) if known is not None else ()
 
     def drain(self, node: str, is_drained: bool) -> None:
         known = self.nodes.get(node)
         if known is not None:
             known.is_drained = is_drained
-            self._show(known)
+            self._update_vertex(known)
 
-    def settle(self) -> None:
+    def apply_updates(self) -> None:
         """Counts what is below every vertex, if the graph has changed. To be called before any match."""
         for name in list(self._to_move):
             known = self.nodes.get(name)
@@ -103,7 +102,7 @@ class Cluster:
                 continue  # It moves when those jobs have gone.
             del self._to_move[name]
             if known is not None:
-                self._take_out(known)
+                self._remove_vertices(known)
                 self._add(known.fact, known.rank, known.is_drained)
         if self._is_dirty:
             self.engine.recompute_totals()
@@ -119,9 +118,9 @@ class Cluster:
             self.remove_external_usage(fact.key)
         self._external_usage[fact.key] = fact
         self._external_usage_on.setdefault(fact.node, {})[fact.key] = None
-        self._lay(fact)
+        self._book_external_usage(fact)
 
-    def _lay(self, fact: ExternalUsageSet) -> None:
+    def _book_external_usage(self, fact: ExternalUsageSet) -> None:
         known = self.nodes.get(fact.node)
         if known is not None:
             amounts = {kind: units for kind, units in fact.usage if units > 0}
@@ -135,11 +134,11 @@ class Cluster:
                 del self._external_usage_on[fact.node]
         self.engine.external_usage.remove(hold)
 
-    def holds(self) -> list[str]:
+    def external_usage_keys(self) -> list[str]:
         return list(self._external_usage)
 
-    def hold(self, name: str) -> ExternalUsageSet | None:
-        return self._external_usage.get(name)
+    def external_usage(self, key: str) -> ExternalUsageSet | None:
+        return self._external_usage.get(key)
 
     # Bookings
 
@@ -150,7 +149,7 @@ class Cluster:
         return {slot.number: slot.node.name for slot in slots if slot.node is not None}
 
     def restore(
-        self, job: int, rows: Iterable[tuple[int, Plain, int, int | None]], freed: Iterable[int]
+        self, job: int, rows: Iterable[tuple[int, JsonObject, int, int | None]], freed: Iterable[int]
     ) -> None:
         """Books again what a job held, part by part; what lay on nodes that are gone stays away."""
         parts: dict[int, AllocationPart] = {}
@@ -197,7 +196,7 @@ class Cluster:
         found = data.get("marks")
         claims: list[VertexClaim] = []
         for place, units, booked, exclusive, label, whole in found if isinstance(found, list) else ():
-            vertex = self._at(place)
+            vertex = self._vertex_at(place)
             if vertex is not None:
                 claims.append(
                     VertexClaim(vertex, units, bool(booked), bool(exclusive), label, None, bool(whole))
@@ -208,12 +207,12 @@ class Cluster:
         found = data.get("slots")
         slots: list[Slot] = []
         for number, group, node, told in found if isinstance(found, list) else ():
-            grants = ((self._at(place), units) for place, units in told)
+            grants = ((self._vertex_at(place), units) for place, units in told)
             kept = tuple(Grant(vertex, units) for vertex, units in grants if vertex is not None)
-            slots.append(Slot(group, self._at(node) if node else None, kept, number))
+            slots.append(Slot(group, self._vertex_at(node) if node else None, kept, number))
         return slots
 
-    def _at(self, place: str) -> Vertex | None:
+    def _vertex_at(self, place: str) -> Vertex | None:
         """The vertex that a recorded place means today; None if its node is gone.
 
         A pool that its node does not have at the moment (its devices have not reported yet) is made, with
@@ -222,7 +221,7 @@ class Cluster:
         graph = self.engine.graph
         if place.startswith("/"):
             return next(iter(graph.at_path(place)), None)
-        found = _PLACE.fullmatch(place)
+        found = _LOCATION.fullmatch(place)
         known = self.nodes.get(found[1]) if found is not None else None
         if found is None or known is None:
             return None
@@ -230,7 +229,7 @@ class Cluster:
             return self._pool(known, found[3])
         return next(iter(graph.at_path(known.vertex.path() + place[len(found[1]) :])), None)
 
-    def _pool(self, known: KnownNode, kind: str) -> Vertex:
+    def _pool(self, known: ClusterNode, kind: str) -> Vertex:
         for vertex in known.vertex.below(CONTAINMENT):
             if vertex.type == kind:
                 return vertex
@@ -251,10 +250,10 @@ class Cluster:
         vertex = graph.add_child(parent, spec)
         for capacity in fact.capacity:
             self._add_units(vertex, capacity, 0, rank)
-        known = self.nodes[fact.node] = KnownNode(fact, rank, vertex, is_drained)
-        self._show(known)
+        known = self.nodes[fact.node] = ClusterNode(fact, rank, vertex, is_drained)
+        self._update_vertex(known)
         for hold in self._external_usage_on.get(fact.node, ()):
-            self._lay(self._external_usage[hold])
+            self._book_external_usage(self._external_usage[hold])
         self._is_dirty = True
 
     def _add_units(self, node: Vertex, capacity: Capacity, have: int, rank: int) -> None:
@@ -268,7 +267,7 @@ class Cluster:
             graph.add_child(node, VertexSpec(capacity.resource, number, rank=rank))
 
     def _change_capacity(
-        self, known: KnownNode, before: tuple[Capacity, ...], after: tuple[Capacity, ...]
+        self, known: ClusterNode, before: tuple[Capacity, ...], after: tuple[Capacity, ...]
     ) -> None:
         had = {capacity.resource: capacity for capacity in before}
         told = {capacity.resource: capacity for capacity in after}
@@ -290,29 +289,29 @@ class Cluster:
                 graph_updates.remove(self.engine, vertex, recount=False)
         self._is_dirty = True
 
-    def _take_out(self, known: KnownNode) -> tuple[int, ...]:
+    def _remove_vertices(self, known: ClusterNode) -> tuple[int, ...]:
         """Takes a node's vertices out of the graph. Returns the jobs that hold nothing any more."""
         for hold in self._external_usage_on.get(known.fact.node, ()):
             self.engine.external_usage.remove(hold)
         self._is_dirty = True
         return graph_updates.remove(self.engine, known.vertex, recount=False).emptied
 
-    def _show(self, known: KnownNode) -> None:
+    def _update_vertex(self, known: ClusterNode) -> None:
         known.vertex.up = known.fact.up and not known.is_drained
 
 
 def booking_of(part: AllocationPart, placement: Placement) -> dict[str, object]:
     """A part of what a job holds, as plain values."""
     claims = [
-        [_place_of(claim.vertex), claim.units, claim.booked, claim.exclusive, claim.label, claim.whole]
+        [_location_of(claim.vertex), claim.units, claim.booked, claim.exclusive, claim.label, claim.whole]
         for claim in part.claims.values()
     ]
     slots = [
         [
             slot.number,
             slot.group,
-            _place_of(slot.node) if slot.node is not None else "",
-            [[_place_of(grant.vertex), grant.units] for grant in slot.grants],
+            _location_of(slot.node) if slot.node is not None else "",
+            [[_location_of(grant.vertex), grant.units] for grant in slot.grants],
         ]
         for slot in part.slots
     ]
@@ -322,7 +321,7 @@ def booking_of(part: AllocationPart, placement: Placement) -> dict[str, object]:
     return told
 
 
-def _place_of(vertex: Vertex) -> str:
+def _location_of(vertex: Vertex) -> str:
     """`NODE`, `NODE/UNIT`, or `NODE:KIND` for a pool; for what lies above the nodes its path."""
     node: Vertex | None = vertex
     while node is not None and node.type != _NODE:

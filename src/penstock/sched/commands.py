@@ -28,10 +28,16 @@ from penstock.protocol.commands import (
     Undrain,
 )
 from penstock.protocol.intents import EndReason
-from penstock.sched.dependencies import JobProgress, Scheme, Verdict, judge, refusal_of
+from penstock.sched.dependencies import (
+    DependencyState,
+    JobProgress,
+    Scheme,
+    dependency_error,
+    dependency_state,
+)
 from penstock.sched.job import Job
 from penstock.sched.jobspec import SchedulingSpec, counts_of, spec_of_submission
-from penstock.sched.lifecycle import end_members, note_namesakes, prioritise, raise_exception, try_depend
+from penstock.sched.lifecycle import end_members, leave_depend, prioritise, raise_exception, release_singleton
 from penstock.sched.records import DrainGone, DrainSet, JobNew, QueueSet
 from penstock.sched.state import SchedulerState
 from penstock.sched.suggestions import nearest_fit
@@ -100,8 +106,8 @@ def apply_command(state: SchedulerState, command: Command, now: float) -> object
 
 
 def _submit(state: SchedulerState, command: Submit, now: float) -> tuple[int, ...]:
-    if command.key and command.key in state.keys:
-        return state.keys[command.key]
+    if command.key and command.key in state.submission_keys:
+        return state.submission_keys[command.key]
     if not command.jobs:
         raise BadRequest("no job", where="jobs", expected="at least one")
     if len(state.jobs) + len(command.jobs) > state.settings.pending_max:
@@ -109,24 +115,26 @@ def _submit(state: SchedulerState, command: Submit, now: float) -> tuple[int, ..
             f"the queue is full: {len(state.jobs)} jobs are active, at most {state.settings.pending_max}"
         )
     checked: dict[Request, None] = {}
-    past = {
+    finished_jobs = {
         one.job: JobProgress(one.had_alloc, one.started, True, one.is_completed, one.had_exception)
-        for one in command.past
+        for one in command.finished_jobs
     }
     specs: list[SchedulingSpec] = []
     for place, submission in enumerate(command.jobs):
         try:
-            specs.append(_checked(state, submission, checked, past))
+            specs.append(_validated(state, submission, checked, finished_jobs))
         except BadRequest as error:
             raise _located(error, place, len(command.jobs)) from error
     numbers = tuple(
-        _create(state, submission, spec, now, command.key, past)
+        _create(state, submission, spec, now, command.key, finished_jobs)
         for submission, spec in zip(command.jobs, specs, strict=True)
     )
     if command.key:
-        state.keys[command.key] = numbers
-        if len(state.keys) > _KEYS_MAX:
-            del state.keys[next(iter(state.keys))]  # The oldest; nobody asks again after so many others.
+        state.submission_keys[command.key] = numbers
+        if len(state.submission_keys) > _KEYS_MAX:
+            del state.submission_keys[
+                next(iter(state.submission_keys))
+            ]  # The oldest; nobody asks again after so many others.
     return numbers
 
 
@@ -137,8 +145,11 @@ def _located(error: BadRequest, place: int, count: int) -> BadRequest:
     return type(error)(error.summary, where=where, found=error.found, expected=error.expected)
 
 
-def _checked(
-    state: SchedulerState, submission: Submission, checked: dict[Request, None], past: dict[int, JobProgress]
+def _validated(
+    state: SchedulerState,
+    submission: Submission,
+    checked: dict[Request, None],
+    finished_jobs: dict[int, JobProgress],
 ) -> SchedulingSpec:
     if not 0 <= submission.urgency <= URGENCY_EXPEDITE:
         raise BadRequest(
@@ -153,19 +164,19 @@ def _checked(
         if dependency.scheme is Scheme.SINGLETON:
             continue
         known = state.jobs.get(dependency.job)
-        progress = known.progress() if known is not None else past.get(dependency.job)
-        refusal = refusal_of(dependency, progress)
+        progress = known.progress() if known is not None else finished_jobs.get(dependency.job)
+        refusal = dependency_error(dependency, progress)
         if refusal is not None:
             raise refusal
     if spec.request not in checked:
-        check_possible(state, spec.request)
+        check_satisfiable(state, spec.request)
         checked[spec.request] = None
     return spec
 
 
-def check_possible(state: SchedulerState, request: Request) -> None:
+def check_satisfiable(state: SchedulerState, request: Request) -> None:
     """Refuses what can never run; before all nodes are known, nothing is refused."""
-    if not state.cluster.is_complete:
+    if not state.cluster.is_synced:
         return
     answer = state.cluster.engine.match(0, request, 0, MatchOp.SATISFIABILITY)
     if isinstance(answer, Never):
@@ -180,7 +191,7 @@ def _create(
     spec: SchedulingSpec,
     now: float,
     key: str,
-    past: dict[int, JobProgress],
+    finished_jobs: dict[int, JobProgress],
 ) -> int:
     number = state.ids.next(now)
     plain: dict[str, object] = {
@@ -199,8 +210,8 @@ def _create(
     )
     state.journal.log(job, "validate", now)
     for target in targets:
-        if target not in state.jobs and target in past:
-            state.past[target] = past[target]
+        if target not in state.jobs and target in finished_jobs:
+            state.finished_jobs[target] = finished_jobs[target]
     add_job(state, job, now)
     return number
 
@@ -208,7 +219,7 @@ def _create(
 def add_job(state: SchedulerState, job: Job, now: float) -> None:
     """Takes a job that is in DEPEND into the books, and lets it go on if nothing holds it."""
     state.jobs[job.id] = job
-    state.namesakes.setdefault((job.owner, job.spec.name), {})[job.id] = None
+    state.jobs_by_name.setdefault((job.owner, job.spec.name), {})[job.id] = None
     for dependency in job.spec.depends:
         if dependency.scheme is Scheme.SINGLETON:
             _open(state, job, dependency.description, now)
@@ -218,19 +229,19 @@ def add_job(state: SchedulerState, job: Job, now: float) -> None:
         progress = (
             target.progress()
             if target is not None
-            else state.past.get(dependency.job, JobProgress(is_over=True))
+            else state.finished_jobs.get(dependency.job, JobProgress(is_over=True))
         )
-        if judge(dependency.scheme, progress) is Verdict.OPEN:
+        if dependency_state(dependency.scheme, progress) is DependencyState.PENDING:
             _open(state, job, dependency.description, now)
             state.dependents.setdefault(dependency.job, set()).add(job.id)
     begin_at = job.spec.begin_at
     if begin_at is not None and begin_at > now:
-        job.is_begin_waiting = True
+        job.waits_for_begin_time = True
         state.wake(begin_at, job.id)
         state.journal.log(job, "dependency-add", now, description=f"begin-time={begin_at:.3f}")
     if "singleton" in job.open_dependencies:
-        note_namesakes(state, job.owner, job.spec.name, now)
-    try_depend(state, job, now)
+        release_singleton(state, job.owner, job.spec.name, now)
+    leave_depend(state, job, now)
 
 
 def _open(state: SchedulerState, job: Job, description: str, now: float) -> None:

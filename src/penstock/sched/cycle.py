@@ -46,7 +46,7 @@ class CycleResult:
     started: list[tuple[QueueEntry, Allocation]] = field(default_factory=list)
     reserved: list[tuple[QueueEntry, Allocation]] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)  # shapes
-    hopeless: set[int] = field(default_factory=set)  # shapes that wait for something without an end
+    unreservable: set[int] = field(default_factory=set)  # shapes that wait for something without an end
     full: dict[int, set[int]] = field(default_factory=dict)  # by shape: nodes without room for it
     matches: int = 0
     is_cut: bool = False  # there may be more to start
@@ -84,7 +84,7 @@ def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
         if plan.chosen is not None and entry not in plan.chosen:
             continue
         queue.looked_at += 1
-        if _is_in_vain(queue, bucket, result):
+        if _is_futile(queue, bucket, result):
             continue
         yield
         if entry.member:
@@ -117,11 +117,11 @@ def _is_over(plan: Cycle, queue: _Queue, bucket: Bucket, result: CycleResult) ->
     if queue.is_blocked or (plan.queue_depth is not None and queue.looked_at >= plan.queue_depth):
         return True
     # With a depth, the ones that are passed over count too, so they are passed over one by one.
-    return plan.queue_depth is None and _is_in_vain(queue, bucket, result)
+    return plan.queue_depth is None and _is_futile(queue, bucket, result)
 
 
-def _is_in_vain(queue: _Queue, bucket: Bucket, result: CycleResult) -> bool:
-    if bucket.shape in result.hopeless:
+def _is_futile(queue: _Queue, bucket: Bucket, result: CycleResult) -> bool:
+    if bucket.shape in result.unreservable:
         return True
     is_strict = queue.backfill.kind is BackfillKind.FCFS  # There the first that must wait stops the rest.
     return bucket.shape in result.failed and queue.reservations_left <= 0 and not is_strict
@@ -150,7 +150,7 @@ def _try(
         queue.reservations_left -= 1
         queue.is_blocked = is_strict
     elif may_wait:
-        result.hopeless.add(bucket.shape)
+        result.unreservable.add(bucket.shape)
 
 
 def _extend(plan: Cycle, entry: QueueEntry, bucket: Bucket, result: CycleResult) -> None:

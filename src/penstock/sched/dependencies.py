@@ -1,4 +1,4 @@
-"""What a job waits for before it may queue: other jobs, a time, or its namesakes (RFC 26).
+"""What a job waits for before it may queue: other jobs, a time, or its jobs_by_name (RFC 26).
 
 A dependency is open until the job it names has come far enough, and dead when that can never be. Both are
 pure functions of how far the other job has come (`JobProgress`).
@@ -16,12 +16,12 @@ from penstock.model.jobid import encode_jobid, parse_jobid
 __all__ = [
     "Dependency",
     "DependencyRefused",
+    "DependencyState",
     "JobProgress",
     "Scheme",
-    "Verdict",
-    "judge",
+    "dependency_error",
+    "dependency_state",
     "parse_dependencies",
-    "refusal_of",
 ]
 
 _DEPENDENCIES_MAX: Final = 1000
@@ -69,13 +69,13 @@ class JobProgress:
     had_exception: bool = False  # a fatal one
 
 
-class Verdict(enum.Enum):
-    OPEN = "open"
-    DONE = "done"
-    DEAD = "dead"
+class DependencyState(enum.Enum):
+    PENDING = "pending"
+    SATISFIED = "satisfied"
+    UNSATISFIABLE = "unsatisfiable"
 
 
-def judge(scheme: Scheme, progress: JobProgress) -> Verdict:
+def dependency_state(scheme: Scheme, progress: JobProgress) -> DependencyState:
     if scheme is Scheme.AFTER_START:
         met = progress.started
     elif scheme is Scheme.AFTER_ANY:
@@ -87,8 +87,8 @@ def judge(scheme: Scheme, progress: JobProgress) -> Verdict:
     else:
         met = progress.is_over and progress.had_alloc and progress.had_exception
     if met:
-        return Verdict.DONE
-    return Verdict.DEAD if progress.is_over else Verdict.OPEN
+        return DependencyState.SATISFIED
+    return DependencyState.UNSATISFIABLE if progress.is_over else DependencyState.PENDING
 
 
 def parse_dependencies(found: object) -> tuple[tuple[Dependency, ...], float | None]:
@@ -156,12 +156,12 @@ class DependencyRefused(Conflict):
         self.dependency = dependency
 
 
-def refusal_of(dependency: Dependency, progress: JobProgress | None) -> DependencyRefused | None:
+def dependency_error(dependency: Dependency, progress: JobProgress | None) -> DependencyRefused | None:
     """Why a submission with this dependency must be refused; None if it may wait or is met."""
     scheme, typed = dependency.scheme.value, dependency.typed or encode_jobid(dependency.job)
     if progress is None:
         return DependencyRefused(dependency, f"dependency: {scheme}: id {typed}: job not found")
-    if judge(dependency.scheme, progress) is not Verdict.DEAD:
+    if dependency_state(dependency.scheme, progress) is not DependencyState.UNSATISFIABLE:
         return None
     why = {
         Scheme.AFTER_OK: f"dependency: afterok: job {typed} failed or was canceled",

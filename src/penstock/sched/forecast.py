@@ -59,7 +59,7 @@ def forecast(
             at = future.next_end()
             if at is None:
                 break
-            future.go_to(at)
+            future.advance_to(at)
             yield
             chosen = replace(plan, now=at, extra_s=0, chosen=frozenset(waiting))
             found = yield from run_cycle(chosen)
@@ -80,8 +80,8 @@ class _Future:
 
     def __init__(self, engine: Engine, now: int) -> None:
         self._engine = engine
-        self._lifted: list[JobAllocation] = []
-        self._imagined: set[int] = set()
+        self._unbooked: list[JobAllocation] = []
+        self._booked: set[int] = set()
         self._ends: list[tuple[int, int]] = []
         for number, job in engine.jobs.items():
             end = max((part.span.end for part in job.parts.values()), default=FOREVER)
@@ -92,23 +92,23 @@ class _Future:
     def next_end(self) -> int | None:
         return self._ends[0][0] if self._ends else None
 
-    def go_to(self, at: int) -> None:
+    def advance_to(self, at: int) -> None:
         while self._ends and self._ends[0][0] <= at:
             _, number = heapq.heappop(self._ends)
-            if number in self._imagined:
-                self._imagined.discard(number)
+            if number in self._booked:
+                self._booked.discard(number)
                 self._engine.release(number)
             else:
-                self._lifted.append(self._engine.unbook_job(number))
+                self._unbooked.append(self._engine.unbook_job(number))
 
     def add(self, number: int, end: int | None) -> None:
-        self._imagined.add(number)
+        self._booked.add(number)
         if end is not None:
             heapq.heappush(self._ends, (end, number))
 
     def undo(self) -> None:
-        for number in self._imagined:
+        for number in self._booked:
             if number in self._engine.jobs:
                 self._engine.release(number)
-        for job in self._lifted:
+        for job in self._unbooked:
             self._engine.rebook_job(job)

@@ -4,7 +4,7 @@ A work becomes one job with its first member. It assembles once, when as many me
 from then on a member that comes is placed by itself (`extend`), in its own turn. A member that a node
 refused is placed elsewhere, and not on that node again until the node changes. If a group that has begun
 cannot be made whole in time, members that somebody would make again are taken away, and the job says that
-it is broken. What is observed of a member whose job is over counts as use by others until it ends.
+it is broken. A member whose job is over counts as use by others until it ends.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.jobspec import (
     MemberRequest,
     group_of,
-    in_queue,
     member_request,
     placement_of,
     spec_of_workload,
+    with_queue_constraint,
 )
 from penstock.sched.lifecycle import (
-    MORE,
-    back_to_waiting,
+    EXCESS_KEY,
+    evict_group,
     member_ended,
     node_failed,
     open_intent,
     raise_exception,
     requeue_workload,
-    settle_member,
-    start_over,
+    resolve_intent,
+    return_to_queue,
 )
 from penstock.sched.nodes import external_usage_gone, external_usage_set
 from penstock.sched.queue import QueueEntry, order_key
@@ -53,21 +53,21 @@ from penstock.sched.records import JobNew
 from penstock.sched.state import SchedulerState
 
 __all__ = [
-    "LEFT_OVER",
+    "ORPHAN_KEY",
     "assemble",
-    "assemble_by",
+    "assembly_deadline",
+    "end_repair",
     "enqueue_late",
+    "intent_resolved",
     "member_gone",
     "member_set",
-    "observed",
-    "settled",
-    "unwind",
-    "vanished",
+    "member_status_changed",
+    "member_vanished",
     "workload_gone",
     "workload_set",
 ]
 
-LEFT_OVER: Final = "left over: "  # holds of members whose job is over
+ORPHAN_KEY: Final = "left over: "  # holds of members whose job is over
 
 
 # Groups
@@ -89,13 +89,13 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         return
     job = state.jobs.get(state.job_of_member.get(fact.member, 0))
     if job is not None and job.members[fact.member].phase is MemberPhase.ENDED:
-        _part_with(state, job, fact.member)
+        _detach(state, job, fact.member)
         job = None
     if job is not None and job.workload != fact.workload:
         return  # It has come with another group, and stays there while that job lasts.
     job = job or state.jobs.get(state.job_of_workload.get(fact.workload, 0))
     if job is not None and job.is_ending and fact.member not in job.members:
-        state.deferred.setdefault(fact.workload, {})[fact.member] = fact
+        state.members_of_next_job.setdefault(fact.workload, {})[fact.member] = fact
         return
     if job is None:
         job = _new_job(state, workload, now)
@@ -106,11 +106,11 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         state.job_of_member[fact.member] = job.id
         state.journal.touch(job)
     ask = MemberRequest(fact.requests, fact.constraint)
-    has_changed = (member.ask, member.is_ready) != (ask, fact.ready)
-    member.ask, member.is_ready, member.is_recreated = ask, fact.ready, fact.recreated
+    has_changed = (member.request, member.is_ready) != (ask, fact.ready)
+    member.request, member.is_ready, member.is_recreated = ask, fact.ready, fact.recreated
     member.name = fact.name
     if member.phase.is_live:  # It is on its way to a node, and may ask for more than it was given.
-        _note_use(state, member, fact.requests)
+        _update_excess_usage(state, member, fact.requests)
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
         state.to_reassemble[job.id] = None
     elif job.state is JobState.RUN and member.phase is MemberPhase.WAITING:
@@ -123,13 +123,13 @@ def _is_inadmissible(state: SchedulerState, fact: MemberSet) -> bool:
     if known is None:
         return False
     if fact.member in known.record.members:
-        state.waits_on(fact)
+        state.add_inadmissible_member(fact)
         return True
-    state.returning.extend(state.readmit(fact.workload).values())
+    state.members_to_readmit.extend(state.readmit(fact.workload).values())
     return False
 
 
-def _part_with(state: SchedulerState, job: Job, key: str) -> None:
+def _detach(state: SchedulerState, job: Job, key: str) -> None:
     """It was taken from the job while it waited, and waits again: as somebody who has never been there."""
     del job.members[key], state.job_of_member[key]
     state.journal.touch(job)
@@ -159,7 +159,7 @@ def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
     return job
 
 
-def assemble_by(job: Job, workload: WorkloadSet) -> float | None:
+def assembly_deadline(job: Job, workload: WorkloadSet) -> float | None:
     """When a group that is not whole is given up: counted by our own clock, from its last member on."""
     if workload.assembly_timeout_s is None:
         return None
@@ -174,19 +174,19 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
     workload = state.workloads.get(job.workload)
     if workload is None or not job.state.is_pending:
         return
-    ready = [member for member in job.members.values() if member.is_ready and member.ask is not None]
+    ready = [member for member in job.members.values() if member.is_ready and member.request is not None]
     if len(ready) < max(workload.size, 1):
         if job.is_assembled:  # It was whole, and is not any more: it waits aside until it is again.
             job.is_assembled = False
-            state.leave(job.id)
+            state.dequeue(job.id)
             state.journal.touch(job)
         reason = f"{len(ready)} of {max(workload.size, 1)} members are there"
         state.publish_status(job, WorkloadStatus.ASSEMBLING, reason)
-        until = assemble_by(job, workload)
+        until = assembly_deadline(job, workload)
         if until is not None:
             state.wake(until, job.id)
         return
-    asks = [member.ask for member in ready if member.ask is not None]
+    asks = [member.request for member in ready if member.request is not None]
     job.spec, groups = spec_of_workload(workload, asks, state.settings, _limit(workload, now))
     for member, group in zip(ready, groups, strict=True):
         member.group = group
@@ -220,9 +220,9 @@ def _late_request(state: SchedulerState, job: Job, member: Member) -> Request:
     extra = Not((HostIn(member.refused_by),)) if member.refused_by else None
     workload = state.workloads.get(job.workload)
     placement = job.spec.request.placement if workload is None else placement_of(workload)
-    if member.ask is None:
+    if member.request is None:
         return member_request(job.spec.request.groups[member.group], placement, extra)
-    ask = in_queue(member.ask, state.settings.queue(job.queue))
+    ask = with_queue_constraint(member.request, state.settings.queue(job.queue))
     return member_request(group_of(ask, 1), placement, extra)
 
 
@@ -234,17 +234,17 @@ def workload_gone(state: SchedulerState, workload: str, now: float) -> None:
         return
     job.is_workload_gone = True
     state.journal.touch(job)
-    state.unsettled[job.id] = None
+    state.jobs_to_advance[job.id] = None
     if job.state.is_pending:
         raise_exception(state, job, now, ExceptionType.CANCEL, "its owner is gone")
 
 
 def member_gone(state: SchedulerState, key: str, now: float) -> None:
     """It was taken away by somebody: what it had is free."""
-    external_usage_gone(state, LEFT_OVER + key)
-    for deferred in state.deferred.values():
-        deferred.pop(key, None)
-    state.waits_no_more(key)
+    external_usage_gone(state, ORPHAN_KEY + key)
+    for members_of_next_job in state.members_of_next_job.values():
+        members_of_next_job.pop(key, None)
+    state.drop_inadmissible_member(key)
     job = state.jobs.get(state.job_of_member.get(key, 0))
     member = job.members.get(key) if job is not None else None
     if job is None or member is None:
@@ -264,26 +264,26 @@ def member_gone(state: SchedulerState, key: str, now: float) -> None:
 # What became of members
 
 
-def observed(state: SchedulerState, fact: MemberStatus, now: float) -> None:
+def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float) -> None:
     job = state.jobs.get(state.job_of_member.get(fact.member, 0))
     member = job.members.get(fact.member) if job is not None else None
     if job is None or member is None or member.phase is MemberPhase.ENDED:
-        _left_over(state, fact)
+        _handle_orphan(state, fact)
         return
     if _is_elsewhere(job, member, fact):
-        _taken_by_others(state, job, member, fact, now)
+        _placed_elsewhere(state, job, member, fact, now)
         return
     match fact.phase:
         case Phase.WAITING:
-            _not_there(state, job, member, now)
+            _handle_absent_member(state, job, member, now)
         case Phase.PLACED:
-            _take_place(state, job, member, MemberPhase.PLACED)
-            _note_use(state, member, fact.usage)
+            _confirm_placement(state, job, member, MemberPhase.PLACED)
+            _update_excess_usage(state, member, fact.usage)
         case Phase.RUNNING:
             member.started_at = member.started_at or fact.at
-            _take_place(state, job, member, MemberPhase.RUNNING)
-            _note_use(state, member, fact.usage)
-            state.unsettled[job.id] = None
+            _confirm_placement(state, job, member, MemberPhase.RUNNING)
+            _update_excess_usage(state, member, fact.usage)
+            state.jobs_to_advance[job.id] = None
         case Phase.ENDED:
             _ended(state, job, member, fact, now)
         case Phase.REFUSED:
@@ -301,17 +301,19 @@ def _is_elsewhere(job: Job, member: Member, fact: MemberStatus) -> bool:
     return bool(job.workload) and is_there and member.node != fact.node
 
 
-def _taken_by_others(state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float) -> None:
+def _placed_elsewhere(
+    state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float
+) -> None:
     """Somebody else has placed it: what it uses counts as use by others, and our job does without it."""
     if job.state.is_pending:
         member_gone(state, member.key, now)
     else:
         note = f"placed on {fact.node} by others"
         member_ended(state, job, member, signal.SIGKILL, EndCause.OTHER, now, note)
-    _left_over(state, fact)
+    _handle_orphan(state, fact)
 
 
-def _take_place(state: SchedulerState, job: Job, member: Member, phase: MemberPhase) -> None:
+def _confirm_placement(state: SchedulerState, job: Job, member: Member, phase: MemberPhase) -> None:
     if member.phase is phase or not member.phase.is_live:
         return
     if member.phase is MemberPhase.RUNNING and phase is MemberPhase.PLACED:
@@ -321,25 +323,28 @@ def _take_place(state: SchedulerState, job: Job, member: Member, phase: MemberPh
     state.journal.touch(job)
     for number in list(state.intents_of_member.get(member.key, ())):
         if isinstance(state.intents[number].intent, Place):
-            settle_member(state, number, member.key)
+            resolve_intent(state, number, member.key)
         elif was_silent:
             state.intents_to_resend.add(number)  # Whoever was silent may not have heard it.
 
 
-def _note_use(state: SchedulerState, member: Member, amounts: tuple[tuple[str, int], ...]) -> None:
+def _update_excess_usage(state: SchedulerState, member: Member, amounts: tuple[tuple[str, int], ...]) -> None:
     """What it uses beyond what it was given (it was resized in place) counts as use by others."""
     given = {kind: units for kind, _, units in member.grants}
     beyond = ((kind, units - given.get(kind, 0)) for kind, units in amounts)
     more = tuple((kind, units) for kind, units in beyond if units > 0)
     if more:
         external_usage_set(
-            state, ExternalUsageSet(MORE + member.key, member.node, more, name=MORE + member.shown_as)
+            state,
+            ExternalUsageSet(
+                EXCESS_KEY + member.key, member.node, more, name=EXCESS_KEY + member.display_name
+            ),
         )
     else:
-        external_usage_gone(state, MORE + member.key)
+        external_usage_gone(state, EXCESS_KEY + member.key)
 
 
-def _not_there(state: SchedulerState, job: Job, member: Member, now: float) -> None:
+def _handle_absent_member(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """The world says that it knows no such member, or that it is on no node.
 
     One that was never seen there has not begun, also if its node was silent meanwhile: its intents are
@@ -351,15 +356,15 @@ def _not_there(state: SchedulerState, job: Job, member: Member, now: float) -> N
     if placing and again:
         state.intents_to_resend.update(again)
     elif placing and job.workload and member.phase is MemberPhase.PLACING:
-        _need_not_begin(state, job, member, "", now, is_used_up=False)
+        _drop_unstarted(state, job, member, "", now, reached_node=False)
     elif member.phase.is_live:
-        vanished(state, job, member, now)
+        member_vanished(state, job, member, now)
 
 
-def vanished(state: SchedulerState, job: Job, member: Member, now: float) -> None:
+def member_vanished(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """It was placed, and nobody knows of it any more: what became of it will never be known."""
     member_ended(state, job, member, 9, EndCause.UNKNOWN, now)
-    _fail_if_submitted(state, job, now, f"task {member.index} has vanished; its end is unknown")
+    _fail_if_submitted(state, job, now, f"task {member.index} has member_vanished; its end is unknown")
 
 
 def _ended(state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float) -> None:
@@ -392,17 +397,19 @@ def _workload_member_ended(
         return
     if fact.started or fact.status == 0:
         return
-    note = f"{member.shown_as} was not started on {member.node}: {member.cause_text or 'no cause was given'}"
+    note = (
+        f"{member.display_name} was not started on {member.node}: {member.cause_text or 'no cause was given'}"
+    )
     state.journal.log(job, "exception", now, type=ExceptionType.ALLOC.value, severity=2, note=note)
     if member.is_recreated:
         if job.incomplete_since is None:
             job.incomplete_since = now
             state.wake(now + state.settings.gang_repair_timeout_s, job.id)
     elif len(job.members) > 1:
-        _break(state, job, note, now)
+        _mark_incomplete(state, job, note, now)
 
 
-def _break(state: SchedulerState, job: Job, note: str, now: float) -> None:
+def _mark_incomplete(state: SchedulerState, job: Job, note: str, now: float) -> None:
     """The group cannot be made whole, and those who are there cannot be taken away: that is said."""
     job.incomplete_reason = job.incomplete_reason or note
     state.journal.log(job, "exception", now, type=ExceptionType.INCOMPLETE.value, severity=1, note=note)
@@ -415,7 +422,7 @@ def _fail_if_submitted(state: SchedulerState, job: Job, now: float, note: str) -
         raise_exception(state, job, now, ExceptionType.EXEC, note)
 
 
-def settled(state: SchedulerState, fact: IntentResult, now: float) -> None:
+def intent_resolved(state: SchedulerState, fact: IntentResult, now: float) -> None:
     open_one = state.intents.get(fact.intent)
     if open_one is None or fact.member not in open_one.waits_for:
         return
@@ -427,22 +434,22 @@ def settled(state: SchedulerState, fact: IntentResult, now: float) -> None:
     member = job.members.get(fact.member) if job is not None else None
     if not isinstance(intent, Place):
         if fact.outcome is not Outcome.CONFLICT or isinstance(intent, Retract):
-            settle_member(state, fact.intent, fact.member)
+            resolve_intent(state, fact.intent, fact.member)
         if isinstance(intent, Retract) and job is not None and member is not None and member.phase.is_live:
             if fact.outcome is Outcome.APPLIED and intent.mode is RetractMode.FORGET:
-                back_to_waiting(state, job, member, now)
+                return_to_queue(state, job, member, now)
         elif fact.outcome is Outcome.GONE and job is not None and member is not None:
             member_ended(state, job, member, 9, EndCause.GONE, now)
         return
-    settle_member(state, fact.intent, fact.member)
+    resolve_intent(state, fact.intent, fact.member)
     if job is None or member is None or member.phase is MemberPhase.ENDED:
         return
     if fact.outcome is Outcome.APPLIED:
-        _take_place(state, job, member, MemberPhase.PLACED)
+        _confirm_placement(state, job, member, MemberPhase.PLACED)
     elif fact.outcome is Outcome.GONE:
         member_ended(state, job, member, 9, EndCause.GONE, now)
     else:
-        _refused(state, job, member, member.node, fact.detail, now, is_used_up=False)
+        _refused(state, job, member, member.node, fact.detail, now, reached_node=False)
 
 
 def _refused(
@@ -453,7 +460,7 @@ def _refused(
     message: str,
     now: float,
     *,
-    is_used_up: bool = True,
+    reached_node: bool = True,
 ) -> None:
     """Its node did not take it: another one may. A job that is ending needs none.
 
@@ -463,38 +470,38 @@ def _refused(
         return
     member.message = message
     if job.is_ending or job.state is not JobState.RUN:
-        _need_not_begin(state, job, member, message, now, is_used_up=is_used_up)
+        _drop_unstarted(state, job, member, message, now, reached_node=reached_node)
         return
     member.refused_by |= {node}
-    if job.workload and member.is_recreated and is_used_up:
+    if job.workload and member.is_recreated and reached_node:
         member_ended(state, job, member, 9, EndCause.OTHER if message else EndCause.EXITED, now, message)
         return
     state.refusals.setdefault(node, {})[(job.id, member.key)] = None
-    back_to_waiting(state, job, member, now)
+    return_to_queue(state, job, member, now)
     state.journal.log(
         job,
         "exception",
         now,
         type=ExceptionType.ALLOC.value,
         severity=2,
-        note=f"{node} refused {member.shown_as}: {message}",
+        note=f"{node} refused {member.display_name}: {message}",
     )
 
 
-def _need_not_begin(
-    state: SchedulerState, job: Job, member: Member, message: str, now: float, *, is_used_up: bool
+def _drop_unstarted(
+    state: SchedulerState, job: Job, member: Member, message: str, now: float, *, reached_node: bool
 ) -> None:
     """Its job is ending. If the world still has it, unplaced, it is there for the next job of its work."""
-    if job.workload and not is_used_up:
-        back_to_waiting(state, job, member, now)
-        state.unsettled[job.id] = None
+    if job.workload and not reached_node:
+        return_to_queue(state, job, member, now)
+        state.jobs_to_advance[job.id] = None
     else:
         member_ended(state, job, member, 9, EndCause.OTHER if message else EndCause.EXITED, now, message)
 
 
-def _left_over(state: SchedulerState, fact: MemberStatus) -> None:
+def _handle_orphan(state: SchedulerState, fact: MemberStatus) -> None:
     """Something of a job that is over is still there: it counts as use by others, and is asked to end."""
-    name = LEFT_OVER + fact.member
+    name = ORPHAN_KEY + fact.member
     if fact.phase in (Phase.ENDED, Phase.WAITING, Phase.REFUSED):
         external_usage_gone(state, name)
         state.journal.forgotten.append(fact.member)
@@ -502,14 +509,14 @@ def _left_over(state: SchedulerState, fact: MemberStatus) -> None:
     if fact.phase is Phase.LOST or not fact.node:
         return
     external_usage_set(state, ExternalUsageSet(name, fact.node, fact.usage))
-    if not fact.is_kept and not state.intents_of_member.get(fact.member):
+    if not fact.has_owner and not state.intents_of_member.get(fact.member):
         number = state.next_intent()
         open_intent(
             state, End(number, 0, (fact.member,), signal.SIGTERM, state.settings.grace_s, EndReason.ORPHAN)
         )
 
 
-def unwind(state: SchedulerState, job: Job, now: float) -> None:
+def end_repair(state: SchedulerState, job: Job, now: float) -> None:
     """A group that could not be made whole in time: what can be made again is taken away."""
     waiting = [member for member in job.members.values() if member.phase is MemberPhase.WAITING]
     why = "; ".join(sorted({member.message for member in waiting if member.message})) or "no place was found"
@@ -519,9 +526,9 @@ def unwind(state: SchedulerState, job: Job, now: float) -> None:
         return
     live = job.live_members()
     if all(member.is_recreated for member in live):
-        start_over(state, job, now, ExceptionType.INCOMPLETE, missing)
+        evict_group(state, job, now, ExceptionType.INCOMPLETE, missing)
         return
-    _break(state, job, missing, now)
+    _mark_incomplete(state, job, missing, now)
     again = tuple(member.key for member in live if member.is_recreated)
     if again:
         open_intent(state, Retract(state.next_intent(), job.id, again, RetractMode.EVICT))

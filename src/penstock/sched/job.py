@@ -53,12 +53,14 @@ class Member:
     is_ready: bool = True
     is_recreated: bool = False
     slot_release_pending: bool = False  # it has ended, and its slot is not given back yet
-    ask: MemberRequest | None = None  # of a work's member; a submitted job's members are as their group says
+    request: MemberRequest | None = (
+        None  # of a work's member; a submitted job's members are as their group says
+    )
     refused_by: frozenset[str] = frozenset()  # nodes that did not take it
     name: str = ""  # what the world calls it; empty where the key is as good
 
     @property
-    def shown_as(self) -> str:
+    def display_name(self) -> str:
         return self.name or self.key
 
     @property
@@ -88,7 +90,7 @@ class Job:
     id: int
     owner: str
     spec: SchedulingSpec
-    plain: Mapping[str, object]  # the spec as it was recorded
+    recorded_spec: Mapping[str, object]  # the spec as it was recorded
     seen_at: float
     workload: str = ""
     state: JobState = JobState.NEW
@@ -103,12 +105,14 @@ class Job:
     open_dependencies: set[str] = field(default_factory=set)  # descriptions
     is_assembled: bool = True
     is_workload_gone: bool = False
-    is_begin_waiting: bool = False
+    waits_for_begin_time: bool = False
     unsatisfiable_reason: str = ""  # why it can never run, as far as is known
-    holds_units: bool = False  # something is booked for it
+    has_allocation: bool = False  # something is booked for it
     placed_at: float | None = None
     end_at: float | None = None  # the limit, counted from the start
-    held: dict[str, dict[str, str]] = field(default_factory=dict)  # node -> kind -> units, of the last start
+    resources_by_node: dict[str, dict[str, str]] = field(
+        default_factory=dict
+    )  # node -> kind -> units, of the last start
     incomplete_since: float | None = None  # some member of a started group has no place
     is_infrastructure_failure: bool = False  # it was ended by neither itself, nor a person, nor its limit
     incomplete_reason: str = ""  # why a started group cannot be made whole
@@ -160,9 +164,9 @@ class Job:
 def dump(job: Job) -> dict[str, object]:
     told: dict[str, object] = {"attempt": job.attempt}
     if job.members:
-        told["members"] = [_told(member) for member in job.members.values()]
-    if job.held:
-        told["held"] = job.held
+        told["members"] = [_dump_member(member) for member in job.members.values()]
+    if job.resources_by_node:
+        told["resources_by_node"] = job.resources_by_node
     if job.exception:
         told["exception"] = job.exception
     told["times"] = dict(job.times)
@@ -192,7 +196,7 @@ def dump(job: Job) -> dict[str, object]:
     return told
 
 
-def _told(member: Member) -> dict[str, object]:
+def _dump_member(member: Member) -> dict[str, object]:
     told: dict[str, object] = {
         "key": member.key,
         "index": member.index,
@@ -223,9 +227,9 @@ def load(job: Job, detail: Mapping[str, object]) -> None:
     """Sets a job to what `dump` told of it."""
     job.attempt = cast(int, detail.get("attempt", 1))
     for told in cast(list[dict[str, object]], detail.get("members", [])):
-        member = _member(told)
+        member = _load_member(told)
         job.members[member.key] = member
-    job.held = cast(dict[str, dict[str, str]], detail.get("held", {}))
+    job.resources_by_node = cast(dict[str, dict[str, str]], detail.get("resources_by_node", {}))
     job.exception = cast(dict[str, object], detail.get("exception", {}))
     job.times = dict(cast(dict[str, float], detail.get("times", {})))
     job.placed_at = cast(float | None, detail.get("placed_at"))
@@ -244,7 +248,7 @@ def load(job: Job, detail: Mapping[str, object]) -> None:
         job.promise = Promise(promise[0], promise[1], promise[2], bool(promise[3]))
 
 
-def _member(told: Mapping[str, object]) -> Member:
+def _load_member(told: Mapping[str, object]) -> Member:
     grants = cast(list[tuple[str, str, int]], told.get("grants", []))
     cause, message = end_cause_of(cast(str, told.get("cause", "")))
     return Member(

@@ -30,13 +30,13 @@ __all__ = [
     "SchedulingSpec",
     "counts_of",
     "group_of",
-    "in_queue",
     "member_request",
     "payload_of",
     "placement_of",
     "spec_of_submission",
     "spec_of_workload",
     "tasks_on_slots",
+    "with_queue_constraint",
 ]
 
 _NAME_MAX: Final = 256
@@ -62,7 +62,7 @@ class SchedulingSpec:
     depends: tuple[Dependency, ...] = ()
     begin_at: float | None = None
     requeue: Requeue = Requeue.NEVER
-    nodes_asked: int | None = None  # as a person said it, to be shown
+    nodes_requested: int | None = None  # as a person said it, to be shown
     payload: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -110,7 +110,7 @@ def spec_of_submission(submission: Submission, settings: Settings) -> Scheduling
         depends=depends,
         begin_at=begin_at,
         requeue=submission.requeue,
-        nodes_asked=_nodes_asked(jobspec),
+        nodes_requested=_nodes_requested(jobspec),
         payload=_payload(name, jobspec, system),
     )
 
@@ -129,7 +129,7 @@ def counts_of(spec: SchedulingSpec) -> dict[str, object]:
     resources = spec.request.groups[0].resources
     slots, cores = _slots_and_cores(resources, 1)
     tasks = spec.size if not spec.per_slot else slots * spec.per_slot
-    return {"ntasks": tasks, "ncores": cores, "nnodes": spec.nodes_asked, "duration_s": spec.limit_s or 0}
+    return {"ntasks": tasks, "ncores": cores, "nnodes": spec.nodes_requested, "duration_s": spec.limit_s or 0}
 
 
 def _slots_and_cores(resources: tuple[Resource, ...], times: int) -> tuple[int, int]:
@@ -201,7 +201,7 @@ def _per_node(jobspec: Jobspec, system: Mapping[str, object]) -> tuple[int, int]
     return count, 0
 
 
-def _nodes_asked(jobspec: Jobspec) -> int | None:
+def _nodes_requested(jobspec: Jobspec) -> int | None:
     return jobspec.resources[0].count.min if jobspec.resources[0].type == "node" else None
 
 
@@ -259,7 +259,7 @@ def spec_of_workload(
     """A group as the world has it, and for each member its group of the request (the same for equal asks)."""
     queue = settings.queue(workload.queue)
     numbers: dict[MemberRequest, int] = {}
-    group_of_each = [numbers.setdefault(in_queue(ask, queue), len(numbers)) for ask in asks]
+    group_of_each = [numbers.setdefault(with_queue_constraint(ask, queue), len(numbers)) for ask in asks]
     counts = Counter(group_of_each)
     groups = tuple(group_of(ask, counts[number]) for ask, number in numbers.items())
     request = Request(groups, limit_s, placement_of(workload))
@@ -275,7 +275,7 @@ def spec_of_workload(
     return spec, group_of_each
 
 
-def in_queue(ask: MemberRequest, queue: QueueSettings) -> MemberRequest:
+def with_queue_constraint(ask: MemberRequest, queue: QueueSettings) -> MemberRequest:
     """What a member asks for, on the nodes that its queue may use."""
     return replace(ask, constraint=_both(ask.constraint, queue.constraint))
 
@@ -288,7 +288,7 @@ def group_of(ask: MemberRequest, count: int) -> Group:
 
 def member_request(group: Group, placement: Placement, extra: Constraint | None = None) -> Request:
     """A request for one more member like those of a group."""
-    resources = tuple(_once(resource) for resource in group.resources)
+    resources = tuple(_single(resource) for resource in group.resources)
     return Request((Group(resources, _both(group.constraint, extra)),), None, placement)
 
 
@@ -296,12 +296,12 @@ def placement_of(workload: WorkloadSet) -> Placement:
     return Placement(workload.distinct_nodes, workload.within)
 
 
-def _once(resource: Resource) -> Resource:
+def _single(resource: Resource) -> Resource:
     """One of it, down to and including the slot; what is in the slot stays."""
     one = Count(1, 1)
     if resource.type == SLOT:
         return replace(resource, count=one)
-    return replace(resource, count=one, with_=tuple(_once(inner) for inner in resource.with_))
+    return replace(resource, count=one, with_=tuple(_single(inner) for inner in resource.with_))
 
 
 def tasks_on_slots(spec: SchedulingSpec, nodes_of_slots: list[str]) -> list[int]:

@@ -27,7 +27,7 @@ from penstock.protocol.intents import (
     WorkloadStatus,
 )
 from penstock.sched.cluster import booking_of, grants_of
-from penstock.sched.dependencies import JobProgress, Scheme, Verdict, judge
+from penstock.sched.dependencies import DependencyState, JobProgress, Scheme, dependency_state
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.jobspec import tasks_on_slots
 from penstock.sched.queue import priority_of
@@ -35,29 +35,29 @@ from penstock.sched.records import AllocationGone, AllocationNew, IntentDone, In
 from penstock.sched.state import OpenIntent, SchedulerState
 
 __all__ = [
-    "MORE",
-    "back_to_waiting",
+    "EXCESS_KEY",
+    "advance_jobs",
     "end_members",
+    "evict_group",
     "forget_job",
-    "free_some",
-    "holds_nothing",
+    "free_slots",
+    "leave_depend",
     "member_ended",
     "node_failed",
-    "note_namesakes",
     "open_intent",
-    "place_late",
+    "place_late_member",
     "prioritise",
     "raise_exception",
-    "remember_intent",
+    "record_release",
+    "release_singleton",
     "requeue_workload",
-    "settle_member",
-    "settle_step",
+    "resolve_intent",
+    "return_to_queue",
     "start_job",
-    "start_over",
-    "try_depend",
+    "track_intent",
 ]
 
-MORE: Final = "more: "  # holds of what members use beyond what they were given
+EXCESS_KEY: Final = "more: "  # holds of what members use beyond what they were given
 _PAST_KEPT: Final = 64  # members that have ended and are kept for people to look at
 _INFRASTRUCTURE_CAUSES: Final = frozenset({EndCause.UNKNOWN, EndCause.NODE_FAILURE})
 _END_REASONS: Final = {
@@ -69,12 +69,12 @@ _END_REASONS: Final = {
 # Before the start
 
 
-def try_depend(state: SchedulerState, job: Job, now: float) -> None:
+def leave_depend(state: SchedulerState, job: Job, now: float) -> None:
     """Lets a job go on to the queue when nothing is left that it depends on."""
     if (
         job.state is not JobState.DEPEND
         or job.open_dependencies
-        or job.is_begin_waiting
+        or job.waits_for_begin_time
         or not job.is_assembled
     ):
         return
@@ -88,7 +88,7 @@ def prioritise(state: SchedulerState, job: Job, now: float) -> None:
     state.enqueue(job)
 
 
-def note_progress(state: SchedulerState, job: Job, now: float) -> None:
+def update_dependents(state: SchedulerState, job: Job, now: float) -> None:
     """Tells the jobs that wait for this one how far it has come."""
     waiting = state.dependents.get(job.id)
     if not waiting:
@@ -97,36 +97,36 @@ def note_progress(state: SchedulerState, job: Job, now: float) -> None:
     for number in sorted(waiting):
         other = state.jobs.get(number)
         if other is not None:
-            _judge_dependencies(state, other, job.id, progress, now)
+            _update_dependencies(state, other, job.id, progress, now)
     if progress.is_over:
         del state.dependents[job.id]
 
 
-def _judge_dependencies(
+def _update_dependencies(
     state: SchedulerState, job: Job, target: int, progress: JobProgress, now: float
 ) -> None:
     for dependency in job.spec.depends:
         if dependency.job != target or dependency.description not in job.open_dependencies:
             continue
-        verdict = judge(dependency.scheme, progress)
-        if verdict is Verdict.DONE:
+        verdict = dependency_state(dependency.scheme, progress)
+        if verdict is DependencyState.SATISFIED:
             job.open_dependencies.discard(dependency.description)
             state.journal.log(job, "dependency-remove", now, description=dependency.description)
-        elif verdict is Verdict.DEAD:
+        elif verdict is DependencyState.UNSATISFIABLE:
             never_started = not progress.had_alloc and dependency.scheme is not Scheme.AFTER_ANY
             why = "job never started" if never_started else "can never be satisfied"
             note = f"dependency {dependency.description} {why}"
             raise_exception(state, job, now, ExceptionType.DEPENDENCY, note)
             return
-    try_depend(state, job, now)
+    leave_depend(state, job, now)
 
 
-def note_namesakes(state: SchedulerState, owner: str, name: str, now: float) -> None:
+def release_singleton(state: SchedulerState, owner: str, name: str, now: float) -> None:
     """Lets the first of those go on that wait until no namesake is active."""
     if (owner, name) not in state.singletons:
         return
     held: Job | None = None
-    for number in state.namesakes.get((owner, name), {}):
+    for number in state.jobs_by_name.get((owner, name), {}):
         other = state.jobs[number]
         if "singleton" not in other.open_dependencies:
             return
@@ -136,7 +136,7 @@ def note_namesakes(state: SchedulerState, owner: str, name: str, now: float) -> 
         return
     held.open_dependencies.discard("singleton")
     state.journal.log(held, "dependency-remove", now, description="singleton")
-    try_depend(state, held, now)
+    leave_depend(state, held, now)
 
 
 # The start
@@ -145,10 +145,10 @@ def note_namesakes(state: SchedulerState, owner: str, name: str, now: float) -> 
 def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) -> None:
     """Records an allocation that a pass has made, and the intent to place every member."""
     state.pending.remove(job.id)
-    _record_part(state, job, found)
+    _record_allocation(state, job, found)
     job.placed_at = now
     job.end_at = None if job.spec.limit_s is None else now + job.spec.limit_s
-    job.held = _held(state, job)
+    job.resources_by_node = _resources_by_node(state, job)
     _assignment(state, job, found.slots)
     context: dict[str, object] = {}
     if job.forecast is not None or job.promise is not None:
@@ -156,14 +156,14 @@ def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) ->
         context["annotations"] = {"sched": {"t_estimate": promised}}
     state.journal.log(job, "alloc", now, **context)
     job.forecast = None
-    state.planned.pop(job.id, None)
+    state.planned_starts.pop(job.id, None)
     _place(state, job, [member for member in job.members.values() if member.phase is MemberPhase.PLACING])
     if job.end_at is not None:
         state.wake(job.end_at, job.id)
-    note_progress(state, job, now)
+    update_dependents(state, job, now)
 
 
-def _record_part(state: SchedulerState, job: Job, found: Allocation) -> None:
+def _record_allocation(state: SchedulerState, job: Job, found: Allocation) -> None:
     """Writes down the part of the job's bookings that an answer of the engine has made."""
     holder = state.cluster.engine.jobs[job.id]
     made = found.slots[0].number
@@ -173,10 +173,10 @@ def _record_part(state: SchedulerState, job: Job, found: Allocation) -> None:
     state.journal.add(
         AllocationNew(job.id, key, part.span.start, from_engine.end_s, booking_of(part, holder.placement))
     )
-    job.holds_units = True
+    job.has_allocation = True
 
 
-def _held(state: SchedulerState, job: Job) -> dict[str, dict[str, str]]:
+def _resources_by_node(state: SchedulerState, job: Job) -> dict[str, dict[str, str]]:
     """What the job holds, by node and kind: ids of whole units, a number for pools."""
     ids: dict[str, dict[str, list[int]]] = {}
     pools: dict[str, dict[str, int]] = {}
@@ -208,14 +208,14 @@ def _assignment(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> Non
         for member in waiting:
             left = by_group.get(member.group)
             if left:
-                _sit(state, job, member, left.pop(0))
+                _assign(state, job, member, left.pop(0))
         return
     nodes = [slot.node.name if slot.node is not None else "" for slot in ordered]
     job.members = {}
     for index, place in enumerate(tasks_on_slots(job.spec, nodes)):
         member = Member(f"{job.id}/{job.attempt}/{index}", index, group=ordered[place].group)
         job.members[member.key] = member
-        _sit(state, job, member, ordered[place])
+        _assign(state, job, member, ordered[place])
 
 
 def _unplaced(job: Job) -> list[Member]:
@@ -228,21 +228,21 @@ def _rank(node: Vertex | None) -> int:
     return node.rank if node is not None else -1
 
 
-def _sit(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None:
+def _assign(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None:
     member.phase = MemberPhase.PLACING
     member.slot = slot.number
     member.node = slot.node.name if slot.node is not None else ""
     member.grants = grants_of(slot)
-    state.assignment(job, member.key, member.node)
+    state.assign(job, member.key, member.node)
 
 
-def place_late(state: SchedulerState, job: Job, member: Member, found: Allocation) -> None:
+def place_late_member(state: SchedulerState, job: Job, member: Member, found: Allocation) -> None:
     """Records what a pass has found for one more member of a job that has started."""
     state.pending.remove(job.id, member.key)
-    _record_part(state, job, found)
-    _sit(state, job, member, found.slots[-1])
-    for node, kinds in _held(state, job).items():
-        job.held.setdefault(node, {}).update(kinds)
+    _record_allocation(state, job, found)
+    _assign(state, job, member, found.slots[-1])
+    for node, kinds in _resources_by_node(state, job).items():
+        job.resources_by_node.setdefault(node, {}).update(kinds)
     state.journal.touch(job)
     _place(state, job, [member])
     if job.incomplete_since is not None and not _unplaced(job):
@@ -280,18 +280,18 @@ def open_intent(state: SchedulerState, intent: Intent) -> None:
             "why": intent.reason.value,
         }
         kind = IntentKind.END
-    remember_intent(state, intent, members)
+    track_intent(state, intent, members)
     state.journal.add(IntentNew(intent.intent, intent.job, kind, payload))
     state.journal.intents.append(intent)
 
 
-def remember_intent(state: SchedulerState, intent: Intent, members: set[str]) -> None:
+def track_intent(state: SchedulerState, intent: Intent, members: set[str]) -> None:
     state.intents[intent.intent] = OpenIntent(intent, members)
     for member in members:
         state.intents_of_member.setdefault(member, set()).add(intent.intent)
 
 
-def settle_member(state: SchedulerState, number: int, member: str) -> None:
+def resolve_intent(state: SchedulerState, number: int, member: str) -> None:
     """An intent is done with one member; with the last one it is over."""
     found = state.intents.get(number)
     if found is None:
@@ -324,22 +324,22 @@ def raise_exception(
     state.journal.log(job, "exception", now, type=kind.value, severity=severity, note=note)
     if severity != 0:
         return
-    state.leave(job.id)
+    state.dequeue(job.id)
     for member in job.members.values():
-        state.leave(job.id, member.key)
+        state.dequeue(job.id, member.key)
     end_members(state, job, sent, state.settings.grace_s, _END_REASONS.get(kind, EndReason.JOB_FAILED))
-    state.unsettled[job.id] = None
+    state.jobs_to_advance[job.id] = None
 
 
-def start_over(state: SchedulerState, job: Job, now: float, kind: ExceptionType, note: str) -> None:
+def evict_group(state: SchedulerState, job: Job, now: float, kind: ExceptionType, note: str) -> None:
     """Ends a group so that it can begin anew: members are taken away, and who made them makes them again."""
     state.journal.log(job, "exception", now, type=kind.value, severity=0, note=note)
     for member in job.members.values():
-        state.leave(job.id, member.key)
+        state.dequeue(job.id, member.key)
     live = tuple(member.key for member in job.live_members())
     if live:
         open_intent(state, Retract(state.next_intent(), job.id, live, RetractMode.EVICT))
-    state.unsettled[job.id] = None
+    state.jobs_to_advance[job.id] = None
 
 
 def end_members(state: SchedulerState, job: Job, sent: int, grace_s: float | None, reason: EndReason) -> None:
@@ -358,31 +358,31 @@ def member_ended(
     now: float,
     message: str = "",
 ) -> None:
-    """A member is over, for whatever reason. What it had is given back when the step is settled."""
+    """A member is over, for whatever reason. What it had is given back when the step is intent_resolved."""
     if member.phase is MemberPhase.ENDED:
         return
     member.slot_release_pending = member.phase.is_live
     member.phase = MemberPhase.ENDED
     member.status, member.cause, member.message, member.ended_at = status, cause, message, now
-    state.leave(job.id, member.key)
+    state.dequeue(job.id, member.key)
     state.unassign(member.key, member.node)
-    state.cluster.remove_external_usage(MORE + member.key)
+    state.cluster.remove_external_usage(EXCESS_KEY + member.key)
     state.journal.touch(job)
     state.journal.forgotten.append(member.key)
-    state.unsettled[job.id] = None
+    state.jobs_to_advance[job.id] = None
     if cause in _INFRASTRUCTURE_CAUSES:
         job.is_infrastructure_failure = True
     for number in list(state.intents_of_member.get(member.key, ())):
-        settle_member(state, number, member.key)
+        resolve_intent(state, number, member.key)
 
 
-def back_to_waiting(state: SchedulerState, job: Job, member: Member, now: float) -> None:
+def return_to_queue(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """A member that has not come to its node queues by itself for another one."""
     for number in list(state.intents_of_member.get(member.key, ())):
-        settle_member(state, number, member.key)
+        resolve_intent(state, number, member.key)
     shared = any(other.slot == member.slot and other is not member for other in job.live_members())
     state.unassign(member.key, member.node)
-    state.cluster.remove_external_usage(MORE + member.key)
+    state.cluster.remove_external_usage(EXCESS_KEY + member.key)
     member.phase = MemberPhase.WAITING
     if not shared:
         state.slots_to_release.setdefault(job.id, []).append(member.slot)
@@ -418,24 +418,24 @@ def requeue_workload(state: SchedulerState, job: Job, now: float, failed: Member
     if not is_wanted or not all(member.is_recreated for member in job.members.values()):
         return False
     note = f"a member has failed ({failed.cause_text or 'by itself'}): the group begins anew"
-    start_over(state, job, now, ExceptionType.REQUEUE, note)
+    evict_group(state, job, now, ExceptionType.REQUEUE, note)
     return True
 
 
-def settle_step(state: SchedulerState, now: float) -> None:
+def advance_jobs(state: SchedulerState, now: float) -> None:
     """At the end of a step: gives back what ended members had, and takes their jobs further."""
-    while state.unsettled:
-        jobs, state.unsettled = state.unsettled, {}
+    while state.jobs_to_advance:
+        jobs, state.jobs_to_advance = state.jobs_to_advance, {}
         for number in jobs:
             job = state.jobs.get(number)
             if job is not None:
                 _note_running(state, job, now)
-                _free_slots(state, job, now)
-                _drop_past(state, job)
+                _free_ended_slots(state, job, now)
+                _drop_ended_members(state, job)
                 _settle_job(state, job, now)
 
 
-def _free_slots(state: SchedulerState, job: Job, now: float) -> None:
+def _free_ended_slots(state: SchedulerState, job: Job, now: float) -> None:
     """Gives back the slots of members that have ended, and on their nodes what no member uses any more."""
     owed = [member for member in job.members.values() if member.slot_release_pending]
     live = job.live_members()
@@ -460,13 +460,13 @@ def _free_slots(state: SchedulerState, job: Job, now: float) -> None:
     ]
     if not gone:
         return
-    free_some(state, job, gone, now)
+    free_slots(state, job, gone, now)
     ranks = [state.cluster.nodes[node].rank for node in left_nodes if node in state.cluster.nodes]
     if ranks:
         state.journal.log(job, "release", now, ranks=encode_idset(ranks), final=False)
 
 
-def _drop_past(state: SchedulerState, job: Job) -> None:
+def _drop_ended_members(state: SchedulerState, job: Job) -> None:
     """A work can have any number of members, one after the other: those long past are only counted."""
     if not job.workload or len(job.members) <= _PAST_KEPT or job.state is not JobState.RUN:
         return
@@ -490,7 +490,7 @@ def _note_running(state: SchedulerState, job: Job, now: float) -> None:
     if all(member.started_at is not None for member in job.members.values()):
         job.started_at = max(member.started_at or now for member in job.members.values())
         state.journal.log(job, "start", now)
-        note_progress(state, job, now)
+        update_dependents(state, job, now)
 
 
 def _settle_job(state: SchedulerState, job: Job, now: float) -> None:
@@ -513,7 +513,7 @@ def _finish(state: SchedulerState, job: Job, now: float, is_fatal: bool) -> None
         state.journal.log(job, "release", now, ranks="all", final=True)
         free_all(state, job, now)
         state.journal.log(job, "free", now)
-    if _runs_again(state, job):
+    if _may_requeue(state, job):
         _requeue(state, job, now)
         return
     result, status = result_of(job.log)
@@ -534,7 +534,7 @@ def _exit_of(member: Member) -> int:
     return 128 + low if low else member.status >> 8
 
 
-def free_some(state: SchedulerState, job: Job, slots: list[int], now: float) -> None:
+def free_slots(state: SchedulerState, job: Job, slots: list[int], now: float) -> None:
     """Gives back some slots. With the last of them the job holds nothing, until a member comes again."""
     engine = state.cluster.engine
     holder = engine.jobs.get(job.id)
@@ -545,16 +545,16 @@ def free_some(state: SchedulerState, job: Job, slots: list[int], now: float) -> 
     if not gone:
         return
     if engine.release_slots(job.id, gone):
-        holds_nothing(state, job, now)
+        record_release(state, job, now)
     else:
         state.journal.add(SlotsFreed(job.id, gone, now))
     state.mark_dirty()
 
 
-def holds_nothing(state: SchedulerState, job: Job, now: float) -> None:
+def record_release(state: SchedulerState, job: Job, now: float) -> None:
     """The engine has nothing booked for a job any more: what was recorded of it is over, once."""
-    if job.holds_units:
-        job.holds_units = False
+    if job.has_allocation:
+        job.has_allocation = False
         state.journal.add(AllocationGone(job.id, now))
 
 
@@ -562,11 +562,11 @@ def free_all(state: SchedulerState, job: Job, now: float) -> None:
     engine = state.cluster.engine
     if job.id in engine.jobs:
         engine.release(job.id)
-    holds_nothing(state, job, now)
+    record_release(state, job, now)
     state.mark_dirty()
 
 
-def _runs_again(state: SchedulerState, job: Job) -> bool:
+def _may_requeue(state: SchedulerState, job: Job) -> bool:
     if not job.is_infrastructure_failure or job.attempt >= state.settings.attempts_max or job.workload:
         return False
     if job.exception_type in (ExceptionType.CANCEL, ExceptionType.TIMEOUT):
@@ -584,7 +584,7 @@ def _requeue(state: SchedulerState, job: Job, now: float) -> None:
     job.attempt += 1
     job.is_infrastructure_failure = False
     job.placed_at = job.end_at = job.started_at = job.incomplete_since = None
-    job.held = {}
+    job.resources_by_node = {}
     job.exception = {}
     job.promise = None
     state.journal.log(job, "requeue", now, attempt=job.attempt)
@@ -595,65 +595,65 @@ def forget_job(state: SchedulerState, job: Job, now: float) -> None:
     """An inactive job lives on in the store only."""
     state.jobs.pop(job.id, None)
     state.reservations.pop(job.id, None)
-    state.planned.pop(job.id, None)
+    state.planned_starts.pop(job.id, None)
     if job.workload:
         state.job_of_workload.pop(job.workload, None)
     for member in job.members:
         state.job_of_member.pop(member, None)
-    _pass_on(state, job)
-    names = state.namesakes.get((job.owner, job.spec.name))
+    _carry_over_members(state, job)
+    names = state.jobs_by_name.get((job.owner, job.spec.name))
     if names is not None:
         names.pop(job.id, None)
         if not names:
-            del state.namesakes[(job.owner, job.spec.name)]
+            del state.jobs_by_name[(job.owner, job.spec.name)]
     for dependency in job.spec.depends:
         waiting = state.dependents.get(dependency.job)
         if waiting is not None:
             waiting.discard(job.id)
             if not waiting:
                 del state.dependents[dependency.job]
-                state.past.pop(dependency.job, None)
-    note_progress(state, job, now)
-    note_namesakes(state, job.owner, job.spec.name, now)
+                state.finished_jobs.pop(dependency.job, None)
+    update_dependents(state, job, now)
+    release_singleton(state, job.owner, job.spec.name, now)
     status = WorkloadStatus.INADMISSIBLE if _is_inadmissible(job) else WorkloadStatus.FINISHED
-    state.publish_status(job, status, _last_word(job))
+    state.publish_status(job, status, _final_reason(job))
     state.last_status.pop(job.workload, None)
 
 
-def _pass_on(state: SchedulerState, job: Job) -> None:
+def _carry_over_members(state: SchedulerState, job: Job) -> None:
     """Members of a work that are still there when its job is over make its next job.
 
     Not if a person has cancelled it, or if it never became whole: then they wait for somebody to act.
     """
-    deferred = state.deferred.pop(job.workload, {})
+    members_of_next_job = state.members_of_next_job.pop(job.workload, {})
     if job.workload not in state.workloads:
         return
     if _is_inadmissible(job):
         left = [one.key for one in job.members.values() if one.phase is MemberPhase.WAITING]
-        if left or deferred:
-            state.mark_inadmissible(job.workload, (*left, *deferred), _last_word(job))
+        if left or members_of_next_job:
+            state.mark_inadmissible(job.workload, (*left, *members_of_next_job), _final_reason(job))
         return
     waiting = {
         member.key: MemberSet(
             job.workload,
             member.key,
             member.index,
-            member.ask.requests,
-            member.ask.constraint,
+            member.request.requests,
+            member.request.constraint,
             member.is_ready,
             member.is_recreated,
             member.name,
         )
         for member in job.members.values()
-        if member.phase is MemberPhase.WAITING and member.ask is not None
+        if member.phase is MemberPhase.WAITING and member.request is not None
     }
-    state.returning.extend({**waiting, **deferred}.values())
+    state.members_to_readmit.extend({**waiting, **members_of_next_job}.values())
 
 
 def _is_inadmissible(job: Job) -> bool:
     return job.exception_type in (ExceptionType.CANCEL, ExceptionType.ASSEMBLY)
 
 
-def _last_word(job: Job) -> str:
+def _final_reason(job: Job) -> str:
     note = job.exception.get("note")
     return f"{job.result}: {note}" if note else job.result

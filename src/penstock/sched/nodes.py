@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.protocol.facts import ExternalUsageSet, NodeSet
 from penstock.sched.job import MemberPhase
-from penstock.sched.lifecycle import back_to_waiting, holds_nothing, node_failed
+from penstock.sched.lifecycle import node_failed, record_release, return_to_queue
 from penstock.sched.records import NodeForgotten, NodeNew
 from penstock.sched.state import SchedulerState
 
@@ -31,19 +31,19 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
     """The node and all that ran there are no more. Who was only on the way there goes elsewhere."""
     if node not in state.cluster.nodes:
         return
-    for key in list(state.members_on.get(node, ())):
+    for key in list(state.members_by_node.get(node, ())):
         job = state.jobs[state.job_of_member[key]]
         member = job.members[key]
         if job.workload and member.phase is MemberPhase.PLACING:
             member.message = f"{node} is gone"
-            back_to_waiting(state, job, member, now)
-            state.unsettled[job.id] = None
+            return_to_queue(state, job, member, now)
+            state.jobs_to_advance[job.id] = None
             continue
         node_failed(state, job, member, now)
         member.slot_release_pending = False  # What it had went with the node.
     for number in state.cluster.remove_node(node):
         if number in state.jobs:
-            holds_nothing(state, state.jobs[number], now)
+            record_release(state, state.jobs[number], now)
     state.ranks.pop(node, None)
     state.journal.add(NodeForgotten(node))
     state.slip_causes.append(f"{node} is gone")
@@ -64,7 +64,7 @@ def _changed(state: SchedulerState, node: str) -> None:
 
 
 def external_usage_set(state: SchedulerState, fact: ExternalUsageSet) -> None:
-    if state.cluster.hold(fact.key) != fact:
+    if state.cluster.external_usage(fact.key) != fact:
         state.cluster.set_external_usage(fact)
         state.slip_causes.append(f"others use more of {fact.node}")
         if fact.standing:
@@ -73,7 +73,7 @@ def external_usage_set(state: SchedulerState, fact: ExternalUsageSet) -> None:
 
 
 def external_usage_gone(state: SchedulerState, hold: str) -> None:
-    known = state.cluster.hold(hold)
+    known = state.cluster.external_usage(hold)
     if known is not None:
         state.cluster.remove_external_usage(hold)
         if known.standing:

@@ -111,7 +111,7 @@ def _own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
         return WaitReason(WaitCause.ASSEMBLING, f"{ready} of {needed} members are there")
     if job.open_dependencies:
         return WaitReason(WaitCause.DEPENDENCY, f"it depends on {', '.join(sorted(job.open_dependencies))}")
-    if job.is_begin_waiting:
+    if job.waits_for_begin_time:
         return WaitReason(WaitCause.BEGIN_TIME, "it asked to begin later")
     if job.urgency == URGENCY_HOLD:
         return WaitReason(WaitCause.HELD, "it is held; `penstock release` lets it go")
@@ -126,7 +126,7 @@ def _own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
 
 
 def _explained(state: SchedulerState, request: Request, now: float) -> WaitReason:
-    state.cluster.settle()
+    state.cluster.apply_updates()
     reason = state.cluster.engine.explain(request, int(now))
     if reason is None:
         return WaitReason(WaitCause.PRIORITY)
@@ -139,7 +139,7 @@ def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> WaitBlocker
     """A job by its id, external usage by its name. An end that has passed is not known."""
     number = blocker.job
     if number is None:
-        usage = state.cluster.hold(blocker.external_usage)
+        usage = state.cluster.external_usage(blocker.external_usage)
         return WaitBlocker((usage.name if usage is not None else "") or blocker.external_usage)
     job = state.jobs.get(number)
     end_at = job.end_at if job is not None else None

@@ -29,15 +29,15 @@ __all__ = [
     "JobLogged",
     "JobNew",
     "JobRow",
+    "JsonObject",
     "NodeForgotten",
     "NodeNew",
-    "Plain",
     "QueueSet",
     "Recorded",
     "SlotsFreed",
 ]
 
-Plain = Mapping[str, object]
+JsonObject = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class JobNew:
     owner: str
     name: str
     seen_at: float
-    spec: Plain  # what it asks for, and what a driver needs
+    spec: JsonObject  # what it asks for, and what a driver needs
     workload: str = ""  # the world's name for it; "" if it was submitted to us
     key: str = ""  # of the submission; the same key again is the same job
 
@@ -75,7 +75,7 @@ class JobLive:
     status: int | None  # wait status
     started_at: float | None
     ended_at: float | None
-    detail: Plain
+    detail: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class AllocationNew:
     part: int
     start_s: int
     end_s: int | None
-    data: Plain
+    data: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class IntentNew:
     id: int
     job: int  # 0: about something that is left over of a job that may be forgotten
     kind: IntentKind
-    payload: Plain
+    payload: JsonObject
 
 
 @dataclass(frozen=True, slots=True)

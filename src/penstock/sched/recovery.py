@@ -26,10 +26,10 @@ from penstock.protocol.intents import (
     RetractMode,
 )
 from penstock.sched.cluster import Cluster
-from penstock.sched.dependencies import Scheme, Verdict, judge
+from penstock.sched.dependencies import DependencyState, Scheme, dependency_state
 from penstock.sched.job import Job, MemberPhase, load
 from penstock.sched.jobspec import SchedulingSpec, spec_of_submission, spec_of_workload
-from penstock.sched.lifecycle import remember_intent
+from penstock.sched.lifecycle import track_intent
 from penstock.sched.records import AllocationRow, IntentDone, IntentNew, JobRow, Recorded
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
@@ -45,23 +45,23 @@ def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Schedu
     state.ranks = {node.node: node.rank for node in recorded.nodes}
     state.drains = {drain.node: drain for drain in recorded.drains}
     state.queues = {queue.queue: queue for queue in recorded.queues}
-    state.keys = dict(recorded.keys)
+    state.submission_keys = dict(recorded.keys)
     state.inadmissible = {one.workload: InadmissibleWorkload(one) for one in recorded.inadmissible}
     for row in recorded.jobs:
         job = _job(state, row)
         if job.state is JobState.INACTIVE:
-            state.past[job.id] = job.progress()
+            state.finished_jobs[job.id] = job.progress()
         else:
             state.jobs[job.id] = job
     for job in state.jobs.values():
-        _take_up(state, job, now)
+        _restore_indexes(state, job, now)
     _allocations(state, recorded.allocations)
     for intent in recorded.intents:
         found = _intent(state, intent)
         waits_for = set(cast(list[str], intent.payload["members"]))
-        waits_for -= {key for key in waits_for if _is_settled(state, found, key)}
+        waits_for -= {key for key in waits_for if _is_resolved(state, found, key)}
         if waits_for:
-            remember_intent(state, found, waits_for)
+            track_intent(state, found, waits_for)
         else:
             state.journal.add(IntentDone(intent.id))
     return Scheduler(state)
@@ -95,25 +95,25 @@ def _spec(state: SchedulerState, row: JobRow) -> SchedulingSpec:
     return spec_of_submission(submission, state.settings)
 
 
-def _take_up(state: SchedulerState, job: Job, now: float) -> None:
+def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
     """Puts an active job back into every index that it was in."""
-    state.namesakes.setdefault((job.owner, job.spec.name), {})[job.id] = None
+    state.jobs_by_name.setdefault((job.owner, job.spec.name), {})[job.id] = None
     if job.workload:
         state.job_of_workload[job.workload] = job.id
     for member in job.members.values():
         state.job_of_member[member.key] = job.id
         if member.phase.is_live:
-            state.assignment(job, member.key, member.node)
+            state.assign(job, member.key, member.node)
         for node in member.refused_by:
             state.refusals.setdefault(node, {})[(job.id, member.key)] = None
         if member.phase is MemberPhase.LOST:
             state.wake((member.lost_at or now) + state.settings.lost_timeout_s, job.id)
     if job.state is JobState.DEPEND:
-        _take_up_dependencies(state, job)
+        _restore_dependencies(state, job)
     for at in (job.end_at, _plus(job.incomplete_since, state.settings.gang_repair_timeout_s)):
         if at is not None:
             state.wake(at, job.id)
-    state.unsettled[job.id] = None
+    state.jobs_to_advance[job.id] = None
     state.enqueue(job)
     if job.state is JobState.RUN and not job.workload:
         for member in job.members.values():
@@ -125,7 +125,7 @@ def _plus(at: float | None, more_s: float) -> float | None:
     return None if at is None else at + more_s
 
 
-def _take_up_dependencies(state: SchedulerState, job: Job) -> None:
+def _restore_dependencies(state: SchedulerState, job: Job) -> None:
     removed = {
         str(event.context.get("description")) for event in job.log if event.name == "dependency-remove"
     }
@@ -137,13 +137,13 @@ def _take_up_dependencies(state: SchedulerState, job: Job) -> None:
             job.open_dependencies.add("singleton")
             continue
         target = state.jobs.get(dependency.job)
-        progress = target.progress() if target is not None else state.past.get(dependency.job)
-        if progress is None or judge(dependency.scheme, progress) is Verdict.OPEN:
+        progress = target.progress() if target is not None else state.finished_jobs.get(dependency.job)
+        if progress is None or dependency_state(dependency.scheme, progress) is DependencyState.PENDING:
             job.open_dependencies.add(dependency.description)
             state.dependents.setdefault(dependency.job, set()).add(job.id)
     begin_at = job.spec.begin_at
     if begin_at is not None and f"begin-time={begin_at:.3f}" not in removed:
-        job.is_begin_waiting = True
+        job.waits_for_begin_time = True
         state.wake(begin_at, job.id)
 
 
@@ -156,7 +156,7 @@ def _allocations(state: SchedulerState, rows: tuple[AllocationRow, ...]) -> None
         freed = tuple(sorted({slot for row in parts for slot in row.freed}))
         state.allocations_to_restore.append((number, told, freed))
         if number in state.jobs:
-            state.jobs[number].holds_units = True
+            state.jobs[number].has_allocation = True
 
 
 def _intent(state: SchedulerState, row: IntentNew) -> Intent:
@@ -185,7 +185,7 @@ def _intent(state: SchedulerState, row: IntentNew) -> Intent:
     )
 
 
-def _is_settled(state: SchedulerState, intent: Intent, key: str) -> bool:
+def _is_resolved(state: SchedulerState, intent: Intent, key: str) -> bool:
     """Whether what an intent wants of a member is known to have come about."""
     job = state.jobs.get(intent.job)
     member = job.members.get(key) if job is not None else None

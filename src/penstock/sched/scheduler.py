@@ -41,17 +41,17 @@ from penstock.sched.cycle import Cycle, CycleResult, run_cycle
 from penstock.sched.forecast import PlannedStart, forecast, planned_of
 from penstock.sched.job import Forecast, Job, MemberPhase, Promise
 from penstock.sched.lifecycle import (
-    back_to_waiting,
+    advance_jobs,
     end_members,
-    free_some,
-    holds_nothing,
+    free_slots,
+    leave_depend,
     member_ended,
     node_failed,
-    place_late,
+    place_late_member,
     raise_exception,
-    settle_step,
+    record_release,
+    return_to_queue,
     start_job,
-    try_depend,
 )
 from penstock.sched.queue import Bucket, QueueEntry
 from penstock.sched.reasons import WaitReason, jobs_ahead, member_wait_reason, wait_reason
@@ -88,7 +88,7 @@ class Scheduler:
         replies: list[Reply] = []
         for one in inputs:
             if isinstance(one, Command):
-                state.cluster.settle()
+                state.cluster.apply_updates()
                 try:
                     replies.append(Reply(apply_command(state, one, now)))
                 except PenstockError as error:
@@ -96,7 +96,7 @@ class Scheduler:
             else:
                 self._take(one, now)
         self._assemble(now)
-        self._tick(now)
+        self._fire_timers(now)
         self._settle(now)
         return self._step(replies)
 
@@ -108,9 +108,9 @@ class Scheduler:
         state = self.state
         match fact:
             case MemberStatus():
-                gangs.observed(state, fact, now)
+                gangs.member_status_changed(state, fact, now)
             case IntentResult():
-                gangs.settled(state, fact, now)
+                gangs.intent_resolved(state, fact, now)
             case MemberSet():
                 gangs.member_set(state, fact, now)
             case MemberGone():
@@ -128,28 +128,28 @@ class Scheduler:
             case NodeGone():
                 nodes.node_gone(state, fact.node, now)
             case Snapshot():
-                self._take_snapshot(fact, now)
+                self._handle_snapshot(fact, now)
 
-    def _take_snapshot(self, fact: Snapshot, now: float) -> None:
+    def _handle_snapshot(self, fact: Snapshot, now: float) -> None:
         """Everything at once: what is absent is gone."""
         state = self.state
         present = {node.node for node in fact.nodes}
         for node in sorted(
-            fact.nodes, key=lambda node: (state.ranks.get(node.node, 1 << 62), _natural(node.node))
+            fact.nodes, key=lambda node: (state.ranks.get(node.node, 1 << 62), _natural_key(node.node))
         ):
             nodes.node_set(state, node)
         for name in [name for name in state.cluster.nodes if name not in present]:
             nodes.node_gone(state, name, now)
-        state.cluster.settle()
+        state.cluster.apply_updates()
         for job in state.restore_allocations():
-            holds_nothing(state, job, now)
-        if not state.cluster.is_complete:
-            self._miss_places(present, now)
-        state.cluster.is_complete = True
+            record_release(state, job, now)
+        if not state.cluster.is_synced:
+            self._drop_unrestored_members(present, now)
+        state.cluster.is_synced = True
         held = {hold.key for hold in fact.external_usage}
-        observed = {one.member for one in fact.statuses}
-        held |= {gangs.LEFT_OVER + one for one in observed}
-        for hold in state.cluster.holds():
+        member_status_changed = {one.member for one in fact.statuses}
+        held |= {gangs.ORPHAN_KEY + one for one in member_status_changed}
+        for hold in state.cluster.external_usage_keys():
             if hold not in held:
                 nodes.external_usage_gone(state, hold)
         for usage_fact in fact.external_usage:
@@ -161,11 +161,11 @@ class Scheduler:
         for member_fact in fact.members:
             gangs.member_set(state, member_fact, now)
         for observation in fact.statuses:
-            gangs.observed(state, observation, now)
-        self._miss(present, workloads, members, observed, now)
+            gangs.member_status_changed(state, observation, now)
+        self._handle_absent(present, workloads, members, member_status_changed, now)
         state.intents_to_resend.update(state.intents)
 
-    def _miss_places(self, present: set[str], now: float) -> None:
+    def _drop_unrestored_members(self, present: set[str], now: float) -> None:
         """Members of works whose place could not be booked again: the node went meanwhile, or the record.
 
         What is still to be seen of them counts as use by others. A place without a member is given back.
@@ -178,19 +178,24 @@ class Scheduler:
                 state.slots_to_release.setdefault(job.id, []).extend(sorted(empty))
             for member in [one for one in job.live_members() if assignments.get(one.slot) != one.node]:
                 if member.phase is MemberPhase.PLACING:
-                    back_to_waiting(state, job, member, now)
-                    state.unsettled[job.id] = None
+                    return_to_queue(state, job, member, now)
+                    state.jobs_to_advance[job.id] = None
                 elif member.node not in present:
                     node_failed(state, job, member, now)
                 else:
                     note = "its place was not recorded"
                     member_ended(state, job, member, 9, EndCause.OTHER, now, note)
 
-    def _miss(
-        self, present: set[str], workloads: set[str], members: set[str], observed: set[str], now: float
+    def _handle_absent(
+        self,
+        present: set[str],
+        workloads: set[str],
+        members: set[str],
+        member_status_changed: set[str],
+        now: float,
     ) -> None:
         state = self.state
-        there = members | observed
+        there = members | member_status_changed
         for workload in [
             workload for workload in {**state.workloads, **state.inadmissible} if workload not in workloads
         ]:
@@ -204,16 +209,16 @@ class Scheduler:
                 continue
             for member in list(job.members.values()):
                 known = state.cluster.nodes.get(member.node)
-                if not member.phase.is_live or member.key in observed:
+                if not member.phase.is_live or member.key in member_status_changed:
                     continue
                 if known is None and member.node and member.node not in present:
                     node_failed(state, job, member, now)
                 elif known is not None and known.fact.up and not state.intents_of_member.get(member.key):
-                    gangs.vanished(state, job, member, now)
+                    gangs.member_vanished(state, job, member, now)
 
     # Time
 
-    def _tick(self, now: float) -> None:
+    def _fire_timers(self, now: float) -> None:
         state = self.state
         due: dict[int, None] = {}
         while state.timers and state.timers[0][0] <= now:
@@ -221,17 +226,19 @@ class Scheduler:
         for number in due:
             job = state.jobs.get(number)
             if job is not None:
-                self._look_at_times(job, now)
+                self._check_deadlines(job, now)
 
-    def _look_at_times(self, job: Job, now: float) -> None:
+    def _check_deadlines(self, job: Job, now: float) -> None:
         state, settings = self.state, self.state.settings
         begin_at = job.spec.begin_at
-        if job.is_begin_waiting and begin_at is not None and begin_at <= now:
-            job.is_begin_waiting = False
+        if job.waits_for_begin_time and begin_at is not None and begin_at <= now:
+            job.waits_for_begin_time = False
             state.journal.log(job, "dependency-remove", now, description=f"begin-time={begin_at:.3f}")
-            try_depend(state, job, now)
+            leave_depend(state, job, now)
         workload = state.workloads.get(job.workload)
-        until = gangs.assemble_by(job, workload) if workload is not None and not job.is_assembled else None
+        until = (
+            gangs.assembly_deadline(job, workload) if workload is not None and not job.is_assembled else None
+        )
         if workload is not None and until is not None and until <= now:
             there = sum(1 for member in job.members.values() if member.is_ready)
             note = f"only {there} of {workload.size} members came in time"
@@ -239,7 +246,7 @@ class Scheduler:
         for member in list(job.members.values()):
             if member.phase is MemberPhase.LOST and (member.lost_at or 0) + settings.lost_timeout_s <= now:
                 node_failed(state, job, member, now)
-        self._look_at_limit(job, now)
+        self._check_limit(job, now)
         since = job.incomplete_since
         if (
             since is not None
@@ -247,9 +254,9 @@ class Scheduler:
             and job.state is JobState.RUN
             and not job.incomplete_reason
         ):
-            gangs.unwind(state, job, now)
+            gangs.end_repair(state, job, now)
 
-    def _look_at_limit(self, job: Job, now: float) -> None:
+    def _check_limit(self, job: Job, now: float) -> None:
         """The world ends what it can by itself; we end the rest, and what did not end."""
         state, settings = self.state, self.state.settings
         if job.end_at is None or job.end_at > now or not job.live_members():
@@ -279,36 +286,36 @@ class Scheduler:
             if job is not None:
                 gangs.assemble(state, job, now)
 
-    def _queue_lately(self, now: float) -> None:
+    def _enqueue_assembled(self, now: float) -> None:
         """Takes groups further that have become whole in this step."""
         state = self.state
         newly_assembled, state.newly_assembled = state.newly_assembled, {}
         for number in newly_assembled:
             assembled = state.jobs.get(number)
             if assembled is not None:
-                self._park_if_never(assembled)
-                try_depend(state, assembled, now)
+                self._check_satisfiable(assembled)
+                leave_depend(state, assembled, now)
                 state.enqueue(assembled)  # It may ask for something else than before.
 
     def _settle(self, now: float) -> None:
         state = self.state
-        state.cluster.settle()
+        state.cluster.apply_updates()
         if state.recheck_unsatisfiable:
             state.recheck_unsatisfiable = False
             for job in list(state.jobs.values()):
                 if job.unsatisfiable_reason:
-                    self._park_if_never(job)
-        settle_step(state, now)
-        self._queue_lately(now)
+                    self._check_satisfiable(job)
+        advance_jobs(state, now)
+        self._enqueue_assembled(now)
         for number, slots in state.slots_to_release.items():
             if number in state.jobs:
-                free_some(state, state.jobs[number], slots, now)
+                free_slots(state, state.jobs[number], slots, now)
         state.slots_to_release.clear()
-        returning, state.returning = state.returning, []
-        for member_fact in returning:
+        members_to_readmit, state.members_to_readmit = state.members_to_readmit, []
+        for member_fact in members_to_readmit:
             gangs.member_set(state, member_fact, now)
         self._assemble(now)
-        self._queue_lately(now)
+        self._enqueue_assembled(now)
         for number, key in state.late_members:
             begun = state.jobs.get(number)
             late = begun.members.get(key) if begun is not None else None
@@ -317,20 +324,20 @@ class Scheduler:
             if late.phase is MemberPhase.WAITING:
                 gangs.enqueue_late(state, begun, late)
         state.late_members.clear()
-        settle_step(state, now)
+        advance_jobs(state, now)
         state.journal.intents.extend(
-            _what_is_left(state.intents[number])
+            _remaining_intent(state.intents[number])
             for number in sorted(state.intents_to_resend)
             if number in state.intents
         )
         state.intents_to_resend.clear()
 
-    def _park_if_never(self, job: Job) -> None:
+    def _check_satisfiable(self, job: Job) -> None:
         """A work that can never run cannot be refused: it is told so, and waits aside."""
         state = self.state
-        if not state.cluster.is_complete or not job.spec.request.groups:
+        if not state.cluster.is_synced or not job.spec.request.groups:
             return
-        parked = state.why_never(job.spec.request)
+        parked = state.unsatisfiable_reason_of(job.spec.request)
         if parked != job.unsatisfiable_reason:
             job.unsatisfiable_reason = parked
             state.journal.touch(job)
@@ -369,8 +376,8 @@ class Scheduler:
         """
         state = self.state
         state.is_dirty = False
-        state.cluster.settle()
-        state.shapes_sweep()
+        state.cluster.apply_updates()
+        state.sweep_shapes()
         plan = self._cycle_plan(now)
         found = yield from run_cycle(replace(plan, starts_max=state.settings.starts_max))
         if found.is_cut:
@@ -380,7 +387,7 @@ class Scheduler:
         for entry, allocation in found.started:
             job = state.jobs[entry.job]
             if entry.member:
-                place_late(state, job, job.members[entry.member], allocation)
+                place_late_member(state, job, job.members[entry.member], allocation)
             else:
                 start_job(state, job, allocation, now)
         starts: dict[int, PlannedStart] = {}
@@ -388,14 +395,14 @@ class Scheduler:
             plan = self._cycle_plan(now)
             entries = self._forecast_entries(plan)
             starts = yield from forecast(plan, entries, state.settings.forecast_matches_max, hurry)
-        self._note_starts(found, starts, now, deep)
+        self._update_forecasts(found, starts, now, deep)
         if deep:
-            self._tell_waiting(now)
+            self._publish_waiting(now)
         state.slip_causes.clear()
-        settle_step(state, now)
+        advance_jobs(state, now)
         return self._step()
 
-    def _tell_waiting(self, now: float) -> None:
+    def _publish_waiting(self, now: float) -> None:
         """Lets the people behind works know why those wait and until when, as far as is foreseen."""
         state = self.state
         memo: dict[int, WaitReason] = {}
@@ -442,7 +449,7 @@ class Scheduler:
                     break
         return entries
 
-    def _note_starts(
+    def _update_forecasts(
         self, found: CycleResult, starts: dict[int, PlannedStart], now: float, deep: bool
     ) -> None:
         """Sets what every job may expect, and records promises that were made or have slipped."""
@@ -454,17 +461,17 @@ class Scheduler:
             exact = starts.get(
                 number, planned
             )  # The forecast knows more than the reservation it begins with.
-            self._expect(state.jobs[number], float(exact.start_s), number in reserved, now)
+            self._update_promise(state.jobs[number], float(exact.start_s), number in reserved, now)
         if deep:
-            for number in state.planned.keys() - fresh.keys():
+            for number in state.planned_starts.keys() - fresh.keys():
                 job = state.jobs.get(number)
                 if job is not None:
                     job.forecast = None
-            state.planned = fresh
+            state.planned_starts = fresh
         else:
-            state.planned.update(reserved)
+            state.planned_starts.update(reserved)
 
-    def _expect(self, job: Job, start: float, is_reservation: bool, now: float) -> None:
+    def _update_promise(self, job: Job, start: float, is_reservation: bool, now: float) -> None:
         state = self.state
         if job.state is not JobState.SCHED:
             return
@@ -504,19 +511,19 @@ class Scheduler:
         return jobs_ahead(self.state)
 
 
-def _what_is_left(found: OpenIntent) -> Intent:
+def _remaining_intent(found: OpenIntent) -> Intent:
     """An intent as it is carried out again: for those members only whose outcome is not known."""
     intent = found.intent
     if isinstance(intent, Place):
         assignments = (
-            replace(assignment, is_settled=assignment.member not in found.waits_for)
+            replace(assignment, already_placed=assignment.member not in found.waits_for)
             for assignment in intent.assignments
         )
         return replace(intent, assignments=tuple(assignments))
     return replace(intent, members=tuple(member for member in intent.members if member in found.waits_for))
 
 
-def _natural(name: str) -> tuple[str, int, str]:
+def _natural_key(name: str) -> tuple[str, int, str]:
     """node2 before node10."""
     head = name.rstrip("0123456789")
     digits = name[len(head) :]

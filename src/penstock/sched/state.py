@@ -32,7 +32,7 @@ from penstock.sched.records import (
     InadmissibleSet,
     JobLive,
     JobLogged,
-    Plain,
+    JsonObject,
     QueueSet,
 )
 from penstock.sched.settings import Settings
@@ -61,7 +61,7 @@ class InadmissibleWorkload:
 
 @dataclass(slots=True)
 class OpenIntent:
-    """An intent that is not settled for all of its members."""
+    """An intent that is not intent_resolved for all of its members."""
 
     intent: Intent
     waits_for: set[str]
@@ -156,7 +156,7 @@ class SchedulerState:
     jobs: dict[int, Job] = field(default_factory=dict)  # the active ones
     job_of_workload: dict[str, int] = field(default_factory=dict)
     job_of_member: dict[str, int] = field(default_factory=dict)
-    members_on: dict[str, dict[str, None]] = field(default_factory=dict)  # live ones, by node
+    members_by_node: dict[str, dict[str, None]] = field(default_factory=dict)  # live ones, by node
     workloads: dict[str, WorkloadSet] = field(default_factory=dict)
     to_reassemble: dict[int, None] = field(default_factory=dict)  # jobs whose members are to be counted again
     newly_assembled: dict[int, None] = field(default_factory=dict)  # jobs that have assembled in this step
@@ -167,14 +167,16 @@ class SchedulerState:
     refusals: dict[str, dict[tuple[int, str], None]] = field(
         default_factory=dict
     )  # by node: who may try again
-    deferred: dict[str, dict[str, MemberSet]] = field(
+    members_of_next_job: dict[str, dict[str, MemberSet]] = field(
         default_factory=dict
     )  # by work: members that came while its job was ending; they make its next job
     inadmissible: dict[str, InadmissibleWorkload] = field(default_factory=dict)  # by work
     inadmissible_waiting: dict[str, str] = field(
         default_factory=dict
     )  # members that still wait -> their work
-    returning: list[MemberSet] = field(default_factory=list)  # to be taken in when the step is settled
+    members_to_readmit: list[MemberSet] = field(
+        default_factory=list
+    )  # to be taken in when the step is intent_resolved
     last_status: dict[str, StatusUpdate] = field(
         default_factory=dict
     )  # what the people behind a work were told last
@@ -185,22 +187,30 @@ class SchedulerState:
     drains: dict[str, DrainSet] = field(default_factory=dict)
     intents: dict[int, OpenIntent] = field(default_factory=dict)
     intents_of_member: dict[str, set[int]] = field(default_factory=dict)
-    unsettled: dict[int, None] = field(default_factory=dict)  # jobs to be looked at before the step ends
+    jobs_to_advance: dict[int, None] = field(
+        default_factory=dict
+    )  # jobs to be looked at before the step ends
     dependents: dict[int, set[int]] = field(default_factory=dict)  # by the job that they wait for
-    namesakes: dict[tuple[str, str], dict[int, None]] = field(default_factory=dict)
+    jobs_by_name: dict[tuple[str, str], dict[int, None]] = field(default_factory=dict)
     singletons: set[tuple[str, str]] = field(default_factory=set)  # names that somebody waits for
-    past: dict[int, JobProgress] = field(default_factory=dict)  # inactive jobs that somebody waits for
-    keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    finished_jobs: dict[int, JobProgress] = field(
+        default_factory=dict
+    )  # inactive jobs that somebody waits for
+    submission_keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
     timers: list[tuple[float, int]] = field(default_factory=list)
     reservations: dict[int, float] = field(default_factory=dict)  # of the last pass: job -> start
-    planned: dict[int, PlannedStart] = field(default_factory=dict)  # where and when, as far as is foreseen
+    planned_starts: dict[int, PlannedStart] = field(
+        default_factory=dict
+    )  # where and when, as far as is foreseen
     slip_causes: list[str] = field(default_factory=list)  # what happened since the last pass, for slips
-    allocations_to_restore: list[tuple[int, list[tuple[int, Plain, int, int | None]], tuple[int, ...]]] = (
-        field(default_factory=list)
-    )
+    allocations_to_restore: list[
+        tuple[int, list[tuple[int, JsonObject, int, int | None]], tuple[int, ...]]
+    ] = field(default_factory=list)
     ranks: dict[str, int] = field(default_factory=dict)  # of nodes that are there, or were at the last stop
     recheck_unsatisfiable: bool = False  # nodes have changed: what could never run may be able to now
-    impossible: dict[Request, str] = field(default_factory=dict)  # why a request can never be met; "": it can
+    unsatisfiable: dict[Request, str] = field(
+        default_factory=dict
+    )  # why a request can never be met; "": it can
     intent_highest: int = 0
     rank_highest: int = -1
     recorded_highest: IdHighest = field(default_factory=lambda: IdHighest(0, 0, -1))
@@ -223,20 +233,20 @@ class SchedulerState:
     def nodes_changed(self) -> None:
         """What could never run may be able to now, and the other way round."""
         self.recheck_unsatisfiable = True
-        self.impossible.clear()
+        self.unsatisfiable.clear()
 
-    def why_never(self, request: Request) -> str:
+    def unsatisfiable_reason_of(self, request: Request) -> str:
         """Why a request can never be met on these nodes; "" if it can. Equal ones are asked once."""
-        found = self.impossible.get(request)
+        found = self.unsatisfiable.get(request)
         if found is None:
             try:
                 answer = self.cluster.engine.match(0, request, 0, MatchOp.SATISFIABILITY)
                 found = str(answer.reason) if isinstance(answer, Never) else ""
             except BadRequest as error:  # Nobody can be told at once who has only said it to the world.
                 found = f"asks for what cannot be: {error}"
-            if len(self.impossible) >= _SHAPES_SWEEP:
-                self.impossible.clear()
-            self.impossible[request] = found
+            if len(self.unsatisfiable) >= _SHAPES_SWEEP:
+                self.unsatisfiable.clear()
+            self.unsatisfiable[request] = found
         return found
 
     def mark_dirty(self) -> None:
@@ -255,23 +265,23 @@ class SchedulerState:
         """Puts a job where a pass finds it, if it may start at all."""
         is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.unsatisfiable_reason
         if job.state is not JobState.SCHED or not is_ready:
-            self.leave(job.id)
+            self.dequeue(job.id)
             return
         job.shape = self.shapes.number(job.spec.request)
         key = order_key(job.urgency, job.class_value, job.seen_at, job.id)
         self.pending.add(QueueEntry(key, job.id), job.queue, job.shape)
         self.mark_dirty()
 
-    def assignment(self, job: Job, member: str, node: str) -> None:
+    def assign(self, job: Job, member: str, node: str) -> None:
         self.job_of_member[member] = job.id
-        self.members_on.setdefault(node, {})[member] = None
+        self.members_by_node.setdefault(node, {})[member] = None
 
     def unassign(self, member: str, node: str) -> None:
-        there = self.members_on.get(node)
+        there = self.members_by_node.get(node)
         if there is not None:
             there.pop(member, None)
             if not there:
-                del self.members_on[node]
+                del self.members_by_node[node]
 
     def restore_allocations(self) -> list[Job]:
         """Books what was recorded of active jobs, once the nodes are known that it lies on.
@@ -281,11 +291,11 @@ class SchedulerState:
         for number, rows, freed in self.allocations_to_restore:
             if number in self.jobs:
                 self.cluster.restore(number, rows, freed)
-        laid = [self.jobs[number] for number, _, _ in self.allocations_to_restore if number in self.jobs]
+        jobs = [self.jobs[number] for number, _, _ in self.allocations_to_restore if number in self.jobs]
         self.allocations_to_restore = []
-        return [job for job in laid if job.id not in self.cluster.engine.jobs]
+        return [job for job in jobs if job.id not in self.cluster.engine.jobs]
 
-    def shapes_sweep(self) -> None:
+    def sweep_shapes(self) -> None:
         """Forgets the shapes that nobody asks for, once there are many."""
         if len(self.shapes) > _SHAPES_SWEEP and len(self.shapes) > 2 * len(self.pending):
             self.shapes.keep({bucket.shape for bucket in self.pending.buckets()})
@@ -312,7 +322,7 @@ class SchedulerState:
             del self.inadmissible_waiting[member]
         return known.waiting
 
-    def waits_on(self, fact: MemberSet) -> None:
+    def add_inadmissible_member(self, fact: MemberSet) -> None:
         """A member of a work that was given up says that it still waits: its world does not know yet."""
         known = self.inadmissible[fact.workload]
         known.waiting[fact.member] = fact
@@ -321,7 +331,7 @@ class SchedulerState:
             fact.workload, 0, WorkloadStatus.INADMISSIBLE, known.record.reason
         )
 
-    def waits_no_more(self, member: str) -> None:
+    def drop_inadmissible_member(self, member: str) -> None:
         workload = self.inadmissible_waiting.pop(member, None)
         if workload is not None:
             del self.inadmissible[workload].waiting[member]
@@ -334,7 +344,7 @@ class SchedulerState:
         if job.workload and self.last_status.get(job.workload) != update:
             self.last_status[job.workload] = self.journal.status_updates[job.workload] = update
 
-    def leave(self, job: int, member: str = "") -> None:
+    def dequeue(self, job: int, member: str = "") -> None:
         """Takes somebody out of the queue who does not start: others need not wait for it any more."""
         if self.pending.entry(job, member) is not None:
             self.pending.remove(job, member)

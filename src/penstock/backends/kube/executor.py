@@ -155,7 +155,7 @@ class IntentExecutor:
 
     def _put_place(self, intent: Place) -> None:
         cache = self._context.cache
-        open_assignments = [assignment for assignment in intent.assignments if not assignment.is_settled]
+        open_assignments = [assignment for assignment in intent.assignments if not assignment.already_placed]
         made: dict[str, tuple[Controller, list[str]]] = {}
         for assignment in open_assignments:
             pod = cache.pod(assignment.member)

@@ -236,7 +236,7 @@ class LocalBackend:
                 self._report_result(place.intent, assignment.member, Outcome.CONFLICT, str(error))
             return
         for assignment, task in zip(place.assignments, tasks, strict=True):
-            if assignment.is_settled:
+            if assignment.already_placed:
                 continue
             agent = self._agents_by_node[assignment.node]
             elsewhere = self._agent_of_member.get(assignment.member)

@@ -143,7 +143,7 @@ class SimBackend:
             match intent:
                 case Place():
                     for assignment in intent.assignments:
-                        if not assignment.is_settled:
+                        if not assignment.already_placed:
                             self._place(intent, assignment)
                 case End():
                     for member in intent.members:

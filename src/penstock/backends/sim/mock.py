@@ -37,7 +37,7 @@ class MockBackend:
             match intent:
                 case Place():
                     for assignment in (
-                        assignment for assignment in intent.assignments if not assignment.is_settled
+                        assignment for assignment in intent.assignments if not assignment.already_placed
                     ):
                         sink(IntentResult(intent.intent, assignment.member, Outcome.APPLIED))
                         sink(MemberStatus(assignment.member, Phase.RUNNING, now, assignment.node))

@@ -18,12 +18,13 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 UPDATE jobs
-SET detail = renamed(renamed(renamed(renamed(detail,
+SET detail = renamed(renamed(renamed(renamed(renamed(detail,
+    'held', 'resources_by_node'),
     'parked', 'unsatisfiable_reason'),
     'work_gone', 'workload_gone'),
     'failed_by_world', 'infrastructure_failure'),
     'broken', 'incomplete_reason')
-WHERE detail ?| ARRAY['parked', 'work_gone', 'failed_by_world', 'broken'];
+WHERE detail ?| ARRAY['held', 'parked', 'work_gone', 'failed_by_world', 'broken'];
 
 UPDATE jobs
 SET detail = jsonb_set(detail, '{members}', (
