@@ -147,7 +147,7 @@ REFUSALS = [
     (["submit", "--nods=2", "app"], 2, "--nodes"),
     (["submit"], 2, "job command and arguments are missing"),
     (["submit", "-t", "inf", "app"], 2, "finite"),
-    (["submit", "--cc=1", "--bcc=1", "app"], 2, "exclude each other"),
+    (["submit", "--cc=1", "--bcc=1", "app"], 2, "give either --cc or --bcc"),
     (["jobs", "-f", "runing"], 2, "did you mean running?"),
     (["jobs", "-o", "logn"], 2, "did you mean long?"),
     (["jobs", "--sort", "nam"], 2, "unknown field"),
@@ -159,7 +159,7 @@ REFUSALS = [
     (["cancel", "fNK"], 1, "ƒNK: unknown job id; did you mean"),
     (["cancel"], 2, "--all"),
     (["urgency", "fSZYcoq", "3"], 1, "once resources are allocated"),
-    (["urgency", "fNH", "99"], 2, "not an urgency"),
+    (["urgency", "fNH", "99"], 2, "invalid urgency"),
     (["queue", "stop", "bacth"], 1, "'bacth' is not a valid queue; did you mean 'batch'?"),
     (["queue", "stop"], 2, "Named queues are defined. Specify queues or use --all."),
     (["resource", "drain", "nod3"], 1, "did you mean 'node3'?"),
@@ -179,7 +179,7 @@ def test_refusals_have_a_code_and_say_what_would_help(
 def test_without_an_instance_every_command_says_how_to_start_one(tmp_path: Path) -> None:
     done = piped(tmp_path, "jobs")
     assert done.returncode == 3
-    assert "no instance runs here" in done.stderr
+    assert "no instance runs in" in done.stderr
     assert "`penstock start`" in done.stderr
 
 

@@ -6,7 +6,7 @@ from penstock.cli.attach import exit_code
 from penstock.cli.eventlogs import EventLines
 from penstock.cli.fields import HEADINGS, PRESETS, job_field
 from penstock.cli.formats import parse_format
-from penstock.cli.gantt import SIGNS, draw
+from penstock.cli.gantt import ASCII_FILLS, draw
 from penstock.cli.svg import timeline_svg
 from penstock.errors import BadRequest
 from tests.web.canned import DONE, EVENTS, FAILED, NOW, RUNNING, TIMELINE, WAITING, job
@@ -143,14 +143,14 @@ def test_eventlogs_in_every_format() -> None:
 
 @pytest.mark.parametrize("columns", [40, 80, 100, 160])
 def test_the_timeline_fits_its_width_and_tells_kinds_apart(columns: int) -> None:
-    picture = draw(TIMELINE, columns, SIGNS)
+    picture = draw(TIMELINE, columns, ASCII_FILLS)
     assert max(map(len, picture.lines)) <= columns
     text = "\n".join(picture.lines)
     for part in ("A.", "C##", "D==", "E--", "B!!", "now"):
         assert part in text
     for line, bars in zip(picture.lines, picture.bars, strict=True):
         for bar in bars:
-            assert set(line[bar.start + 1 : bar.end]) <= {SIGNS[bar.kind]}
+            assert set(line[bar.start + 1 : bar.end]) <= {ASCII_FILLS[bar.kind]}
 
 
 def test_a_node_with_too_many_jobs_counts_the_rest() -> None:
@@ -159,7 +159,7 @@ def test_a_node_with_too_many_jobs_counts_the_rest() -> None:
         for n in range(2, 12)
     ]
     document = {**TIMELINE, "nodes": [{"name": "n", "cores": 10, "spans": spans}]}
-    assert "... and 4 more" in "\n".join(draw(document, 80, SIGNS).lines)
+    assert "... and 4 more" in "\n".join(draw(document, 80, ASCII_FILLS).lines)
 
 
 def test_the_picture_is_well_formed_and_escapes_names() -> None:

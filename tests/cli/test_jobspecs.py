@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cli.jobspecs import (
     JobRequest,
-    Shape,
+    JobSize,
     build_jobspec,
     parse_dependency,
     parse_signal,
@@ -39,25 +39,25 @@ def node(count: int, inside: dict[str, Any], exclusive: bool = False) -> dict[st
 
 PER_SLOT = {"per_slot": 1}
 TABLE = [
-    (Shape(ntasks=4), slot(4, 1), PER_SLOT),
-    (Shape(ntasks=4, cores_per_task=2, gpus_per_task=1), slot(4, 2, 1), PER_SLOT),
-    (Shape(nodes=2, ntasks=4), node(2, slot(2, 1)), PER_SLOT),
-    (Shape(nodes=4, ntasks=5), node(4, slot(2, 1)), {"total": 5}),
-    (Shape(nodes=2), node(2, slot(1, 1), exclusive=True), PER_SLOT),
-    (Shape(nodes=2, ntasks=4, exclusive=True), node(2, slot(2, 1), exclusive=True), PER_SLOT),
-    (Shape(nodes=2, tasks_per_node=3), node(2, slot(1, 1), exclusive=True), PER_SLOT),
-    (Shape(nodes=2, cores=8), node(2, slot(1, 4)), PER_SLOT),
-    (Shape(nodes=2, gpus_per_node=4), node(2, slot(1, 1, 4), exclusive=True), PER_SLOT),
-    (Shape(cores=8), slot(8, 1), PER_SLOT),
-    (Shape(), slot(1, 1), PER_SLOT),
+    (JobSize(ntasks=4), slot(4, 1), PER_SLOT),
+    (JobSize(ntasks=4, cores_per_task=2, gpus_per_task=1), slot(4, 2, 1), PER_SLOT),
+    (JobSize(nodes=2, ntasks=4), node(2, slot(2, 1)), PER_SLOT),
+    (JobSize(nodes=4, ntasks=5), node(4, slot(2, 1)), {"total": 5}),
+    (JobSize(nodes=2), node(2, slot(1, 1), exclusive=True), PER_SLOT),
+    (JobSize(nodes=2, ntasks=4, exclusive=True), node(2, slot(2, 1), exclusive=True), PER_SLOT),
+    (JobSize(nodes=2, tasks_per_node=3), node(2, slot(1, 1), exclusive=True), PER_SLOT),
+    (JobSize(nodes=2, cores=8), node(2, slot(1, 4)), PER_SLOT),
+    (JobSize(nodes=2, gpus_per_node=4), node(2, slot(1, 1, 4), exclusive=True), PER_SLOT),
+    (JobSize(cores=8), slot(8, 1), PER_SLOT),
+    (JobSize(), slot(1, 1), PER_SLOT),
 ]
 
 
-@pytest.mark.parametrize(("shape", "resource", "count"), TABLE)
+@pytest.mark.parametrize(("size", "resource", "count"), TABLE)
 def test_options_become_resources_as_in_flux(
-    shape: Shape, resource: dict[str, Any], count: dict[str, int]
+    size: JobSize, resource: dict[str, Any], count: dict[str, int]
 ) -> None:
-    spec = build_jobspec(JobRequest(("app",), shape, cwd="/tmp"), NOW)
+    spec = build_jobspec(JobRequest(("app",), size, cwd="/tmp"), NOW)
     assert spec["resources"] == [resource]
     assert spec["tasks"] == [{"command": ["app"], "slot": "task", "count": count}]
     assert list(spec) == ["resources", "tasks", "attributes", "version"]
@@ -65,14 +65,14 @@ def test_options_become_resources_as_in_flux(
 
 
 def test_tasks_on_each_node_are_an_option_of_the_shell() -> None:
-    spec = build_jobspec(JobRequest(("app",), Shape(nodes=2, tasks_per_node=3)), NOW)
+    spec = build_jobspec(JobRequest(("app",), JobSize(nodes=2, tasks_per_node=3)), NOW)
     options = spec["attributes"]["system"]["shell"]["options"]
     assert options == {"per-resource": {"type": "node", "count": 3}}
 
 
 def test_the_flat_example_byte_for_byte() -> None:
     request = JobRequest(
-        ("app",), Shape(ntasks=4, cores_per_task=2, gpus_per_task=1), time_limit="10", cwd="/tmp"
+        ("app",), JobSize(ntasks=4, cores_per_task=2, gpus_per_task=1), time_limit="10", cwd="/tmp"
     )
     assert json.dumps(build_jobspec(request, NOW), separators=(",", ":")) == (
         '{"resources":[{"type":"slot","count":4,"with":[{"type":"core","count":2},{"type":"gpu","count":1}],'
@@ -82,18 +82,18 @@ def test_the_flat_example_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"),
+    ("size", "words"),
     [
-        (Shape(nodes=3, ntasks=2), "node count must not be greater than task count"),
-        (Shape(exclusive=True), "exclusive can only be set with a node count"),
-        (Shape(ntasks=1, cores=2), "do not mix"),
-        (Shape(nodes=3, cores=8), "do not divide"),
-        (Shape(tasks_per_node=2), "node count is needed"),
+        (JobSize(nodes=3, ntasks=2), "node count must not be greater than task count"),
+        (JobSize(exclusive=True), "exclusive can only be set with a node count"),
+        (JobSize(ntasks=1, cores=2), "do not mix"),
+        (JobSize(nodes=3, cores=8), "not a multiple of the number of nodes"),
+        (JobSize(tasks_per_node=2), "node count is required"),
     ],
 )
-def test_shapes_that_contradict_themselves_are_refused(shape: Shape, words: str) -> None:
+def test_contradicting_sizes_are_refused(size: JobSize, words: str) -> None:
     with pytest.raises(BadRequest, match=words):
-        build_jobspec(JobRequest(("app",), shape), NOW)
+        build_jobspec(JobRequest(("app",), size), NOW)
 
 
 def test_a_command_is_needed() -> None:

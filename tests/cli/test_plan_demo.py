@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import plan_demo
+from penstock.cli import demo_plan, plan_demo
 
 PENSTOCK = Path(sys.executable).parent / "penstock"
 TIMEOUT_S = 30
@@ -33,7 +33,7 @@ def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("nodes", [1, 2, 8, 17])
-def test_no_core_or_gpu_is_given_twice_at_any_time(
+def test_no_core_or_gpu_is_allocated_twice_at_any_time(
     capsys: pytest.CaptureFixture[str], policy: str, nodes: int
 ) -> None:
     facts = facts_of(capsys, "--nodes", str(nodes), "--policy", policy)
@@ -42,22 +42,22 @@ def test_no_core_or_gpu_is_given_twice_at_any_time(
     for instant in sorted({job["start_s"] for job in placed}):
         running = [job for job in placed if job["start_s"] <= instant < job["end_s"]]
         for node in facts["cluster"]["nodes"]:
-            paths = [place for job in running for place in job["places"] if place["node"] == node]
-            for kind, most in (("cores", plan_demo.CORES), ("gpus", plan_demo.GPUS)):
-                ids = [number for place in paths for number in place[kind]]
-                assert len(ids) == len(set(ids)) <= most, (node, instant, kind)
+            parts = [part for job in running for part in job["nodes"] if part["node"] == node]
+            for kind, capacity in (("cores", demo_plan.CORES), ("gpus", demo_plan.GPUS)):
+                ids = [number for part in parts for number in part[kind]]
+                assert len(ids) == len(set(ids)) <= capacity, (node, instant, kind)
 
 
-def test_the_cluster_is_full_at_the_start_and_somebody_waits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cluster_is_full_at_the_start_and_some_jobs_wait(capsys: pytest.CaptureFixture[str]) -> None:
     facts = facts_of(capsys)
     now = [job for job in facts["jobs"] if job["start_s"] == 0]
-    assert sum(len(place["cores"]) for job in now for place in job["places"]) == 8 * plan_demo.CORES
+    assert sum(len(place["cores"]) for job in now for place in job["nodes"]) == 8 * demo_plan.CORES
     assert {job["outcome"] for job in facts["jobs"]} == {"allocated", "reserved", "never"}
 
 
-def test_jobs_get_what_they_ask_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_get_the_resources_that_they_request(capsys: pytest.CaptureFixture[str]) -> None:
     jobs = {job["name"]: job for job in facts_of(capsys)["jobs"]}
-    climate, train, fold = (jobs[name]["places"] for name in ("climate", "train", "fold"))
+    climate, train, fold = (jobs[name]["nodes"] for name in ("climate", "train", "fold"))
     assert [len(place["cores"]) for place in climate] == [4, 4, 4, 4]
     assert {int(place["node"].removeprefix("node")) // 4 for place in climate} in ({0}, {1})
     assert [(len(place["cores"]), len(place["gpus"])) for place in train] == [(4, 2), (4, 2)]
@@ -71,16 +71,27 @@ def test_the_json_has_one_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(facts) == {"cluster", "policy", "jobs"}
     assert facts["cluster"] == {
         "nodes": ["node0", "node1", "node2", "node3"],
-        "cores_per_node": plan_demo.CORES,
-        "gpus_per_node": plan_demo.GPUS,
+        "cores_per_node": demo_plan.CORES,
+        "gpus_per_node": demo_plan.GPUS,
     }
-    keys = {"job", "letter", "name", "asks", "duration_s", "outcome", "start_s", "end_s", "places", "reason"}
+    keys = {
+        "job",
+        "letter",
+        "name",
+        "request",
+        "duration_s",
+        "outcome",
+        "start_s",
+        "end_s",
+        "nodes",
+        "reason",
+    }
     for job in facts["jobs"]:
         assert set(job) == keys
         assert (job["start_s"] is None) == (job["end_s"] is None) == (job["outcome"] == "never")
-        assert bool(job["places"]) == (job["outcome"] != "never")
+        assert bool(job["nodes"]) == (job["outcome"] != "never")
         assert (job["reason"] is None) == (job["start_s"] == 0)
-        for place in job["places"]:
+        for place in job["nodes"]:
             assert set(place) == {"node", "cores", "gpus"}
         if job["reason"] is not None:
             assert set(job["reason"]) == {"clause", "steps", "blockers"}
@@ -94,10 +105,10 @@ def test_what_never_fits_is_explained(capsys: pytest.CaptureFixture[str]) -> Non
     assert giant["reason"]["clause"] == "asks for 16 cores together, the largest place has 8"
     assert giant["reason"]["blockers"] == []
     text = text_of(capsys)
-    told = text[text.index("What can never start") :]
-    assert giant["reason"]["clause"] in told
-    assert re.search(r"0 large enough +1 needed  <- fails here", told)
-    assert "waiting does not help" in told
+    section = text[text.index("Jobs that can never start") :]
+    assert giant["reason"]["clause"] in section
+    assert re.search(r"0 large enough +1 needed  <- fails here", section)
+    assert "waiting does not help" in section
 
 
 def test_every_job_that_waits_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +118,7 @@ def test_every_job_that_waits_is_explained(capsys: pytest.CaptureFixture[str]) -
     for job in waiting:
         hours, seconds = divmod(job["start_s"], 3600)
         start = f"{hours}:{seconds // 60:02}:00"
-        assert f" {job['letter']}  starts at {start}, because it {job['reason']['clause']}" in text
+        assert f" {job['letter']}  starts at {start}: {job['reason']['clause']}" in text
         assert job["reason"]["blockers"]
 
 
@@ -118,9 +129,9 @@ def test_the_drawing_shows_the_same_cores_as_the_facts(capsys: pytest.CaptureFix
         for line in text_of(capsys).splitlines()
         if re.match(r"(rack\d|     ).{8}[A-Z.]{10,}$", line)
     ]
-    assert len(rows) == 8 * plan_demo.CORES // 4
+    assert len(rows) == 8 * demo_plan.CORES // 4
     for job in facts["jobs"]:
-        cores = sum(len(place["cores"]) for place in job["places"])
+        cores = sum(len(place["cores"]) for place in job["nodes"])
         drawn = sum(row.count(job["letter"]) for row in rows)
         assert drawn == cores // 4 * job["duration_s"] // 300  # a column is five minutes
 
@@ -150,7 +161,7 @@ def test_the_same_options_give_the_same_bytes(capsys: pytest.CaptureFixture[str]
         ["--policy", "fastest"],
     ],
 )
-def test_options_that_cannot_be_show_the_usage_on_stderr(
+def test_invalid_options_show_the_usage_on_stderr(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     assert plan_demo.main(["--plan", *arguments]) == 1
@@ -165,7 +176,7 @@ def test_options_of_the_plan_are_refused_without_it(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     assert plan_demo.main(arguments) == 1
-    assert "goes with --plan" in capsys.readouterr().err
+    assert "needs --plan" in capsys.readouterr().err
 
 
 def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:

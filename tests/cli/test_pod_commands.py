@@ -131,13 +131,13 @@ def test_an_instance_that_stands_by_says_so_and_is_well_if_there_is_a_leader(
     running.service.is_leader = running.service.ready = False
     done = piped(at, "status")
     assert done.returncode == 0, done.stderr
-    assert "instance  standing by, pid" in done.stdout
-    assert f"{LEADER}; this instance stands by and schedules nothing" in done.stdout
+    assert "instance  standby, pid" in done.stdout
+    assert f"{LEADER}; this instance is a standby and schedules nothing" in done.stdout
     running.service.leader, running.service.problem = "", "cannot connect to 10.0.0.1:6443: refused"
     done = piped(at, "status")
     assert done.returncode == 1
     assert "problem  cannot connect to 10.0.0.1:6443: refused" in done.stdout
-    assert "none is known; this instance stands by" in done.stdout
+    assert "none known; this instance is a standby" in done.stdout
 
 
 def test_an_instance_that_takes_over_is_not_ready_and_says_why(at: Path, running: SimpleNamespace) -> None:
@@ -153,7 +153,7 @@ def test_nodes_are_listed_with_shares_of_cores_and_sums_are_exact(at: Path) -> N
         ["STATE", "NNODES", "NCORES", "MEMORY", "REASON", "NODELIST"],
         ["free", "2", "12.3", "61.5Gi", "node[0-1]"],
         ["allocated", "1", "3.5", "1.5Gi", "node0"],
-        ["held", "2", "0.2", "1Gi", "node[0-1]"],
+        ["external", "2", "0.2", "1Gi", "node[0-1]"],
         ["cordoned", "1", "8", "32Gi", "cordoned", "node2"],
         ["tainted", "1", "8", "32Gi", "dedicated=ml:NoSchedule", "node3"],
         ["drained", "1", "8", "32Gi", "disk", "node4"],

@@ -105,7 +105,7 @@ def test_kubectl_works_while_a_cluster_runs_in_the_foreground(
     assert "stop it or use another --directory" in second.stderr
     running.send_signal(stop_signal)
     _, err = running.communicate(timeout=TIMEOUT_S)
-    assert (running.returncode, err.splitlines()[-1]) == (0, "stopped; nothing is left")
+    assert (running.returncode, err.splitlines()[-1]) == (0, "stopped and removed")
     assert user.left() == []
 
 
@@ -172,7 +172,7 @@ def test_a_killed_penstock_is_restarted_with_its_state(user: User) -> None:
     assert inside.get("/v1/jobs", states="active")["jobs"][0]["id"] == job["id"]
     running.terminate()
     _, err = running.communicate(timeout=TIMEOUT_S)
-    assert "Penstock ended with -9, and is started again" in err
+    assert "Penstock exited with -9; restarting it" in err
     assert user.left() == []
 
 

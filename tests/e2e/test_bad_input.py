@@ -39,23 +39,23 @@ FLAGS = [
     (["submit", "--begin-time=whenever", "true"], 2, "not a point in time"),
     (["submit", "--cc=5-3", "true"], 2, "5-3"),
     (["submit", "--cc=1-999999999", "true"], 2, "too many ids"),
-    (["submit", "--signal=NOPE", "true"], 2, "not a signal"),
+    (["submit", "--signal=NOPE", "true"], 2, "unknown signal"),
     (["submit", "--requires=(a", "true"], 2, "parenthesis"),
     (["submit", "--requires=cpu:7", "true"], 2, "cpu:7"),
-    (["submit", "--env==x", "true"], 2, "not a variable"),
+    (["submit", "--env==x", "true"], 2, "invalid variable"),
     (["submit", "--dependency=afterok", "true"], 2, "SCHEME:VALUE"),
     (["submit", "--jobspec=/nonexistent"], 2, "/nonexistent"),
     (["run", "--nope", "true"], 2, "--nope"),
     (["jobs", "-f", "runing"], 2, "did you mean running?"),
     (["jobs", "-o", "{nope}"], 2, "unknown field"),
-    (["jobs", "-o", "{id"], 2, "not a format"),
+    (["jobs", "-o", "{id"], 2, "invalid format"),
     (["job", "show", "f0"], 2, "not a job id"),
     (["job", "show", "ƒzzzzzzzzzzzzz"], 2, "not a job id"),
     (["job", "wait", "-t", "long", "f1"], 2, "long"),
-    (["cancel"], 2, "name job ids, or say --all"),
-    (["resource", "drain", "node[0-", "x"], 2, "not a list of nodes"),
-    (["timeline", "--svg", "/nonexistent/plan.svg"], 1, "the picture cannot be written"),
-    (["urgency", "f1", "very"], 2, "not an urgency"),
+    (["cancel"], 2, "give job ids, or --all"),
+    (["resource", "drain", "node[0-", "x"], 2, "invalid node list"),
+    (["timeline", "--svg", "/nonexistent/plan.svg"], 1, "cannot write the image"),
+    (["urgency", "f1", "very"], 2, "invalid urgency"),
 ]
 
 
@@ -204,7 +204,7 @@ def test_a_state_that_is_a_file_is_left_alone(place: Place) -> None:
     told = place.refused("start", code=1)
     assert f"{place.state} is not a directory" in told
     assert place.state.read_text() == "a file"
-    assert "no instance runs here" in place.refused("jobs", code=3)
+    assert "no instance runs in" in place.refused("jobs", code=3)
 
 
 def test_a_state_below_a_file_is_refused(place: Place) -> None:

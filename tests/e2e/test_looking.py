@@ -151,24 +151,26 @@ def test_an_eventlog_can_be_followed_to_the_end(instance: Running) -> None:
     assert (events[0], events[-1]) == ("submit", "clean")
 
 
-def test_why_names_what_is_missing_and_who_has_it(instance: Running, mixed: dict[str, str]) -> None:
+def test_why_names_the_missing_resources_and_the_jobs_that_hold_them(
+    instance: Running, mixed: dict[str, str]
+) -> None:
     shown = instance.ok("job", "why", mixed["gang"])
-    assert f"{mixed['gang']}: it asks for 4 nodes; 2 nodes with room" in shown
-    assert f"in the way  {mixed['runs']} until " in shown
+    assert f"{mixed['gang']}: asks for 4 nodes; 2 nodes with room" in shown
+    assert f"; held by {mixed['runs']} (ends " in shown
     assert "2 found, 4 needed  <- too few" in shown
     assert "`penstock release` lets it go" in instance.ok("job", "why", mixed["held"])
     assert f"it depends on after-success={mixed['gang']}" in instance.ok("job", "why", mixed["after"])
-    assert "it does not wait" in instance.ok("job", "why", mixed["runs"])
+    assert "not pending" in instance.ok("job", "why", mixed["runs"])
     assert "it is over: FAILED" in instance.ok("job", "why", mixed["bad"])
     document = instance.json("job", "why", "-o", "json", mixed["gang"])
     assert document["kind"] == "resources"
     assert [blocker["job"] for blocker in document["blockers"]] == [mixed["runs"]]
 
 
-def test_when_tells_the_promise_before_and_the_start_after(instance: Running, mixed: dict[str, str]) -> None:
+def test_when_shows_the_promise_before_and_the_start_after(instance: Running, mixed: dict[str, str]) -> None:
     shown = instance.ok("job", "when", mixed["gang"])
     assert "(reserved)" in shown
-    assert "first told" in shown
+    assert "first promise" in shown
     assert "started at" in instance.ok("job", "when", mixed["runs"])
     instance.ok("cancel", mixed["held"])
     assert "never started" in instance.ok("job", "when", mixed["held"])

@@ -15,7 +15,7 @@ def test_a_small_job_overtakes_a_gang_only_if_it_does_not_delay_it(instance: Run
     assert instance.job(long)["state"] == "SCHED"
     told = instance.ok("job", "why", long)
     assert f"starting it now would delay {gang}" in told
-    assert f"goes first  {gang}, starts " in told
+    assert f"must not delay  {gang}, starts " in told
     first, second = instance.end(gang, long)
     promised = first["promise"]["first"]
     assert abs(first["t_run"] - promised) < 2.0
@@ -59,7 +59,7 @@ def test_a_job_without_a_limit_gives_nobody_a_forecast(instance: Running) -> Non
     waiting = instance.submit("-N4", "-t1m", "true")
     assert instance.job(waiting)["forecast"]["start_at"] is None
     assert "has no known end" in instance.ok("job", "why", waiting)
-    assert "has no known start" in instance.ok("job", "when", waiting)
+    assert "has no forecast start" in instance.ok("job", "when", waiting)
 
 
 def test_work_that_depends_on_work_flows_through(instance: Running) -> None:

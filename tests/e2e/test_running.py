@@ -172,5 +172,5 @@ def test_much_output_comes_whole_and_in_order(instance: Running) -> None:
     assert done.stdout == "".join(f"{number}\n" for number in range(1, 100_001))
 
 
-def test_run_takes_one_job_only(instance: Running) -> None:
-    assert "run takes one job" in instance.refused("run", "--cc=1-2", "true", code=2)
+def test_run_starts_one_job_only(instance: Running) -> None:
+    assert "run starts one job" in instance.refused("run", "--cc=1-2", "true", code=2)

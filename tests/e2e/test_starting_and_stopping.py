@@ -38,7 +38,7 @@ def test_what_waits_survives_and_what_runs_is_ended(tmp_path: Path) -> None:
         assert instance.ok("stop") == ""
         assert not left_behind(instance)
         assert not instance.paths.socket.exists()
-        assert "no instance runs here" in instance.refused("jobs", code=3)
+        assert "no instance runs in" in instance.refused("jobs", code=3)
 
         assert "ready: 4 nodes, 8 cores" in instance.ok("start")  # It knows its shape.
         ended = instance.job(first)
@@ -97,7 +97,7 @@ def test_an_instance_can_grow_but_not_shrink(tmp_path: Path) -> None:
         pid = instance.json("status", "-o", "json")["instance"]["pid"]
         assert instance.json("stop", "-o", "json")["stopped"] == pid
         assert not (tmp_path / "ran").exists()  # It did not start when the stop made room for it.
-        assert "no instance runs here" in instance.refused("stop", code=3)
+        assert "no instance runs in" in instance.refused("stop", code=3)
         assert "can only get more" in instance.refused("start", "--nodes", "3", code=1)
         started = instance.json("start", "--nodes", "5", "-o", "json")
         assert started["instance"]["ready"] is True
@@ -139,9 +139,9 @@ def test_stop_ends_the_database_that_a_killed_instance_has_left() -> None:
         running = Running(place.above, place.state)
         status = running.json("status", "-o", "json")
         os.kill(status["instance"]["pid"], signal.SIGKILL)
-        wait_until(lambda: "no instance runs here" in running.refused("jobs", code=3))
+        wait_until(lambda: "no instance runs in" in running.refused("jobs", code=3))
         assert "was stopped" in running.ok("stop")
-        assert "no instance runs here" in running.refused("stop", code=3)
+        assert "no instance runs in" in running.refused("stop", code=3)
         wait_until(lambda: not Path(f"/proc/{status['database']['pid']}").exists())
         for agent in status["agents"]:
             os.kill(agent["pid"], signal.SIGKILL)

@@ -104,7 +104,7 @@ EVENTS: list[Doc] = [
 
 WHY: Doc = {
     "id": WAITING["id"], "state": "SCHED", "kind": "resources", "sentence": WAITING["reason"],
-    "clause": "core",
+    "clause": "needs 8 free cores, 4 are free",
     "steps": [{"name": "node", "passed": 4, "needed": 1}, {"name": "core", "passed": 4, "needed": 8}],
     "blockers": [{"who": "ƒSZYcoq hostname", "job": "ƒSZYcoq", "until": NOW + 795, "node": "node0"}],
     "jobs_ahead": 1, "ahead": ["ƒSZYcoq"], "forecast": WAITING["forecast"],

@@ -1,11 +1,11 @@
-"""Staying with a job: its output as it comes, its exceptions, our signals to it, and its exit code.
+"""Attaches to a job: prints its output and exceptions, forwards signals, and returns its exit code.
 
-The stream of the instance is read in the main thread, where signals interrupt it. If the connection
-breaks, the job goes on without us: we connect again and leave out what was shown before, counted for each
-task and stream. While the job waits, a thread keeps one line on the terminal that says for what.
+The main thread reads the event stream of the instance, so that signals interrupt the read. If the connection
+breaks, the job continues; the command reconnects and skips the output that it has already printed, counted
+per task and stream. While the job is pending, a thread shows the reason on one line of the terminal.
 
-A signal may come while we write, and its handler writes as well. Python's buffered streams refuse that, so
-everything here goes straight to the file descriptors.
+A signal handler may write while the main thread is writing. Python's buffered streams do not allow that, so
+this module writes to the file descriptors directly.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any, Final
 
 from penstock.cli import exits
 from penstock.cli.client import ApiClient, Doc, NoInstance, RequestRefused, StreamBroken, job_path
-from penstock.cli.terminal import SLOW_S, complain, is_terminal, paint, shown, width
+from penstock.cli.terminal import SLOW_S, is_terminal, print_error, printable, styled, width
 from penstock.cli.times import clock, span
 from penstock.errors import Unavailable
 
-__all__ = ["attach_to", "exit_code", "tell_end"]
+__all__ = ["attach_to", "exit_code", "report_failure"]
 
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 _TWICE_S: Final = 2.0
@@ -34,28 +34,28 @@ _RETRIES_MAX: Final = 120
 
 
 class _Detached(Exception):
-    """The user leaves; the job stays."""
+    """The user detached from the job, which continues."""
 
 
 def attach_to(client: ApiClient, job: str, *, label: bool = False) -> int:
-    """Follows the job to its end; the exit code for the shell."""
+    """Follows the job until it is inactive; returns the exit code for the shell."""
     following = _Following(client, job, label)
-    before = following.take_signals()
+    before = following.install_handlers()
     try:
         end = following.follow()
     except _Detached:
-        complain("detaching...")
+        print_error("detaching...")
         return exits.OK
     finally:
         following.line.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
-    tell_end(end)
+    report_failure(end)
     return exit_code(end)
 
 
 def exit_code(job: Doc) -> int:
-    """As Flux tells it: the job's code, 128 and the signal, and 1 if it never ran or broke otherwise."""
+    """As in Flux: the job's exit code, or 128 + signal, or 1 if it never ran or had a fatal exception."""
     status = job.get("waitstatus")
     if status is None:
         return exits.FAILED
@@ -68,16 +68,16 @@ def exit_code(job: Doc) -> int:
     return code
 
 
-def tell_end(job: Doc) -> None:
-    """One line about an end that was not a good one, if the exceptions have not told it."""
+def report_failure(job: Doc) -> None:
+    """Prints one line about a failed job, unless its exceptions have been printed."""
     status = job.get("waitstatus")
     if not status or (job.get("exception") or {}).get("type") == "cancel":
         return
     code = exit_code(job)
     if 128 < code < 128 + 65:
-        complain(f"task(s) {signal.strsignal(code - 128) or f'signal {code - 128}'}")
+        print_error(f"task(s) {signal.strsignal(code - 128) or f'signal {code - 128}'}")
     else:
-        complain(f"task(s) exited with exit code {code}")
+        print_error(f"task(s) exited with exit code {code}")
 
 
 def _write(target: int, data: bytes) -> None:
@@ -86,8 +86,10 @@ def _write(target: int, data: bytes) -> None:
 
 
 def _warn(text: str) -> None:
-    """As `complain`, but safe in a signal handler."""
-    _write(sys.stderr.fileno(), f"{paint('penstock:', 'red', stream=sys.stderr)} {shown(text)}\n".encode())
+    """Like `print_error`, but safe in a signal handler."""
+    _write(
+        sys.stderr.fileno(), f"{styled('penstock:', 'red', stream=sys.stderr)} {printable(text)}\n".encode()
+    )
 
 
 class _Following:
@@ -95,11 +97,11 @@ class _Following:
         self._client = client
         self._job = job
         self._label = label
-        self._shown: dict[tuple[int, str], int] = {}  # bytes shown so far
-        self._events_shown = 0
+        self._printed: dict[tuple[int, str], int] = {}  # bytes printed so far
+        self._events_printed = 0
         self._at_line_start: dict[tuple[int, str], bool] = {}
         self._submitted_at = 0.0
-        self._interrupted_at = self._stopped_at = -_TWICE_S
+        self._interrupted_at = self._suspended_at = -_TWICE_S
         self.line = _WaitingLine(client, job)
 
     def follow(self) -> Doc:
@@ -113,14 +115,14 @@ class _Following:
             except (StreamBroken, NoInstance) as error:
                 if tries == 0:
                     self.line.stop()
-                    _warn(f"{error}; the job goes on, waiting for the instance")
+                    _warn(f"{error}; the job continues, waiting for the instance")
                 tries += 1
                 if tries > _RETRIES_MAX:
                     raise
             time.sleep(_RETRY_S)
 
     def _read_once(self) -> Doc | None:
-        skip = dict(self._shown)
+        skip = dict(self._printed)
         events = 0
         for event in self._client.stream(job_path(self._job, "output"), follow=1):
             if event.name == "end":
@@ -129,8 +131,8 @@ class _Following:
                 self._show_output(event.data, skip)
             elif event.name == "job":
                 events += 1
-                if events > self._events_shown:
-                    self._events_shown = events
+                if events > self._events_printed:
+                    self._events_printed = events
                     self._show_event(event.data)
             elif event.name == "error":
                 raise Unavailable(str(event.data.get("error", {}).get("message", "the stream failed")))
@@ -143,7 +145,7 @@ class _Following:
         known = skip.get(key, 0)
         skip[key] = max(0, known - len(raw))
         raw = raw[known:]
-        self._shown[key] = self._shown.get(key, 0) + len(raw)
+        self._printed[key] = self._printed.get(key, 0) + len(raw)
         if not raw:
             return
         self.line.stop()
@@ -168,9 +170,9 @@ class _Following:
             offset = max(0.0, float(event["timestamp"]) - self._submitted_at)
             text = f"{offset:.3f}s: job.exception {self._job} type={context.get('type')} "
             text += f"severity={context.get('severity')} {context.get('note', '')}"
-            _write(sys.stderr.fileno(), (shown(text.rstrip()) + "\n").encode())
+            _write(sys.stderr.fileno(), (printable(text.rstrip()) + "\n").encode())
 
-    def take_signals(self) -> dict[signal.Signals, Any]:
+    def install_handlers(self) -> dict[signal.Signals, Any]:
         before: dict[signal.Signals, Any] = {}
         for number in _FORWARDED:
             before[number] = signal.signal(number, self._forward)
@@ -183,9 +185,9 @@ class _Following:
         try:
             self._client.post(job_path(self._job, "signal"), {"signal": number})
         except RequestRefused:
-            # It is not running. Whoever ends us does not want it to run later.
+            # The job is not running. A user who terminates this command does not want it to start later.
             if number in (signal.SIGTERM, signal.SIGHUP):
-                self._cancel(f"{signal.Signals(number).name} while it waited")
+                self._cancel(f"{signal.Signals(number).name} while pending")
         except Unavailable as error:
             _warn(str(error))
 
@@ -210,8 +212,8 @@ class _Following:
         now = time.monotonic()
         if now - self._interrupted_at < _TWICE_S:
             raise _Detached
-        if now - self._stopped_at >= _TWICE_S:
-            self._stopped_at = now
+        if now - self._suspended_at >= _TWICE_S:
+            self._suspended_at = now
             self.line.pause()
             _warn("one more ctrl-Z to suspend")
             return
@@ -219,13 +221,13 @@ class _Following:
 
 
 class _WaitingLine:
-    """The line that says for what the job waits: from two seconds on, only on a terminal."""
+    """The line with the reason why the job is pending: after two seconds, only on a terminal."""
 
     def __init__(self, client: ApiClient, job: str) -> None:
         self._client = client
         self._job = job
         self._ended = threading.Event()
-        self._lock = threading.RLock()  # A handler may come while its own thread holds it.
+        self._lock = threading.RLock()  # A signal handler may run in the thread that holds it.
         self._visible = False
         self._thread: threading.Thread | None = None
 
@@ -235,7 +237,7 @@ class _WaitingLine:
             self._thread.start()
 
     def pause(self) -> None:
-        """Makes room for another line; the next second draws it again."""
+        """Clears the line for other output; it is drawn again within a second."""
         with self._lock:
             self._clear()
 
@@ -256,13 +258,13 @@ class _WaitingLine:
                 self.pause()
                 continue
             text = waiting_text(job, time.time())
-            passed = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - began))
+            elapsed = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - began))
             with self._lock:
                 if not self._ended.is_set():
-                    room = max(10, width() - len(passed) - 3)
-                    line = shown(f"penstock: {text}")
-                    line = line if len(line) <= room else line[: room - 3] + "..."
-                    _write(sys.stderr.fileno(), f"\r\x1b[K{line}  {passed}".encode())
+                    columns = max(10, width() - len(elapsed) - 3)
+                    line = printable(f"penstock: {text}")
+                    line = line if len(line) <= columns else line[: columns - 3] + "..."
+                    _write(sys.stderr.fileno(), f"\r\x1b[K{line}  {elapsed}".encode())
                     self._visible = True
 
     def _clear(self) -> None:

@@ -1,8 +1,8 @@
-"""The way to the instance: HTTP over its Unix socket, without asyncio, one connection a request.
+"""Client of an instance's API: HTTP over its Unix socket, without asyncio, one connection per request.
 
-A refusal comes back as `RequestRefused` with the server's own sentence. If nobody listens, that is
-`NoInstance`, which says how to start one. `meant` remembers what the user typed (a queue, nodes, jobs), so
-that after a refusal `did_you_mean` can look up what exists and offer the nearest.
+An error response raises `RequestRefused` with the server's message. `NoInstance` means that no process
+listens on the socket; its message names the command that starts one. `remember` stores the names that the
+user typed (queues, nodes, jobs), so that after an error `did_you_mean` can suggest the closest existing name.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ __all__ = [
 
 Doc: TypeAlias = dict[str, Any]
 
-KUBERNETES: Final = "kubernetes"  # the world of an instance that schedules pods
+KUBERNETES: Final = "kubernetes"  # the backend of an instance that schedules pods
 
 _CONNECT_S: Final = 10.0
-_ANSWER_S: Final = 660.0  # longer than the longest wait of the API
+_RESPONSE_S: Final = 660.0  # longer than the longest wait of the API
 _SUGGESTIONS_JOBS_MAX: Final = 10_000
 
 
 class NoInstance(Unavailable):
-    """Nobody listens on the socket of this state directory."""
+    """No process listens on the socket of this state directory."""
 
 
 class StreamBroken(Unavailable):
-    """The connection ended before the answer did."""
+    """The connection closed before the response was complete."""
 
 
 class RequestRefused(Conflict):
-    """The instance answered, with an error."""
+    """The instance responded with an error."""
 
     def __init__(self, status: int, error: Mapping[str, Any]) -> None:
         self.status = status
@@ -68,52 +68,52 @@ class ServerEvent:
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_ANSWER_S)
+        super().__init__("localhost", timeout=_RESPONSE_S)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(_CONNECT_S)
         self.sock.connect(self._path)
-        self.sock.settimeout(_ANSWER_S)
+        self.sock.settimeout(_RESPONSE_S)
 
 
 class ApiClient:
     def __init__(self, paths: InstancePaths) -> None:
         self.paths = paths
-        self._meant: dict[str, list[str]] = {}
+        self._names: dict[str, list[str]] = {}
 
     def get(self, path: str, **query: object) -> Doc:
-        return self._ask("GET", path, query, None)
+        return self._request("GET", path, query, None)
 
     def post(self, path: str, body: object) -> Doc:
-        return self._ask("POST", path, {}, body)
+        return self._request("POST", path, {}, body)
 
     def stream(self, path: str, **query: object) -> Iterator[ServerEvent]:
-        """Server-sent events until the server ends them; `StreamBroken` if the connection does."""
+        """Server-sent events until the server ends the stream; `StreamBroken` if the connection breaks."""
         connection = self._connect("GET", path, query, None)
         try:
-            answer = connection.getresponse()
-            if answer.status >= 400:
-                raise _refused(answer.status, answer.read())
+            response = connection.getresponse()
+            if response.status >= 400:
+                raise _refused(response.status, response.read())
             if connection.sock is not None:
-                connection.sock.settimeout(60.0)  # Four keep-alives: a silent server is a lost one.
-            yield from _events(answer)
+                connection.sock.settimeout(60.0)  # Four missed keep-alives: the server is gone.
+            yield from _events(response)
         except (OSError, http.client.HTTPException) as error:
             raise StreamBroken(f"the connection to the instance was lost: {error}") from error
         finally:
             connection.close()
 
-    def meant(self, kind: str, *names: str) -> None:
-        """`kind` is queue, node or job. Jobs are compared as F58, however they were typed."""
+    def remember(self, kind: str, *names: str) -> None:
+        """Stores names that the user typed; `kind` is queue, node or job. Job ids are compared as F58."""
         for name in names:
             if name:
                 known_as = encode_jobid(parse_jobid(name)) if kind == "job" else name
-                self._meant.setdefault(kind, []).append(known_as)
+                self._names.setdefault(kind, []).append(known_as)
 
     def did_you_mean(self) -> str:
-        """A hint for a name that does not exist, or nothing."""
-        for kind, names in self._meant.items():
+        """A suggestion for the first remembered name that does not exist, or an empty string."""
+        for kind, names in self._names.items():
             try:
                 known = self._known(kind)
             except (RequestRefused, Unavailable):
@@ -131,27 +131,27 @@ class ApiClient:
         states = "active,inactive"
         return [job["id"] for job in self.get("/v1/jobs", states=states, limit=_SUGGESTIONS_JOBS_MAX)["jobs"]]
 
-    def _ask(self, method: str, path: str, query: Mapping[str, object], body: object) -> Doc:
+    def _request(self, method: str, path: str, query: Mapping[str, object], body: object) -> Doc:
         connection = self._connect(method, path, query, body)
         try:
-            answer = connection.getresponse()
-            text = answer.read()
+            response = connection.getresponse()
+            text = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise StreamBroken(f"the instance went away before it answered: {error}") from error
+            raise StreamBroken(f"the instance closed the connection before it responded: {error}") from error
         finally:
             connection.close()
-        if answer.status >= 400:
-            raise _refused(answer.status, text)
+        if response.status >= 400:
+            raise _refused(response.status, text)
         found = json.loads(text)
         if not isinstance(found, dict):
-            raise Unavailable("the instance answered with something else than an object")
+            raise Unavailable("the instance did not respond with a JSON object")
         return found
 
     def _connect(
         self, method: str, path: str, query: Mapping[str, object], body: object
     ) -> http.client.HTTPConnection:
-        given = {name: str(value) for name, value in query.items() if value is not None and value != ""}
-        target = f"{path}?{urlencode(given)}" if given else path
+        parameters = {name: str(value) for name, value in query.items() if value is not None and value != ""}
+        target = f"{path}?{urlencode(parameters)}" if parameters else path
         text = None if body is None else json.dumps(body).encode()
         headers = {} if text is None else {"Content-Type": "application/json"}
         connection = _UnixConnection(str(self.paths.socket))
@@ -159,20 +159,20 @@ class ApiClient:
             connection.request(method, target, text, headers)
         except (FileNotFoundError, ConnectionRefusedError):
             raise NoInstance(
-                f"no instance runs here ({self.paths.state}): start one with `penstock start`"
+                f"no instance runs in {self.paths.state}; start one with `penstock start`"
             ) from None
         except PermissionError:
             raise NoInstance(f"{self.paths.socket} belongs to another user") from None
         except BrokenPipeError:
-            # The server refused before it had read all; its answer says why.
+            # The server rejected the request before it had read all of it; its response says why.
             return connection
         except OSError as error:
-            raise StreamBroken(f"the instance does not answer: {error}") from error
+            raise StreamBroken(f"the instance does not respond: {error}") from error
         return connection
 
 
 def client_of(state: str | None) -> ApiClient:
-    """The client of the instance that `--state` or the environment names."""
+    """The client of the instance that `--state` or PENSTOCK_STATE selects."""
     return ApiClient(paths_of(state, os.environ))
 
 
@@ -184,13 +184,13 @@ def _refused(status: int, text: bytes) -> RequestRefused:
     try:
         error = json.loads(text)["error"]
     except (ValueError, KeyError, TypeError):
-        error = {"message": f"the instance answered with status {status}"}
+        error = {"message": f"the instance responded with status {status}"}
     return RequestRefused(status, error)
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[ServerEvent]:
+def _events(response: http.client.HTTPResponse) -> Iterator[ServerEvent]:
     name, number, data = "", "", ""
-    while line := answer.readline():
+    while line := response.readline():
         text = line.decode().rstrip("\r\n")
         key, _, value = text.partition(": ")
         if not text:
@@ -203,7 +203,7 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[ServerEvent]:
             number = value
         elif key == "data":
             data += value
-    if not answer.isclosed():
+    if not response.isclosed():
         raise StreamBroken("the connection to the instance was lost")
 
 

@@ -1,4 +1,4 @@
-"""`penstock completion`: the script that makes a shell complete our commands and options."""
+"""`penstock completion`: prints the script with which a shell completes commands and options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from penstock.cli.group import SETTINGS
-from penstock.cli.terminal import say
+from penstock.cli.terminal import print_line
 
 __all__ = ["completion"]
 
@@ -14,7 +14,7 @@ __all__ = ["completion"]
 @click.command(context_settings=SETTINGS)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of SHELL.
+    """Print the completion script for SHELL.
 
     \b
     bash:  eval "$(penstock completion bash)"
@@ -22,6 +22,6 @@ def completion(shell: str) -> None:
     fish:  penstock completion fish | source
     """
     found = get_completion_class(shell)
-    assert found is not None  # The choice names only shells that click knows.
+    assert found is not None  # The choice lists only shells that click supports.
     root = click.Group("penstock")
-    say(found(root, {}, "penstock", "_PENSTOCK_COMPLETE").source())
+    print_line(found(root, {}, "penstock", "_PENSTOCK_COMPLETE").source())

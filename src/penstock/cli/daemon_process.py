@@ -56,7 +56,7 @@ def stop_database(paths: InstancePaths) -> int | None:
     )
     if done.returncode != exits.OK:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise exits.Ended(done.returncode, lines[-1].removeprefix("penstock: "))
+        raise exits.CommandExit(done.returncode, lines[-1].removeprefix("penstock: "))
     pid = json.loads(done.stdout)["database"]
     return None if pid is None else int(pid)
 

@@ -1,7 +1,8 @@
-"""`penstock dev`: a real control plane with simulated nodes on this machine, and Penstock in it.
+"""`penstock dev`: a Kubernetes control plane with simulated nodes on this machine, scheduled by Penstock.
 
-`dev cluster` runs in the foreground until Ctrl-C or SIGTERM and removes everything when it ends; its guardian
-does the same if it is killed. Penstock is a child like the others, with its state in the cluster's directory.
+`dev cluster` runs in the foreground until ctrl-C or SIGTERM and removes everything when it ends; the reaper
+process does the same if the command is killed. Penstock is one of the cluster's child processes and keeps its
+state in the cluster's directory.
 """
 
 from __future__ import annotations
@@ -44,30 +45,38 @@ if TYPE_CHECKING:
 __all__ = ["dev"]
 
 _MANIFESTS: Final = ("deploy/rbac.yaml", "deploy/podgroup-crd.yaml")
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 _READY_S: Final = 90.0
 _QUANTITY: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[kMGTPE]i?|m)?")
 _PENSTOCK: Final = "penstock"
-_OURS: Final = '{"spec":{"schedulerName":"penstock"}}'
+_POD_OVERRIDES: Final = '{"spec":{"schedulerName":"penstock"}}'
 
 
 @click.group(context_settings=SETTINGS)
 def dev() -> None:
-    """A real control plane with simulated nodes, for development."""
+    """Run a Kubernetes control plane with simulated nodes, for development."""
 
 
 @dev.command(context_settings=SETTINGS)
-@click.option("--nodes", type=click.IntRange(0, 10_000), default=4, show_default=True, help="How many nodes.")
-@click.option("--cpu", type=click.IntRange(1), default=8, show_default=True, help="CPUs of each.")
-@click.option("--memory", default="32Gi", show_default=True, metavar="QUANTITY", help="Memory of each.")
-@click.option("--gpus", type=click.IntRange(0), default=0, show_default=True, help="GPUs of each.")
-@click.option("--zones", type=click.IntRange(1), default=1, show_default=True, help="Zones they lie in.")
-@click.option("--native-gang", is_flag=True, help="Switch on Kubernetes' own gang scheduling.")
-@click.option("--no-penstock", is_flag=True, help="Only the cluster, without Penstock in it.")
+@click.option(
+    "--nodes", type=click.IntRange(0, 10_000), default=4, show_default=True, help="Number of nodes."
+)
+@click.option("--cpu", type=click.IntRange(1), default=8, show_default=True, help="CPUs per node.")
+@click.option("--memory", default="32Gi", show_default=True, metavar="QUANTITY", help="Memory per node.")
+@click.option("--gpus", type=click.IntRange(0), default=0, show_default=True, help="GPUs per node.")
+@click.option(
+    "--zones",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of zones to spread the nodes over.",
+)
+@click.option("--native-gang", is_flag=True, help="Enable the gang scheduling of Kubernetes.")
+@click.option("--no-penstock", is_flag=True, help="Start the cluster without Penstock.")
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where it keeps its things; new or empty, and removed at the end.  [default: one of the user's]",
+    help="Directory of the cluster; must be new or empty, and is removed at the end.",
 )
 def cluster(
     nodes: int,
@@ -79,9 +88,9 @@ def cluster(
     no_penstock: bool,
     directory: Path | None,
 ) -> int:
-    """Run a cluster until Ctrl-C: etcd and Kubernetes are real, nodes and pods are simulated.
+    """Run a cluster until ctrl-C: etcd and Kubernetes are real, nodes and pods are simulated.
 
-    How long a pod runs is said by its annotation penstock.dev/sim-run (5s, inf), else by its command
+    The annotation penstock.dev/sim-run (5s, inf) sets how long a pod runs; without it, its command does
     (sleep 30).
     """
     from penstock.devcluster.binaries import find_binaries
@@ -89,10 +98,10 @@ def cluster(
     from penstock.devcluster.reaper import CleanupPaths
 
     if not _QUANTITY.fullmatch(memory):
-        raise BadRequest("not a quantity", where="--memory", found=memory, expected="such as 32Gi")
-    parts = find_binaries()
+        raise BadRequest("not a quantity", where="--memory", found=memory, expected="for example 32Gi")
+    binaries = find_binaries()
     home = registry_directory(os.environ)
-    place = Path(os.path.abspath(directory)) if directory is not None else home / CLUSTER
+    cluster_dir = Path(os.path.abspath(directory)) if directory is not None else home / CLUSTER
     settings = DevSettings(
         nodes=nodes,
         cpu=cpu,
@@ -102,29 +111,32 @@ def cluster(
         native_gang=native_gang,
         apply=_manifests(),
     )
-    inside = paths_of(str(place / PENSTOCK), os.environ)
+    paths = paths_of(str(cluster_dir / PENSTOCK), os.environ)
     began = time.monotonic()
-    pointer, held = claim(home, place)
-    made = DevCluster(
-        place,
+    entry_path, descriptor = claim(home, cluster_dir)
+    dev_cluster = DevCluster(
+        cluster_dir,
         settings,
-        binaries=parts,
+        binaries=binaries,
         progress=lambda text: click.echo(f"{time.monotonic() - began:5.1f} s  {text}", err=True),
-        cleanup=CleanupPaths((inside.runtime, pointer), (inside.runtime.parent, home)),
-        inherited_fds=(held,),
+        cleanup=CleanupPaths((paths.runtime, entry_path), (paths.runtime.parent, home)),
+        inherited_fds=(descriptor,),
     )
     with _terminated_as_interrupted():
         try:
-            with made:
-                write_entry(held, ClusterEntry(place, made.kubeconfig, parts.kubectl, os.getpid()))
+            with dev_cluster:
+                write_entry(
+                    descriptor,
+                    ClusterEntry(cluster_dir, dev_cluster.kubeconfig, binaries.kubectl, os.getpid()),
+                )
                 if not no_penstock:
-                    _start_penstock(made, inside)
-                _tell(made, inside, no_penstock, time.monotonic() - began)
-                _watch(made, inside, no_penstock)
+                    _start_penstock(dev_cluster, paths)
+                _print_ready(dev_cluster, paths, no_penstock, time.monotonic() - began)
+                _watch(dev_cluster, paths, no_penstock)
         except KeyboardInterrupt:
-            click.echo("stopped; nothing is left", err=True)
+            click.echo("stopped and removed", err=True)
         finally:
-            release(home, pointer, held)
+            release(home, entry_path, descriptor)
     return exits.OK
 
 
@@ -132,25 +144,30 @@ def cluster(
     context_settings={**SETTINGS, "ignore_unknown_options": True, "allow_interspersed_args": False},
     options_metavar="[--directory DIR]",
 )
-@click.option("--directory", type=click.Path(path_type=Path), help="Which cluster, if several run.")
+@click.option(
+    "--directory", type=click.Path(path_type=Path), help="Directory of the cluster, if several run."
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def kubectl(directory: Path | None, arguments: tuple[str, ...]) -> None:
-    """Run kubectl, of the right version, on the development cluster."""
+    """Run the matching version of kubectl on the development cluster."""
     found = running_clusters(registry_directory(os.environ))
     if directory is not None:
         found = [one for one in found if one.directory == Path(os.path.abspath(directory))]
     if not found:
-        raise Unavailable("no development cluster runs here; start one with `penstock dev cluster`")
+        raise Unavailable("no development cluster runs; start one with `penstock dev cluster`")
     if len(found) > 1:
         names = ", ".join(str(one.directory) for one in found)
-        raise Conflict(f"several development clusters run; name one with --directory: {names}")
-    told = {"KUBECONFIG": str(found[0].kubeconfig), "KUBECACHEDIR": str(found[0].directory / "kubectl")}
+        raise Conflict(f"several development clusters run; select one with --directory: {names}")
+    environment = {
+        "KUBECONFIG": str(found[0].kubeconfig),
+        "KUBECACHEDIR": str(found[0].directory / "kubectl"),
+    }
     sys.stdout.flush()
-    os.execve(found[0].kubectl, ["kubectl", *arguments], {**os.environ, **told})
+    os.execve(found[0].kubectl, ["kubectl", *arguments], {**os.environ, **environment})
 
 
 def _manifests() -> tuple[Path, ...]:
-    """What Penstock needs in a cluster; it lies in the checkout, beside the sources."""
+    """The manifests that Penstock needs in a cluster. They are in the source checkout."""
     checkout = Path(penstock.__file__).resolve().parents[2]
     return tuple(path for name in _MANIFESTS if (path := checkout / name).is_file())
 
@@ -164,15 +181,15 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _start_penstock(made: DevCluster, inside: InstancePaths) -> None:
+def _start_penstock(dev_cluster: DevCluster, paths: InstancePaths) -> None:
     click.echo("starting Penstock", err=True)
-    options = ["--kube", "--kubeconfig", str(made.penstock_kubeconfig)]
-    made.start_program(_PENSTOCK, serve_command(inside, options))
+    options = ["--kube", "--kubeconfig", str(dev_cluster.penstock_kubeconfig)]
+    dev_cluster.start_program(_PENSTOCK, serve_command(paths, options))
     until = time.monotonic() + _READY_S
     while True:
-        _check(made, _PENSTOCK)
+        _check(dev_cluster, _PENSTOCK)
         try:
-            instance = ApiClient(inside).get("/v1/status")["instance"]
+            instance = ApiClient(paths).get("/v1/status")["instance"]
             if instance["ready"]:
                 return
             why = instance["why_not_ready"]
@@ -180,44 +197,44 @@ def _start_penstock(made: DevCluster, inside: InstancePaths) -> None:
             why = str(error)
         if time.monotonic() > until:
             raise Unavailable(f"Penstock is not ready after {_READY_S:g} s: {why}")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
-def _check(made: DevCluster, name: str) -> None:
-    state = made.component(name)
+def _check(dev_cluster: DevCluster, name: str) -> None:
+    state = dev_cluster.component(name)
     if state.exit_code is not None:
-        raise Unavailable(f"{name} ended with {state.exit_code}: {made.log_tail(name)}")
+        raise Unavailable(f"{name} exited with {state.exit_code}: {dev_cluster.log_tail(name)}")
 
 
-def _tell(made: DevCluster, inside: InstancePaths, no_penstock: bool, took_s: float) -> None:
-    given = made.settings
-    gpus = f", {given.gpus} gpus" if given.gpus else ""
+def _print_ready(dev_cluster: DevCluster, paths: InstancePaths, no_penstock: bool, took_s: float) -> None:
+    settings = dev_cluster.settings
+    gpus = f", {settings.gpus} gpus" if settings.gpus else ""
     lines = [
-        f"ready after {took_s:.1f} s: {given.nodes} nodes of {given.cpu} cpus, {given.memory}{gpus}",
+        f"ready after {took_s:.1f} s: {settings.nodes} nodes of {settings.cpu} cpus, {settings.memory}{gpus}",
         "",
-        f"  export KUBECONFIG={made.kubeconfig}",
+        f"  export KUBECONFIG={dev_cluster.kubeconfig}",
     ]
-    tries = ["get nodes", "create job hello --image=busybox -- sleep 30"]
+    examples = ["get nodes", "create job hello --image=busybox -- sleep 30"]
     if not no_penstock:
-        lines.append(f"  export PENSTOCK_STATE={inside.state}")
-        tries[1] = f"run hello --image=busybox --restart=Never --overrides='{_OURS}' -- sleep 30"
-    us = command_name()
-    lines += ["", "try, in another terminal,", *(f"  {us} dev kubectl {text}" for text in tries)]
+        lines.append(f"  export PENSTOCK_STATE={paths.state}")
+        examples[1] = f"run hello --image=busybox --restart=Never --overrides='{_POD_OVERRIDES}' -- sleep 30"
+    name = command_name()
+    lines += ["", "try in another terminal:", *(f"  {name} dev kubectl {text}" for text in examples)]
     if not no_penstock:
-        lines.append(f"  {us} jobs -a")
-    lines += ["", "Ctrl-C ends it and removes everything."]
+        lines.append(f"  {name} jobs -a")
+    lines += ["", "Ctrl-C stops the cluster and removes everything."]
     click.echo("\n".join(lines))
 
 
-def _watch(made: DevCluster, inside: InstancePaths, no_penstock: bool) -> None:
-    """Until somebody interrupts, or a part ends that should not. Penstock is started again if it dies."""
+def _watch(dev_cluster: DevCluster, paths: InstancePaths, no_penstock: bool) -> None:
+    """Runs until an interrupt or until a control plane process exits. Restarts Penstock if it exits."""
     names = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"]
     while True:
         for name in names:
-            _check(made, name)
+            _check(dev_cluster, name)
         if not no_penstock:
-            code = made.component(_PENSTOCK).exit_code
+            code = dev_cluster.component(_PENSTOCK).exit_code
             if code is not None:
-                click.echo(f"Penstock ended with {code}, and is started again", err=True)
-                _start_penstock(made, inside)
-        time.sleep(_LOOK_S)
+                click.echo(f"Penstock exited with {code}; restarting it", err=True)
+                _start_penstock(dev_cluster, paths)
+        time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""Eventlogs as text, in the formats of Flux: a line an event, its time, its name, its context as pairs."""
+"""Eventlogs as text in the formats of Flux: one line per event with its time, name and context."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.cli.terminal import paint, shown
+from penstock.cli.terminal import printable, styled
 
 __all__ = ["EventLines"]
 
 
 class EventLines:
-    """Writes event after event; relative times need to remember the ones before."""
+    """Formats events one after another; relative times refer to an earlier event."""
 
     def __init__(self, time_format: str = "raw", *, as_json: bool = False, colours: bool = False) -> None:
         self._time_format = time_format
@@ -30,8 +30,8 @@ class EventLines:
         time = self._time(float(event["timestamp"]))
         if self._colours:
             style = "red" if name == "exception" else "yellow"
-            return " ".join([paint(time, "green"), paint(shown(name), style), *map(shown, pairs)])
-        return shown(" ".join([time, name, *pairs]))
+            return " ".join([styled(time, "green"), styled(printable(name), style), *map(printable, pairs)])
+        return printable(" ".join([time, name, *pairs]))
 
     def _time(self, at: float) -> str:
         if self._first is None:

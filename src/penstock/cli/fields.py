@@ -1,4 +1,4 @@
-"""The fields of a job that formats can name, worked out from the API's document. Pure."""
+"""The fields of a job that a format can use, computed from the job's JSON document. Pure."""
 
 from __future__ import annotations
 
@@ -146,12 +146,12 @@ def _time(job: Doc, now: float) -> float:
 def _info(job: Doc, now: float) -> str:
     state = job["state"]
     if state == "DEPEND":
-        waits = [] if job.get("begin_at") is None else [f"begin-time={job['begin_at']}"]
-        texts = [_dependency(text, now) for text in [*waits, *(job.get("dependencies") or ())]]
+        begin_time = [] if job.get("begin_at") is None else [f"begin-time={job['begin_at']}"]
+        texts = [_dependency(text, now) for text in [*begin_time, *(job.get("dependencies") or ())]]
         begins = [text for text in texts if text.startswith("begin@")]
         others = [text for text in texts if not text.startswith("begin@")]
-        told = " ".join(begins + ([f"depends:{','.join(others)}"] if others else []))
-        return told or (str(job.get("reason") or "") if job.get("reason_kind") == "assembling" else "")
+        info = " ".join(begins + ([f"depends:{','.join(others)}"] if others else []))
+        return info or (str(job.get("reason") or "") if job.get("reason_kind") == "assembling" else "")
     if state == "PRIORITY":
         return "priority-wait"
     if state == "SCHED":

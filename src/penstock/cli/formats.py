@@ -1,9 +1,9 @@
-"""Tables by format strings as Flux users write them: `{id.f58:>12} ?:{queue:<8.8} {name:<10.10+}`.
+"""Tables from Flux format strings: `{id.f58:>12} ?:{queue:<8.8} {name:<10.10+}`.
 
-A field has an optional conversion (`!F` a span, `!H` h:m:s, `!D` ISO, `!d` strftime with its format before
-`::`, `!P` percent) and a width. Before a field, `?:` drops the column if it is empty in every row and
-`+:` widens it to fit. `h` prints `-` for what is empty or zero, a trailing `+` marks what was cut.
-The text between fields is kept.
+A field has an optional conversion (`!F` duration, `!H` h:m:s, `!D` ISO, `!d` strftime with its format before
+`::`, `!P` percent) and a width. Before a field, `?:` drops the column if it is empty in every row and `+:`
+widens it to fit. `h` prints `-` for an empty or zero value; a trailing `+` marks a truncated value. Text
+between fields is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from penstock.cli.terminal import shown
+from penstock.cli.terminal import printable
 from penstock.errors import BadRequest
 from penstock.model.duration import format_duration
 
@@ -30,23 +30,23 @@ _CONVERSIONS: Final = "DdFHP"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    before: str
+    before: str  # literal text before the field
     field: str
     conversion: str
     align: str
     width: int
-    cut: int | None
-    dash: bool
-    marks: bool
-    drops: bool
+    width_max: int | None
+    dash_if_empty: bool
+    marks_truncation: bool
+    drops_if_empty: bool
     widens: bool
     date_format: str = ""
     precision: int | None = None  # for numbers with f or g
-    kind: str = ""
+    number_format: str = ""  # d, s, f or g, as in Python's format specs
 
 
 class Table:
-    """A format that is ready to print rows."""
+    """A parsed format, which renders rows."""
 
     def __init__(self, columns: Sequence[Column], after: str, headings: Mapping[str, str]) -> None:
         self.columns = tuple(columns)
@@ -56,12 +56,12 @@ class Table:
     def lines(
         self, rows: Sequence[Any], value: Callable[[Any, str], Cell], *, header: bool = True
     ) -> list[list[str]]:
-        """Each line as its pieces: the text of column i, with what stands before it."""
+        """Each line as a list of cells: the text of a column with the literal text before it."""
         texts = [[_text(column, value(row, column.field)) for column in self.columns] for row in rows]
         kept = [
             index
             for index, column in enumerate(self.columns)
-            if not column.drops or any(row[index] not in ("", "-") for row in texts)
+            if not column.drops_if_empty or any(row[index] not in ("", "-") for row in texts)
         ]
         widths: dict[int, int] = {}
         for index in kept:
@@ -74,10 +74,10 @@ class Table:
         made: list[list[str]] = []
         if header:
             made.append(
-                [self._piece(index, self._headings[self.columns[index].field], widths) for index in kept]
+                [self._cell(index, self._headings[self.columns[index].field], widths) for index in kept]
             )
         for row in texts:
-            made.append([self._piece(index, row[index], widths) for index in kept])
+            made.append([self._cell(index, row[index], widths) for index in kept])
         for line in made:
             if line:
                 line[0] = (
@@ -88,24 +88,25 @@ class Table:
                 line[-1] = (line[-1] + self._after).rstrip()
         return made
 
-    def _piece(self, index: int, text: str, widths: Mapping[int, int]) -> str:
+    def _cell(self, index: int, text: str, widths: Mapping[int, int]) -> str:
         column = self.columns[index]
-        if column.cut is not None and not column.widens and len(text) > column.cut:
-            text = text[: column.cut - 1] + "+" if column.marks and column.cut > 1 else text[: column.cut]
+        if column.width_max is not None and not column.widens and len(text) > column.width_max:
+            is_marked = column.marks_truncation and column.width_max > 1
+            text = text[: column.width_max - 1] + "+" if is_marked else text[: column.width_max]
         width = widths[index]
         aligned = {"<": text.ljust, ">": text.rjust, "^": text.center}[column.align](width)
         return column.before + aligned
 
 
 def parse_format(text: str, headings: Mapping[str, str]) -> Table:
-    """The columns of a format; `headings` names every field there is."""
+    """Parses a format; `headings` maps every valid field to its heading."""
     columns: list[Column] = []
     after = ""
     try:
         parts = list(string.Formatter().parse(text))
     except ValueError as error:
         raise BadRequest(
-            "not a format", where="-o", found=str(error), expected="such as {id.f58:>12}"
+            "invalid format", where="-o", found=str(error), expected="such as {id.f58:>12}"
         ) from error
     for literal, field, spec, conversion in parts:
         if field is None:
@@ -119,14 +120,14 @@ def parse_format(text: str, headings: Mapping[str, str]) -> Table:
         after = ""
     if not columns:
         raise BadRequest(
-            "a format without fields", where="-o", found=repr(text), expected="such as {id.f58:>12}"
+            "the format has no fields", where="-o", found=repr(text), expected="such as {id.f58:>12}"
         )
     return Table(columns, after, headings)
 
 
 def _column(before: str, field: str, spec: str, conversion: str) -> Column:
     prefix = _PREFIX.search(before)
-    marks = prefix[1] if prefix else ""
+    flags = prefix[1] if prefix else ""
     date_format = ""
     if conversion == "d":
         date_format, _, spec = spec.partition("::")
@@ -136,29 +137,31 @@ def _column(before: str, field: str, spec: str, conversion: str) -> Column:
         )
     match = _SPEC.fullmatch(spec)
     if match is None:
-        raise BadRequest("not a width", where="-o", found=repr(spec), expected="such as >12, <10.10+ or >8h")
-    align, _, width, cut, kind, dash, mark = match.groups()
-    number = kind in ("f", "g", "d") and kind != ""
+        raise BadRequest(
+            "invalid width", where="-o", found=repr(spec), expected="such as >12, <10.10+ or >8h"
+        )
+    align, _, width, width_max, number_format, dash, mark = match.groups()
+    is_number = number_format in ("f", "g", "d")
     return Column(
         before=before[: prefix.start()] if prefix else before,
         field=field,
         conversion=conversion,
         align=align or "<",
         width=int(width or 0),
-        cut=int(cut) if cut and not number else None,
-        dash=bool(dash),
-        marks=bool(mark),
-        drops="?" in marks,
-        widens="+" in marks,
+        width_max=int(width_max) if width_max and not is_number else None,
+        dash_if_empty=bool(dash),
+        marks_truncation=bool(mark),
+        drops_if_empty="?" in flags,
+        widens="+" in flags,
         date_format=date_format,
-        precision=int(cut) if cut and number else None,
-        kind=kind,
+        precision=int(width_max) if width_max and is_number else None,
+        number_format=number_format,
     )
 
 
 def _text(column: Column, value: Cell) -> str:
-    text = shown(_converted(column, value))
-    if column.dash and text in ("", "0s", "0", "0:00:00"):
+    text = printable(_converted(column, value))
+    if column.dash_if_empty and text in ("", "0s", "0", "0:00:00"):
         return "-"
     return text
 
@@ -171,8 +174,9 @@ def _converted(column: Column, value: Cell) -> str:
     if isinstance(value, bool):
         return str(value)
     if isinstance(value, float):
-        if column.kind in ("f", "g"):
-            return format(value, f".{column.precision if column.precision is not None else 6}{column.kind}")
+        if column.number_format in ("f", "g"):
+            precision = 6 if column.precision is None else column.precision
+            return format(value, f".{precision}{column.number_format}")
         return f"{value:.15g}"
     return str(value)
 

@@ -1,8 +1,8 @@
-"""The timeline as rows of cells: nodes down, time across. Pure: the document in, lines out.
+"""The timeline as a text chart: one row group per node, time from left to right. Pure.
 
-A node gets as many lanes as it has jobs at the same time, up to a bound; what does not fit is counted.
-Every job has a letter, which stands at the beginning of its bar; the rest of the bar tells its kind. The
-same picture is drawn with blocks on a terminal and with plain signs in a pipe.
+A node gets as many lanes as jobs run on it at the same time, up to a limit; the jobs above the limit are
+counted. A bar starts with the letter of its job; its fill shows whether the job ran, runs, is reserved or is
+forecast. Terminals get block characters, pipes get ASCII characters.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from penstock.cli.times import clock, span
 
-__all__ = ["BLOCKS", "SIGNS", "Bar", "Picture", "draw"]
+__all__ = ["ASCII_FILLS", "BLOCK_FILLS", "Bar", "Chart", "draw"]
 
-BLOCKS: Final = {"ran": "·", "running": "█", "overrun": "▓", "reserved": "▒", "forecast": "░"}
-SIGNS: Final = {"ran": ".", "running": "#", "overrun": "!", "reserved": "=", "forecast": "-"}
+BLOCK_FILLS: Final = {"ran": "·", "running": "█", "overrun": "▓", "reserved": "▒", "forecast": "░"}
+ASCII_FILLS: Final = {"ran": ".", "running": "#", "overrun": "!", "reserved": "=", "forecast": "-"}
 _LANES_MAX: Final = 6
 _LETTERS: Final = string.ascii_uppercase + string.ascii_lowercase
 _LEGEND_MAX: Final = 26
@@ -34,38 +34,38 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """`lines` are texts; `bars[i]` are the bars of line i, for colouring."""
+class Chart:
+    """The lines of the chart; `bars[i]` are the bars in line i, for colouring."""
 
     lines: tuple[str, ...]
     bars: tuple[tuple[Bar, ...], ...]
 
 
-def draw(document: dict[str, Any], columns: int, glyphs: dict[str, str]) -> Picture:
+def draw(document: dict[str, Any], columns: int, fills: dict[str, str]) -> Chart:
     label = max([len(node["name"]) for node in document["nodes"]] + [4]) + 1
-    room = max(10, columns - label - 1)
+    chart_width = max(10, columns - label - 1)
     begin, end, now = document["from"], document["to"], document["now"]
-    scale = room / max(end - begin, 1e-9)
+    scale = chart_width / max(end - begin, 1e-9)
     letters = _letters(document)
-    lines = [" " * label + text for text in _axis(begin, end, now, scale, room)]
+    lines = [" " * label + text for text in _axis(begin, end, now, scale, chart_width)]
     bars: list[tuple[Bar, ...]] = [() for _ in lines]
     mark = int((now - begin) * scale)
     for node in document["nodes"]:
-        lanes, hidden = _lanes(node["spans"], begin, end, scale, room)
+        lanes, hidden = _lanes(node["spans"], begin, end, scale, chart_width)
         for number, lane in enumerate(lanes or [[]]):
-            cells = [" "] * room
-            if 0 <= mark < room:
-                cells[mark] = "│" if glyphs is BLOCKS else "|"
+            cells = [" "] * chart_width
+            if 0 <= mark < chart_width:
+                cells[mark] = "│" if fills is BLOCK_FILLS else "|"
             for bar in lane:
-                cells[bar.start : bar.end] = glyphs[bar.kind] * (bar.end - bar.start)
+                cells[bar.start : bar.end] = fills[bar.kind] * (bar.end - bar.start)
                 cells[bar.start] = letters[bar.job]
             lines.append(f"{node['name'] if number == 0 else '':<{label}}{''.join(cells)}".rstrip())
             bars.append(tuple(Bar(bar.job, bar.kind, bar.start + label, bar.end + label) for bar in lane))
         if hidden:
             lines.append(f"{'':<{label}}... and {hidden} more")
             bars.append(())
-    legend = _legend(document, letters, glyphs, now, columns)
-    return Picture((*lines, *legend), (*bars, *(() for _ in legend)))
+    legend = _legend(document, letters, fills, now, columns)
+    return Chart((*lines, *legend), (*bars, *(() for _ in legend)))
 
 
 def _letters(document: dict[str, Any]) -> dict[str, str]:
@@ -74,7 +74,7 @@ def _letters(document: dict[str, Any]) -> dict[str, str]:
 
 
 def _jobs(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The first span of each job, by when it begins."""
+    """The first span of each job, in order of start."""
     spans = [part for node in document["nodes"] for part in node["spans"]]
     found: dict[str, dict[str, Any]] = {}
     for part in sorted(spans, key=lambda part: (part["from"], part["job"])):
@@ -83,7 +83,7 @@ def _jobs(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _lanes(
-    spans: list[dict[str, Any]], begin: float, end: float, scale: float, room: int
+    spans: list[dict[str, Any]], begin: float, end: float, scale: float, chart_width: int
 ) -> tuple[list[list[Bar]], int]:
     lanes: list[list[Bar]] = []
     hidden = 0
@@ -91,10 +91,10 @@ def _lanes(
         until = end if part["to"] is None else part["to"]
         if until <= begin or part["from"] >= end:
             continue
-        first = min(room - 1, max(0, int((part["from"] - begin) * scale)))
-        last = max(first + 1, min(room, int((until - begin) * scale)))
+        first = min(chart_width - 1, max(0, int((part["from"] - begin) * scale)))
+        last = max(first + 1, min(chart_width, int((until - begin) * scale)))
         for lane in lanes:
-            # Who follows at once may lose a column to rounding; it stays in the same lane.
+            # A job that starts when another ends may lose a column to rounding; it shares its lane.
             begins = max(first, lane[-1].end)
             if begins == first or (begins == first + 1 and begins < last):
                 lane.append(Bar(part["job"], part["kind"], begins, last))
@@ -107,33 +107,33 @@ def _lanes(
     return lanes, hidden
 
 
-def _axis(begin: float, end: float, now: float, scale: float, room: int) -> list[str]:
+def _axis(begin: float, end: float, now: float, scale: float, chart_width: int) -> list[str]:
     step = next((step for step in _STEPS_S if step * scale >= _TICK_WIDTH), _STEPS_S[-1])
-    text, ticks = [" "] * room, [" "] * room
+    text, ticks = [" "] * chart_width, [" "] * chart_width
     number = int((begin - now) // step)
     while now + number * step <= end:
         at = int((now + number * step - begin) * scale)
         label = "now" if number == 0 else ("+" if number > 0 else "-") + span(abs(number * step))
-        if 0 <= at < room:
+        if 0 <= at < chart_width:
             ticks[at] = "|"
-            if at + len(label) <= room:
+            if at + len(label) <= chart_width:
                 text[at : at + len(label)] = label
         number += 1
     return ["".join(text).rstrip(), "".join(ticks).rstrip()]
 
 
 def _legend(
-    document: dict[str, Any], letters: dict[str, str], glyphs: dict[str, str], now: float, columns: int
+    document: dict[str, Any], letters: dict[str, str], fills: dict[str, str], now: float, columns: int
 ) -> list[str]:
     jobs = _jobs(document)
     if not jobs:
-        return ["", "nothing runs, nothing waits"]
+        return ["", "no jobs"]
     kinds = dict.fromkeys(part["kind"] for node in document["nodes"] for part in node["spans"])
-    signs = [f"{glyphs[kind] * 3} {kind}" for kind in glyphs if kind in kinds]
-    lines = ["", *wrap("  ".join(signs), columns, drop_whitespace=True), ""]
-    # If there are too many, those that are over go first, the oldest of them before all.
-    over = [job for job, part in jobs.items() if part["kind"] == "ran"]
-    hidden = set(over[: max(0, len(jobs) - _LEGEND_MAX)])
+    samples = [f"{fills[kind] * 3} {kind}" for kind in fills if kind in kinds]
+    lines = ["", *wrap("  ".join(samples), columns, drop_whitespace=True), ""]
+    # If there are too many jobs, ended ones are left out, the oldest first.
+    ended = [job for job, part in jobs.items() if part["kind"] == "ran"]
+    hidden = set(ended[: max(0, len(jobs) - _LEGEND_MAX)])
     for job, part in [item for item in jobs.items() if item[0] not in hidden][:_LEGEND_MAX]:
         until = "no end" if part["to"] is None else clock(part["to"], now)
         name = part["name"] if len(part["name"]) <= 16 else part["name"][:15] + "+"

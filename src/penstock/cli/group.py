@@ -1,7 +1,7 @@
-"""The click commands as one group, each imported when it is asked for; and what becomes of their errors.
+"""The click commands as one group, each imported when it is used, and the translation of their errors.
 
-Every failure is one line on standard error and an exit code of `penstock.cli.exits`. A refusal of the
-instance that names something unknown is followed by the nearest name that exists.
+Every failure prints one line to standard error and returns an exit code of `penstock.cli.exits`. If the
+instance does not know a name that the user typed, the line suggests the closest existing name.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import click
 from penstock.cli import exits
 from penstock.cli.client import ApiClient, RequestRefused, client_of
 from penstock.cli.main import COMMANDS
-from penstock.cli.terminal import complain
+from penstock.cli.terminal import print_error
 from penstock.errors import BadRequest, PenstockError, Unavailable
 
 __all__ = ["SETTINGS", "complete", "json_option", "run_click", "state_option", "with_client"]
 
 SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-_clients: Final[list[ApiClient]] = []  # the client of the running command, for hints after a refusal
+_clients: Final[list[ApiClient]] = []  # the client of the running command, for suggestions
 
 
 class _Group(click.Group):
@@ -36,9 +36,9 @@ class _Group(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        if entry.is_argv:
-            return click.Command(cmd_name, short_help=entry.about)  # for completion only
-        module, _, name = entry.place.partition(":")
+        if entry.parses_argv:
+            return click.Command(cmd_name, short_help=entry.summary)  # for completion only
+        module, _, name = entry.entry_point.partition(":")
         command: click.Command = getattr(import_module(module), name)
         command.epilog = command.epilog or "\b\n" + exits.TEXT
         return command
@@ -48,13 +48,13 @@ _GROUP: Final = _Group("penstock", context_settings=SETTINGS)
 
 
 def complete() -> NoReturn:
-    """Answers the shell's question and exits."""
+    """Prints the completions that the shell requests, and exits."""
     _GROUP.main(prog_name="penstock", complete_var="_PENSTOCK_COMPLETE")
     sys.exit(0)
 
 
 def with_client(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds `--state` and passes the client of the instance as the first argument."""
+    """Adds `--state` and passes the client of the selected instance as the first argument."""
 
     def call(state: str | None, **values: Any) -> Any:
         _clients.append(client_of(state))
@@ -63,12 +63,11 @@ def with_client(command: Callable[..., Any]) -> Callable[..., Any]:
     call.__doc__ = command.__doc__
     call.__name__ = command.__name__
     call.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
-    about = "The state directory of the instance that is meant (default: PENSTOCK_STATE)."
-    return click.option("--state", metavar="DIR", help=about)(call)
+    return state_option(call)
 
 
-state_option: Final = click.option(
-    "--state", metavar="DIR", help="The state directory of the instance (default: PENSTOCK_STATE)."
+state_option: Final[Callable[[Callable[..., Any]], Callable[..., Any]]] = click.option(
+    "--state", metavar="DIR", help="State directory of the instance (default: PENSTOCK_STATE)."
 )
 
 json_option: Final = click.option(
@@ -77,46 +76,46 @@ json_option: Final = click.option(
     "output_format",
     type=click.Choice(["table", "json"]),
     default="table",
-    help="What to print: text for people, or the API's JSON.",
+    help="Output format: text, or the JSON of the API.",
 )
 
 
 def run_click(argv: list[str]) -> int:
-    """Runs the command that `argv` names; its exit code."""
+    """Runs the command that `argv` names and returns its exit code."""
     try:
         with _GROUP.make_context("penstock", list(argv)) as context:
             found = _GROUP.invoke(context)
         return found if isinstance(found, int) else exits.OK
     except click.exceptions.Exit as ended:
         return ended.exit_code
-    except exits.Ended as ended:
+    except exits.CommandExit as ended:
         if ended.message:
-            complain(ended.message)
+            print_error(ended.message)
         return ended.code
     except click.ClickException as error:
-        return _misused(error)
+        return _usage_error(error)
     except (KeyboardInterrupt, click.Abort):
         return 128 + 2
     except PenstockError as error:
-        return _failed(error)
+        return _report_failure(error)
 
 
-def _misused(error: click.ClickException) -> int:
-    complain(error.format_message().rstrip("."))
+def _usage_error(error: click.ClickException) -> int:
+    print_error(error.format_message().rstrip("."))
     context = getattr(error, "ctx", None)
     if isinstance(context, click.Context):
         print(f"Try `{context.command_path} --help`.", file=sys.stderr)
     return exits.USAGE
 
 
-def _failed(error: PenstockError) -> int:
+def _report_failure(error: PenstockError) -> int:
     if not isinstance(error, RequestRefused):
-        complain(str(error))
+        print_error(str(error))
         if isinstance(error, Unavailable):
             return exits.NO_INSTANCE
         return exits.USAGE if isinstance(error, BadRequest) else exits.FAILED
     hint = _clients[-1].did_you_mean() if error.status == 404 and _clients else ""
-    complain(f"{error}; {hint}" if hint else str(error))
+    print_error(f"{error}; {hint}" if hint else str(error))
     if error.status == 503:
         return exits.NO_INSTANCE
     return exits.USAGE if error.status in (400, 401, 413) else exits.FAILED

@@ -1,4 +1,4 @@
-"""`penstock job`: everything about one job, each question a command of its own."""
+"""`penstock job`: one job in detail, with one subcommand per question."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from penstock.cli import exits
 from penstock.cli.client import ApiClient, Doc, job_path
 from penstock.cli.eventlogs import EventLines
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.terminal import complain, has_colours, is_terminal, say, say_facts, say_json, shown, width
+from penstock.cli.terminal import (
+    has_colours,
+    is_terminal,
+    print_error,
+    print_fields,
+    print_json,
+    print_line,
+    printable,
+    width,
+)
 from penstock.cli.times import clock, day_and_time, span
 from penstock.model.duration import parse_duration
 from penstock.model.jobid import ENCODINGS, encode_jobid, parse_jobid
@@ -22,11 +31,12 @@ __all__ = ["job"]
 
 _WAIT_STEP_S: Final = 30.0
 _MEMBERS_MAX: Final = 32
+_BLOCKERS_MAX: Final = 3
 
 
 @click.group(context_settings=SETTINGS)
 def job() -> None:
-    """One job: what it is, what happened to it, why it waits, when it starts."""
+    """Inspect one job: its description, its eventlog, why it is pending, when it starts."""
 
 
 @job.command(context_settings=SETTINGS)
@@ -34,23 +44,23 @@ def job() -> None:
 @json_option
 @click.argument("id_", metavar="ID")
 def show(client: ApiClient, id_: str, output_format: str) -> None:
-    """Show all about a job."""
+    """Show a job: state, size, time limit, nodes, forecast, tasks."""
     found = _fetch(client, id_)
     if output_format == "json":
-        say_json(found)
+        print_json(found)
         return
-    say_facts((label, text) for label, text in _facts(found, time.time()) if text)
+    print_fields((label, text) for label, text in _job_fields(found, time.time()) if text)
 
 
 def _fetch(client: ApiClient, id_: str, *rest: str) -> Doc:
     parse_jobid(id_)
-    client.meant("job", id_)
+    client.remember("job", id_)
     return client.get(job_path(id_, *rest))
 
 
-def _facts(found: Doc, now: float) -> list[tuple[str, str]]:
+def _job_fields(found: Doc, now: float) -> list[tuple[str, str]]:
     exception = found.get("exception") or {}
-    trouble = ": ".join(str(exception[key]) for key in ("type", "note") if exception.get(key))
+    error = ": ".join(str(exception[key]) for key in ("type", "note") if exception.get(key))
     forecast = found.get("forecast") or {}
     starts = "" if forecast.get("start_at") is None else _start_text(forecast, now)
     times = [(name, found.get(key)) for name, key in (("submitted", "t_submit"), ("started", "t_run"))]
@@ -71,10 +81,10 @@ def _facts(found: Doc, now: float) -> list[tuple[str, str]]:
         ("nodes", found.get("nodelist") or ""),
         *((name, "" if at is None else day_and_time(at)) for name, at in times),
         ("begins after", "" if found.get("begin_at") is None else day_and_time(found["begin_at"])),
-        ("waits for", ",".join(found.get("dependencies") or ()) if found["state"] == "DEPEND" else ""),
+        ("depends on", ",".join(found.get("dependencies") or ()) if found["state"] == "DEPEND" else ""),
         ("starts", starts if found["state"] != "INACTIVE" and found.get("t_run") is None else ""),
         ("reason", found.get("reason", "")),
-        ("exception", trouble),
+        ("exception", error),
         ("exit code", "" if found.get("returncode") is None else str(found["returncode"])),
         ("attempt", str(found["attempt"]) if found.get("attempt", 1) > 1 else ""),
         *((f"task {part['index']}", _files(part)) for part in found.get("output") or ()),
@@ -83,11 +93,11 @@ def _facts(found: Doc, now: float) -> list[tuple[str, str]]:
 
 
 def _members(found: Doc) -> list[tuple[str, str]]:
-    """Those that have names of their own, in the world that they come from."""
+    """The members that have a name in the backend (pods), up to a limit."""
     named = [member for member in found.get("members") or () if member.get("name")]
-    told = [("member", _member(member)) for member in named[:_MEMBERS_MAX]]
-    more = len(named) - len(told)
-    return [*told, ("", f"... and {more} more")] if more else told
+    rows = [("member", _member(member)) for member in named[:_MEMBERS_MAX]]
+    more = len(named) - len(rows)
+    return [*rows, ("", f"... and {more} more")] if more else rows
 
 
 def _member(member: Doc) -> str:
@@ -120,17 +130,19 @@ def _start_text(forecast: Doc, now: float) -> str:
 @job.command(context_settings=SETTINGS)
 @with_client
 @click.argument("id_", metavar="ID")
-@click.option("-f", "--format", "form", type=click.Choice(["text", "json"]), default="text")
-@click.option("-o", "also_format", type=click.Choice(["text", "json"]), help="The same as -f.")
+@click.option(
+    "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Output format."
+)
+@click.option("-o", "also_format", type=click.Choice(["text", "json"]), help="Same as -f.")
 @click.option(
     "-T",
     "--time-format",
     type=click.Choice(["raw", "iso", "offset", "human"]),
     default="raw",
-    help="How times are written.",
+    help="Format of times.",
 )
-@click.option("-H", "--human", is_flag=True, help="Times for people, and colours: -T human.")
-@click.option("-F", "--follow", is_flag=True, help="Go on with events as they come, until the last.")
+@click.option("-H", "--human", is_flag=True, help="Human-readable times, and colours: -T human.")
+@click.option("-F", "--follow", is_flag=True, help="Print events as they occur, until the last one.")
 def eventlog(
     client: ApiClient,
     id_: str,
@@ -140,11 +152,11 @@ def eventlog(
     human: bool,
     follow: bool,
 ) -> None:
-    """Show what happened to a job, one event a line."""
+    """Show the eventlog of a job, one event per line."""
     as_json = (also_format or form) == "json"
     lines = EventLines("human" if human else time_format, as_json=as_json, colours=human and has_colours())
     parse_jobid(id_)
-    client.meant("job", id_)
+    client.remember("job", id_)
     path = job_path(id_, "eventlog")
     if follow:
         for event in client.stream(path, follow=1):
@@ -152,7 +164,7 @@ def eventlog(
                 print(lines.line(event.data), flush=True)
         return
     for found in client.get(path)["events"]:
-        say(lines.line(found))
+        print_line(lines.line(found))
 
 
 @job.command(context_settings=SETTINGS)
@@ -160,43 +172,66 @@ def eventlog(
 @json_option
 @click.argument("id_", metavar="ID")
 def why(client: ApiClient, id_: str, output_format: str) -> None:
-    """Say why a job waits, who is before it, and what would start sooner."""
+    """Explain why a job is pending, which jobs are ahead of it, and how it could start sooner."""
     found = _fetch(client, id_, "why")
     if output_format == "json":
-        say_json(found)
+        print_json(found)
         return
     now = time.time()
-    told = shown(f"{found['id']}: {found['sentence'] or 'it does not wait'}")
-    lines = wrap(told, width(), break_long_words=False, break_on_hyphens=False) if is_terminal() else [told]
+    text = printable(f"{found['id']}: {_why_sentence(found, now)}")
+    lines = wrap(text, width(), break_long_words=False, break_on_hyphens=False) if is_terminal() else [text]
     for line in lines:
-        say(line)
-    say_facts(_why_facts(found, now))
+        print_line(line)
+    print_fields(_why_fields(found, now))
 
 
-def _why_facts(found: Doc, now: float) -> list[tuple[str, str]]:
-    facts: list[tuple[str, str]] = []
+def _why_sentence(found: Doc, now: float) -> str:
+    """`needs 4 nodes with 2 free cores each, 0 of 4 have them; held by ƒA (ends 14:05:10) and 3 more`."""
+    if not _names_blockers(found):
+        return found["sentence"] or "not pending"
+    blockers = found["blockers"]
+    names = ", ".join(_blocker(blocker, now) for blocker in blockers[:_BLOCKERS_MAX])
+    more = len(blockers) - _BLOCKERS_MAX
+    return f"{found['clause']}; held by {names}" + (f" and {more} more" if more > 0 else "")
+
+
+def _names_blockers(found: Doc) -> bool:
+    """Whether the sentence names the jobs that hold the resources."""
+    return bool(found.get("kind") == "resources" and found.get("clause") and found.get("blockers"))
+
+
+def _blocker(blocker: Doc, now: float) -> str:
+    name = str(blocker.get("who") or blocker.get("job") or "")
+    if blocker.get("node"):
+        name += f" on {blocker['node']}"
+    until = blocker.get("until")
+    return name if until is None else f"{name} (ends {clock(until, now)})"
+
+
+def _why_fields(found: Doc, now: float) -> list[tuple[str, str]]:
+    fields: list[tuple[str, str]] = []
     for step in found.get("steps") or ():
-        fails = "" if step["passed"] >= step["needed"] else "  <- too few"
-        facts.append((str(step["name"]), f"{step['passed']} found, {step['needed']} needed{fails}"))
-    for blocker in found.get("blockers") or ():
-        until = blocker.get("until")
-        text = str(blocker.get("who") or blocker.get("job") or "")
-        if blocker.get("node"):
-            text += f" on {blocker['node']}"
+        mark = "" if step["passed"] >= step["needed"] else "  <- too few"
+        fields.append((str(step["name"]), f"{step['passed']} found, {step['needed']} needed{mark}"))
+    blockers = found.get("blockers") or ()
+    if _names_blockers(found) and len(blockers) <= _BLOCKERS_MAX:
+        blockers = ()
+    for blocker in blockers:
         if found.get("kind") == "behind":
-            facts.append(("goes first", text + ("" if until is None else f", starts {clock(until, now)}")))
-            continue
-        text += "" if until is None else f" until {clock(until, now)}"
-        facts.append(("in the way", text))
+            until = blocker.get("until")
+            start = "" if until is None else f", starts {clock(until, now)}"
+            fields.append(("must not delay", f"{blocker.get('who') or blocker.get('job') or ''}{start}"))
+        else:
+            fields.append(("held by", _blocker(blocker, now)))
     if found.get("jobs_ahead"):
         first = ", ".join(found.get("ahead") or ())
         word = "job" if found["jobs_ahead"] == 1 else "jobs"
-        facts.append(("ahead", f"{found['jobs_ahead']} {word}" + (f": {first}" if first else "")))
+        fields.append(("ahead", f"{found['jobs_ahead']} {word}" + (f": {first}" if first else "")))
     if (found.get("forecast") or {}).get("start_at") is not None:
-        facts.append(("starts", _start_text(found["forecast"], now)))
+        fields.append(("starts", _start_text(found["forecast"], now)))
     if found.get("suggestion"):
-        facts.append(("sooner", found["suggestion"]))
-    return facts
+        fields.append(("hint", found["suggestion"]))
+    return fields
 
 
 @job.command(context_settings=SETTINGS)
@@ -204,12 +239,12 @@ def _why_facts(found: Doc, now: float) -> list[tuple[str, str]]:
 @json_option
 @click.argument("id_", metavar="ID")
 def when(client: ApiClient, id_: str, output_format: str) -> None:
-    """Say when a job starts, or started, and what was promised."""
+    """Show when a job starts or started, and the start that was promised."""
     found = _fetch(client, id_)
     forecast, promise = found.get("forecast") or {}, found.get("promise") or {}
     if output_format == "json":
         keys = ("id", "state", "t_run", "forecast", "promise", "reason")
-        say_json({key: found.get(key) for key in keys})
+        print_json({key: found.get(key) for key in keys})
         return
     now = time.time()
     if found.get("t_run") is not None:
@@ -217,47 +252,50 @@ def when(client: ApiClient, id_: str, output_format: str) -> None:
     elif found["state"] == "INACTIVE":
         text = "never started"
     elif forecast.get("start_at") is not None:
-        text = f"starts: {_start_text(forecast, now)}"
+        start = _start_text(forecast, now)
+        text = "starts now" if start == "now" else f"starts at {start}"
     else:
-        text = f"has no known start: {found.get('reason') or 'not planned yet'}"
-    say(shown(f"{found['id']} {text}"))
-    told = [(label, promise.get(key)) for label, key in (("first told", "first"), ("last told", "last"))]
-    say_facts((label, day_and_time(at)) for label, at in told if at is not None)
+        text = f"has no forecast start: {found.get('reason') or 'not planned yet'}"
+    print_line(printable(f"{found['id']} {text}"))
+    promises = [
+        (label, promise.get(key)) for label, key in (("first promise", "first"), ("last promise", "last"))
+    ]
+    print_fields((label, day_and_time(at)) for label, at in promises if at is not None)
 
 
 @job.command(context_settings=SETTINGS)
 @with_client
 @json_option
 @click.argument("ids", nargs=-1, required=True)
-@click.option("-t", "--timeout", metavar="FSD", help="Give up after this.")
+@click.option("-t", "--timeout", metavar="FSD", help="Stop waiting after this duration.")
 def wait(client: ApiClient, ids: tuple[str, ...], timeout: str | None, output_format: str) -> int:
-    """Wait until jobs have ended; exit 1 if one of them did not complete."""
+    """Wait until jobs are inactive; exit 1 if one of them did not complete."""
     from penstock.cli.fields import job_field
 
     deadline = None if timeout is None else time.monotonic() + parse_duration(timeout)
-    ended: list[Doc] = []
+    inactive: list[Doc] = []
     code = exits.OK
     for id_ in ids:
         parse_jobid(id_)
-        client.meant("job", id_)
+        client.remember("job", id_)
         found = _wait_for(client, id_, deadline)
-        ended.append(found)
+        inactive.append(found)
         if found["state"] != "INACTIVE":
-            complain(f"{id_}: still {found['state']} after {timeout}")
+            print_error(f"{id_}: still {found['state']} after {timeout}")
             code = exits.FAILED
         elif found["result"] != "COMPLETED":
             if output_format != "json":
-                complain(f"{id_}: {job_field(found, 'inactive_reason', 0.0)}")
+                print_error(f"{id_}: {job_field(found, 'inactive_reason', 0.0)}")
             code = exits.FAILED
     if output_format == "json":
-        say_json({"jobs": ended})
+        print_json({"jobs": inactive})
     return code
 
 
 def _wait_for(client: ApiClient, id_: str, deadline: float | None) -> Doc:
     while True:
-        left = _WAIT_STEP_S if deadline is None else max(0.0, deadline - time.monotonic())
-        found = client.get(job_path(id_, "wait"), timeout_s=min(left, _WAIT_STEP_S))
+        remaining_s = _WAIT_STEP_S if deadline is None else max(0.0, deadline - time.monotonic())
+        found = client.get(job_path(id_, "wait"), timeout_s=min(remaining_s, _WAIT_STEP_S))
         if found["state"] == "INACTIVE" or (deadline is not None and time.monotonic() >= deadline):
             return found
 
@@ -265,9 +303,9 @@ def _wait_for(client: ApiClient, id_: str, deadline: float | None) -> Doc:
 @job.command(context_settings=SETTINGS)
 @with_client
 @click.argument("id_", metavar="ID")
-@click.option("-l", "--label-io", is_flag=True, help="Put the task's rank before each line.")
+@click.option("-l", "--label-io", is_flag=True, help="Prefix each line with the task rank.")
 def attach(client: ApiClient, id_: str, label_io: bool) -> int:
-    """Show the output of a job from the beginning, stay to its end, exit as it does."""
+    """Show the output of a job from the beginning until it ends, and exit with its exit code."""
     from penstock.cli.attach import attach_to
 
     found = _fetch(client, id_)
@@ -276,13 +314,15 @@ def attach(client: ApiClient, id_: str, label_io: bool) -> int:
 
 @job.command("id", context_settings=SETTINGS)
 @click.argument("ids", nargs=-1, required=True)
-@click.option("--to", "encoding", type=click.Choice(ENCODINGS), default="dec", help="How to write them.")
+@click.option(
+    "--to", "encoding", type=click.Choice(ENCODINGS), default="dec", help="Encoding of the printed ids."
+)
 @click.option("-o", "output_format", type=click.Choice(["table", "json"]), default="table")
 def id_(ids: tuple[str, ...], encoding: str, output_format: str) -> None:
-    """Write job ids in another form."""
+    """Convert job ids to another encoding."""
     texts: list[Any] = [encode_jobid(parse_jobid(text), encoding) for text in ids]
     if output_format == "json":
-        say(json.dumps(texts))
+        print_line(json.dumps(texts))
         return
     for text in texts:
-        say(shown(text))
+        print_line(printable(text))

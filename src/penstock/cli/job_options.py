@@ -1,4 +1,4 @@
-"""The options that `submit` and `run` share, and the wishes that come out of them."""
+"""The options that `submit` and `run` share, and the jobs that they describe."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import click
 
 from penstock.cli.jobspecs import (
     JobRequest,
-    Shape,
+    JobSize,
     build_jobspec,
     parse_urgency,
     select_environment,
     substitute,
 )
-from penstock.cli.terminal import complain
+from penstock.cli.terminal import print_error
 from penstock.errors import BadRequest
 from penstock.model.idset import parse_idset
 
@@ -31,45 +31,66 @@ _COUNT: Final = click.IntRange(min=1)
 
 _OPTIONS: Final = (
     click.option(
-        "-N", "--nodes", type=_COUNT, metavar="N", help="So many nodes; alone: one task on each, nobody else."
+        "-N",
+        "--nodes",
+        type=_COUNT,
+        metavar="N",
+        help="Number of nodes; without -n: one task per node, exclusively.",
     ),
-    click.option("-n", "--ntasks", type=_COUNT, metavar="N", help="So many tasks (default 1)."),
-    click.option("-c", "--cores-per-task", type=_COUNT, metavar="N", help="Cores for each task (default 1)."),
-    click.option("-g", "--gpus-per-task", type=_COUNT, metavar="N", help="Gpus for each task."),
-    click.option("--tasks-per-node", type=_COUNT, metavar="N", help="Tasks on each node (instead of -n)."),
-    click.option("--cores", type=_COUNT, metavar="N", help="So many cores in all (instead of -n)."),
-    click.option("--gpus-per-node", type=_COUNT, metavar="N", help="Gpus on each node (instead of -g)."),
-    click.option("-x", "--exclusive", is_flag=True, help="Nobody else on the nodes (needs -N)."),
+    click.option("-n", "--ntasks", type=_COUNT, metavar="N", help="Number of tasks (default 1)."),
+    click.option("-c", "--cores-per-task", type=_COUNT, metavar="N", help="Cores per task (default 1)."),
+    click.option("-g", "--gpus-per-task", type=_COUNT, metavar="N", help="GPUs per task."),
+    click.option("--tasks-per-node", type=_COUNT, metavar="N", help="Tasks per node (instead of -n)."),
+    click.option("--cores", type=_COUNT, metavar="N", help="Total number of cores (instead of -n)."),
+    click.option("--gpus-per-node", type=_COUNT, metavar="N", help="GPUs per node (instead of -g)."),
     click.option(
-        "-t", "--time-limit", metavar="MINUTES|FSD", help="End after this: 30 (minutes), 90s, 1.5h."
+        "-x", "--exclusive", is_flag=True, help="Do not share the nodes with other jobs (needs -N)."
     ),
-    click.option("-q", "--queue", metavar="NAME", help="The queue."),
-    click.option("--urgency", metavar="N", default="default", help="0..31, hold, default or expedite."),
+    click.option("-t", "--time-limit", metavar="MINUTES|FSD", help="Time limit: 30 (minutes), 90s, 1.5h."),
+    click.option("-q", "--queue", metavar="NAME", help="Queue to submit to."),
+    click.option("--urgency", metavar="N", default="default", help="0 to 31, hold, default or expedite."),
     click.option(
-        "--dependency", "dependencies", multiple=True, metavar="SCHEME:VALUE", help="E.g. afterok:ƒ1."
+        "--dependency",
+        "dependencies",
+        multiple=True,
+        metavar="SCHEME:VALUE",
+        help="Dependency on another job, for example afterok:ƒ1.",
     ),
-    click.option("--begin-time", metavar="WHEN", help="Not before: +1h, 14:30, 2026-06-21T08:00."),
-    click.option("--cc", metavar="IDSET", help="One job for each id; {cc} stands for it. Sets FLUX_JOB_CC."),
-    click.option("--bcc", metavar="IDSET", help="As --cc, without the variable."),
-    click.option("--job-name", "--name", "name", metavar="NAME", help="The job's name."),
+    click.option("--begin-time", metavar="WHEN", help="Do not start before: +1h, 14:30, 2026-06-21T08:00."),
+    click.option(
+        "--cc", metavar="IDSET", help="Submit one job per id; {cc} expands to the id. Sets FLUX_JOB_CC."
+    ),
+    click.option("--bcc", metavar="IDSET", help="Like --cc, but without FLUX_JOB_CC."),
+    click.option("--job-name", "--name", "name", metavar="NAME", help="Job name."),
     click.option(
         "--requeue",
         type=click.Choice(["never", "node-failure", "always"]),
         default="never",
-        help="When to run the job again.",
+        help="When to requeue the job after a failure.",
     ),
-    click.option("--output", metavar="FILE", help="Where the tasks' standard output goes."),
-    click.option("--error", metavar="FILE", help="Where the tasks' standard error goes."),
-    click.option("-l", "--label-io", is_flag=True, help="Put the task's rank before each line."),
-    click.option("--signal", metavar="[SIG][@TIME]", help="A signal before the end (USR1, 60s)."),
-    click.option("--cwd", metavar="DIR", help="The directory of the tasks (default: this one)."),
-    click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable of the tasks."),
-    click.option("--env-remove", multiple=True, metavar="PATTERN", help="Leave out variables."),
-    click.option("--requires", metavar="CONSTRAINT", help="Only such nodes: a,b  a|b  -host:n7  rank:0."),
+    click.option("--output", metavar="FILE", help="File for the standard output of the tasks."),
+    click.option("--error", metavar="FILE", help="File for the standard error of the tasks."),
+    click.option("-l", "--label-io", is_flag=True, help="Prefix each line with the task rank."),
     click.option(
-        "--jobspec", "jobspec_file", metavar="FILE", help="Take the jobspec from a file, - for input."
+        "--signal",
+        metavar="[SIG][@TIME]",
+        help="Send SIG (default USR1) TIME (default 60s) before the time limit.",
     ),
-    click.option("--dry-run", is_flag=True, help="Print the jobspec, submit nothing."),
+    click.option("--cwd", metavar="DIR", help="Working directory of the tasks (default: the current one)."),
+    click.option(
+        "--env", multiple=True, metavar="NAME[=VALUE]", help="Set an environment variable of the tasks."
+    ),
+    click.option(
+        "--env-remove",
+        multiple=True,
+        metavar="PATTERN",
+        help="Remove environment variables that match PATTERN.",
+    ),
+    click.option("--requires", metavar="CONSTRAINT", help="Constraint on nodes: a,b  a|b  -host:n7  rank:0."),
+    click.option(
+        "--jobspec", "jobspec_file", metavar="FILE", help="Read the jobspec from FILE, - for standard input."
+    ),
+    click.option("--dry-run", is_flag=True, help="Print the jobspec without submitting it."),
 )
 
 
@@ -80,7 +101,7 @@ class JobOptions:
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options and the command; the function gets them as one `JobOptions`."""
+    """Adds the options and the command arguments, which the function receives as one `JobOptions`."""
     names = [name for option in _OPTIONS for name in _names(option)]
 
     def call(client: Any, command: tuple[str, ...], **values: Any) -> Any:
@@ -103,35 +124,35 @@ def _names(option: Callable[..., Any]) -> list[str]:
 
 
 def submissions_of(options: JobOptions) -> list[dict[str, Any]]:
-    """The jobs as the API takes them."""
+    """The jobs to submit, as documents of the API."""
     values = options.values
     extra = {"urgency": parse_urgency(values["urgency"]), "requeue": values["requeue"]}
     if values["jobspec_file"]:
         if options.command:
-            raise click.UsageError("a command and --jobspec exclude each other")
+            raise click.UsageError("give either a command or --jobspec, not both")
         return [{"jobspec": _read_jobspec(values["jobspec_file"]), **extra}]
     request = _request(options)
     now = time.time()
     if values["cc"] and values["bcc"]:
-        raise click.UsageError("--cc and --bcc exclude each other")
+        raise click.UsageError("give either --cc or --bcc, not both")
     copies = values["cc"] or values["bcc"]
     if not copies:
         return [{"jobspec": build_jobspec(request, now), **extra}]
-    made = []
+    submissions = []
     for number in parse_idset(copies, ids_max=_COPIES_MAX):
         one = substitute(request, str(number))
         if values["cc"]:
             one = replace(one, environment={**one.environment, "FLUX_JOB_CC": str(number)})
-        made.append({"jobspec": build_jobspec(one, now), **extra})
-    return made
+        submissions.append({"jobspec": build_jobspec(one, now), **extra})
+    return submissions
 
 
 def _request(options: JobOptions) -> JobRequest:
     values = options.values
     environment, unsendable = select_environment(os.environ, values["env"], values["env_remove"])
     if unsendable:
-        complain(f"not sent, because their values are no UTF-8 text: {', '.join(unsendable)}")
-    shape_names = (
+        print_error(f"environment variables not passed on, values are not UTF-8: {', '.join(unsendable)}")
+    size_options = (
         "nodes",
         "ntasks",
         "cores_per_task",
@@ -143,7 +164,7 @@ def _request(options: JobOptions) -> JobRequest:
     )
     return JobRequest(
         command=options.command,
-        shape=Shape(**{name: values[name] for name in shape_names}),
+        size=JobSize(**{name: values[name] for name in size_options}),
         time_limit=values["time_limit"] or "",
         queue=values["queue"] or "",
         name=values["name"] or "",
@@ -167,7 +188,7 @@ def _read_jobspec(path: str) -> Any:
             with open(path, encoding="utf-8") as stream:
                 text = stream.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest("the jobspec cannot be read", where=path, found=str(error)) from error
+        raise BadRequest("cannot read the jobspec", where=path, found=str(error)) from error
     try:
         return json.loads(text)
     except ValueError:
@@ -176,4 +197,4 @@ def _read_jobspec(path: str) -> Any:
         try:
             return yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise BadRequest("neither JSON nor YAML", where=path, found=str(error)) from error
+            raise BadRequest("the jobspec is neither JSON nor YAML", where=path, found=str(error)) from error

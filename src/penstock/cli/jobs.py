@@ -1,4 +1,4 @@
-"""`penstock jobs`: the queue, what runs and what ended, in the columns that Flux users know."""
+"""`penstock jobs`: lists pending, running and inactive jobs, with the columns and formats of `flux jobs`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.cli.client import ApiClient, Doc
 from penstock.cli.fields import HEADINGS, PRESETS, job_field
 from penstock.cli.formats import Cell, Table, parse_format
 from penstock.cli.group import SETTINGS, with_client
-from penstock.cli.terminal import complain, is_terminal, paint, say, say_json, width
+from penstock.cli.terminal import is_terminal, print_error, print_json, print_line, styled, width
 from penstock.cli.times import parse_when
 from penstock.errors import BadRequest
 from penstock.model.jobid import parse_jobid
@@ -26,21 +26,27 @@ _STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive", "pending
 _RESULTS = ("completed", "failed", "canceled", "timeout")
 _COUNT_DEFAULT: Final = 1000
 _QUEUE_DEFAULT: Final = "default"
-_ROOM_MIN: Final = 40  # a last column with less room than this moves to the next line
+_LAST_COLUMN_MIN: Final = 40  # a last column narrower than this moves to the next line
 _COLOURS = {"R": "green", "C": "green", "S": "yellow", "D": "blue", "P": "blue", "F": "red", "TO": "red"}
 
 
 @click.command(context_settings=SETTINGS)
 @with_client
 @click.argument("ids", nargs=-1)
-@click.option("-a", "with_inactive", is_flag=True, help="Inactive jobs as well.")
+@click.option("-a", "with_inactive", is_flag=True, help="Include inactive jobs.")
 @click.option(
-    "-A", "everybody", is_flag=True, help="Jobs of all users (an instance has one user: no change)."
+    "-A", "all_users", is_flag=True, help="Jobs of all users (no effect: an instance has one user)."
 )
 @click.option("-u", "--user", metavar="NAME", help="Jobs of this user.")
-@click.option("-f", "--filter", "filters", metavar="STATE|RESULT,...", help="Only such jobs.")
+@click.option(
+    "-f",
+    "--filter",
+    "filters",
+    metavar="STATE|RESULT,...",
+    help="Only jobs in these states or with these results.",
+)
 @click.option("-q", "--queue", metavar="NAME", help="Jobs of this queue.")
-@click.option("--name", metavar="NAME", help="Jobs of this name.")
+@click.option("--name", metavar="NAME", help="Jobs with this name.")
 @click.option("--since", metavar="WHEN", help="Inactive jobs that ended after WHEN (-2h, 14:30, a date).")
 @click.option(
     "-c",
@@ -48,22 +54,22 @@ _COLOURS = {"R": "green", "C": "green", "S": "yellow", "D": "blue", "P": "blue",
     type=click.IntRange(1, 1_000_000),
     default=_COUNT_DEFAULT,
     metavar="N",
-    help="At most so many jobs.",
+    help="Maximum number of jobs.",
 )
-@click.option("-n", "--no-header", is_flag=True, help="Without the line of headings.")
+@click.option("-n", "--no-header", is_flag=True, help="Omit the header line.")
 @click.option("-o", "--format", "form", metavar="FORMAT", default="default",
-              help="A format string, json, or one of: " + ", ".join(PRESETS) + ".")  # fmt: skip
-@click.option("--sort", metavar="FIELD,...", help="Sort by fields; -FIELD for the other way round.")
-@click.option("--watch", is_flag=True, help="Keep the table up to date until ctrl-C.")
+              help="Format string, json, or one of: " + ", ".join(PRESETS) + ".")  # fmt: skip
+@click.option("--sort", metavar="FIELD,...", help="Sort by fields; -FIELD sorts in descending order.")
+@click.option("--watch", is_flag=True, help="Refresh the table every second until ctrl-C.")
 def jobs(client: ApiClient, ids: tuple[str, ...], **options: Any) -> int:
-    """List jobs: pending and running ones, or those with the given IDs.
+    """List pending and running jobs, or the jobs with the given IDs.
 
-    Pending jobs show in INFO when they are expected to start. `-o why` and `--watch` show the forecast and
-    the reason for waiting in columns of their own.
+    INFO shows the expected start of a pending job (eta), or why it is pending. `-o why` and `--watch` show
+    the forecast start and the reason in separate columns.
     """
     query = _query(ids, options)
-    client.meant("queue", options["queue"] or "")
-    client.meant("job", *ids)
+    client.remember("queue", options["queue"] or "")
+    client.remember("job", *ids)
     form = options["form"]
     if options["watch"]:
         from penstock.cli.watch import watch
@@ -71,39 +77,41 @@ def jobs(client: ApiClient, ids: tuple[str, ...], **options: Any) -> int:
         watch(client, query, PRESETS["why"] if form == "default" else _format(form))
         return exits.OK
     found = client.get("/v1/jobs", **query)["jobs"]
-    code = exits.FAILED if _complain_missing(client, ids, found) else exits.OK
-    if len(found) >= options["count"] == _COUNT_DEFAULT:  # Whoever names a count wants no more.
-        complain(f"only the first {len(found)} are shown; --count shows more")
+    code = exits.FAILED if _report_missing(client, ids, found) else exits.OK
+    if len(found) >= options["count"] == _COUNT_DEFAULT:  # An explicit --count needs no hint.
+        print_error(f"only the first {len(found)} jobs are listed; use --count to list more")
     if options["sort"]:
         found = _sorted(found, options["sort"])
     if form == "json":
-        say_json({"jobs": found})
+        print_json({"jobs": found})
         return code
     table = parse_format(_format(form), HEADINGS)
     for line in job_table(table, found, time.time(), header=not options["no_header"]):
-        say(line)
+        print_line(line)
     return code
 
 
 def job_table(
     table: Table, found: list[Doc], now: float, *, header: bool = True, columns: int | None = None
 ) -> list[str]:
-    """Lines for the screen; on a terminal no wider than it, with the state in colour.
+    """The lines of the table; on a terminal they fit its width, and states are coloured.
 
-    Where everything is in the one queue that an instance has by itself, its name tells nothing.
+    The queue column is left out on a terminal if all jobs are in the default queue.
     """
     if columns is None and is_terminal():
         columns = width()
-    plain = columns is not None and all(job.get("queue") == _QUEUE_DEFAULT for job in found)
+    is_default_queue = columns is not None and all(job.get("queue") == _QUEUE_DEFAULT for job in found)
 
     def value(job: Doc, name: str) -> Cell:
-        return None if plain and name == "queue" else job_field(job, name, now)
+        return None if is_default_queue and name == "queue" else job_field(job, name, now)
 
     lines = table.lines(found, value, header=header)
-    made = [paint(line, "bold") for line in _folded(lines.pop(0), columns)] if header and lines else []
+    table_lines = (
+        [styled(line, "bold") for line in _folded(lines.pop(0), columns)] if header and lines else []
+    )
     for job, pieces in zip(found, lines, strict=True):
-        made += [_coloured(line, job) for line in _fitted(pieces, columns)]
-    return made
+        table_lines += [_coloured(line, job) for line in _fitted(pieces, columns)]
+    return table_lines
 
 
 def _cut(text: str, columns: int | None) -> str:
@@ -111,7 +119,7 @@ def _cut(text: str, columns: int | None) -> str:
 
 
 def _folded(pieces: list[str], columns: int | None) -> list[str]:
-    """The line, or two of them: the columns that do not fit stand below, where those of other lines do."""
+    """The row as one line, or as two: columns that do not fit move to a second, indented line."""
     if columns is None or len("".join(pieces)) <= columns or len(pieces) < 3:
         return [_cut("".join(pieces), columns)]
     count = len(pieces) - 1
@@ -124,12 +132,12 @@ def _folded(pieces: list[str], columns: int | None) -> list[str]:
 
 
 def _fitted(pieces: list[str], columns: int | None) -> list[str]:
-    """The line; if it is too long, its last column goes on below itself, or all of it on the next lines."""
+    """The row as lines: a long last column is wrapped in place, or moved below the others if too narrow."""
     text, head = "".join(pieces), "".join(pieces[:-1])
     if columns is None or len(text) <= columns or len(head) > columns or len(pieces) < 2:
         return _folded(pieces, columns)
     indent = len(head) + 1
-    if columns - indent >= _ROOM_MIN:
+    if columns - indent >= _LAST_COLUMN_MIN:
         first, *more = wrap(pieces[-1].strip(), columns - indent, break_on_hyphens=False)
         return [f"{head} {first}", *(" " * indent + line for line in more)]
     indent = len(pieces[0]) + 1
@@ -140,12 +148,12 @@ def _fitted(pieces: list[str], columns: int | None) -> list[str]:
 def _coloured(text: str, job: Doc) -> str:
     mark = job_field(job, "status_abbrev", 0.0)
     if job["state"] == "INACTIVE" and mark == "CD":
-        return paint(text, "dim")
+        return styled(text, "dim")
     style = _COLOURS.get(str(mark), "magenta")
     return (
-        paint(text, style)
+        styled(text, style)
         if style in ("red", "magenta")
-        else text.replace(f" {mark} ", f" {paint(str(mark), style)} ", 1)
+        else text.replace(f" {mark} ", f" {styled(str(mark), style)} ", 1)
     )
 
 
@@ -161,7 +169,7 @@ def _query(ids: tuple[str, ...], options: dict[str, Any]) -> dict[str, object]:
             near = get_close_matches(word, _STATES + _RESULTS, n=1)
             hint = f"did you mean {near[0]}?" if near else ", ".join(_STATES + _RESULTS)
             raise BadRequest(
-                "neither a state nor a result", where="--filter", found=repr(word), expected=hint
+                "neither a job state nor a result", where="--filter", found=repr(word), expected=hint
             )
     if options["with_inactive"] and not states and not results:
         states = ["active", "inactive"]
@@ -187,7 +195,7 @@ def _format(form: str) -> str:
         return form
     near = get_close_matches(form, [*PRESETS, "json"], n=1)
     hint = f"did you mean {near[0]}?" if near else "a format string, json, " + ", ".join(PRESETS)
-    raise BadRequest("no such format", where="-o", found=repr(form), expected=hint)
+    raise BadRequest("unknown format", where="-o", found=repr(form), expected=hint)
 
 
 def _sorted(found: list[Doc], keys: str) -> list[Doc]:
@@ -207,11 +215,11 @@ def _sorted(found: list[Doc], keys: str) -> list[Doc]:
     return found
 
 
-def _complain_missing(client: ApiClient, ids: Iterable[str], found: list[Doc]) -> bool:
-    """Names the ids that are not among what was found; whether there were any."""
+def _report_missing(client: ApiClient, ids: Iterable[str], found: list[Doc]) -> bool:
+    """Prints an error for each id without a job; returns whether there was one."""
     known = {parse_jobid(job["id"]) for job in found}
     missing = [text for text in ids if parse_jobid(text) not in known]
     for text in missing:
         hint = client.did_you_mean()
-        complain(f"{text}: unknown job id" + (f"; {hint}" if hint else ""))
+        print_error(f"{text}: no such job" + (f"; {hint}" if hint else ""))
     return bool(missing)

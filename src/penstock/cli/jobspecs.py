@@ -1,8 +1,8 @@
-"""From the options of `submit` and `run` to a jobspec of version 1, exactly as Flux makes it. Pure.
+"""Builds a version 1 jobspec from the options of `submit` and `run`, exactly as Flux builds it. Pure.
 
-Two ways to say the shape exclude each other. By task: so many tasks, each with cores and gpus, maybe over
-so many nodes. By resource: so many nodes or cores, and how many tasks on each. Nodes without a number of
-tasks mean one task a node, alone on it.
+The resources are described in one of two ways. By task: a number of tasks, the cores and GPUs of each, and
+optionally the number of nodes. By resource: a number of nodes or cores, and the tasks on each. Nodes without
+a number of tasks mean one task per node and exclusive nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.model.duration import BadDuration, parse_duration
 
 __all__ = [
     "JobRequest",
-    "Shape",
+    "JobSize",
     "build_jobspec",
     "parse_dependency",
     "parse_signal",
@@ -36,7 +36,9 @@ _SIGNAL_DEFAULT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class JobSize:
+    """The resource options of `submit` and `run`; None: not given."""
+
     nodes: int | None = None
     ntasks: int | None = None
     cores_per_task: int | None = None
@@ -49,10 +51,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """One job as the command line says it. Texts may hold `{cc}`."""
+    """One job as the command line describes it. Texts may contain `{cc}`."""
 
     command: tuple[str, ...]
-    shape: Shape = Shape()
+    size: JobSize = JobSize()
     time_limit: str = ""
     queue: str = ""
     name: str = ""
@@ -62,7 +64,7 @@ class JobRequest:
     output: str = ""
     error: str = ""
     label_io: bool = False
-    signal: str | None = None  # None: none; "" all defaults
+    signal: str | None = None  # None: no signal; "": default signal and time
     cwd: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -70,7 +72,7 @@ class JobRequest:
 def build_jobspec(request: JobRequest, now: float) -> dict[str, Any]:
     if not request.command:
         _refuse("job command and arguments are missing", "command", expected="COMMAND [ARGUMENTS...]")
-    resources, count, per_resource = _resources(request.shape)
+    resources, count, per_resource = _resources(request.size)
     system: dict[str, Any] = {
         "duration": parse_time_limit(request.time_limit) if request.time_limit else 0.0,
         "environment": dict(request.environment),
@@ -102,62 +104,62 @@ def build_jobspec(request: JobRequest, now: float) -> dict[str, Any]:
     }
 
 
-def _resources(shape: Shape) -> tuple[list[dict[str, Any]], dict[str, int], dict[str, Any] | None]:
-    by_resource = (shape.tasks_per_node, shape.cores, shape.gpus_per_node)
+def _resources(size: JobSize) -> tuple[list[dict[str, Any]], dict[str, int], dict[str, Any] | None]:
+    by_resource = (size.tasks_per_node, size.cores, size.gpus_per_node)
     if any(value is not None for value in by_resource):
-        if any(value is not None for value in (shape.ntasks, shape.cores_per_task, shape.gpus_per_task)):
+        if any(value is not None for value in (size.ntasks, size.cores_per_task, size.gpus_per_task)):
             _refuse(
                 "per-task and per-resource options do not mix",
                 "options",
                 expected="-n -c -g, or --cores --tasks-per-node --gpus-per-node",
             )
-        return _by_resource(shape)
-    return _by_task(shape)
+        return _by_resource(size)
+    return _by_task(size)
 
 
-def _by_task(shape: Shape) -> tuple[list[dict[str, Any]], dict[str, int], None]:
-    exclusive = shape.exclusive
-    ntasks = shape.ntasks
+def _by_task(size: JobSize) -> tuple[list[dict[str, Any]], dict[str, int], None]:
+    exclusive = size.exclusive
+    ntasks = size.ntasks
     if ntasks is None:
-        ntasks = shape.nodes or 1
-        exclusive = exclusive or shape.nodes is not None
-    children = _children(shape.cores_per_task or 1, shape.gpus_per_task)
-    if shape.nodes is None:
+        ntasks = size.nodes or 1
+        exclusive = exclusive or size.nodes is not None
+    children = _children(size.cores_per_task or 1, size.gpus_per_task)
+    if size.nodes is None:
         if exclusive:
             _refuse("exclusive can only be set with a node count", "--exclusive", expected="-N NODES as well")
         return [_slot(ntasks, children)], {"per_slot": 1}, None
-    if shape.nodes > ntasks:
+    if size.nodes > ntasks:
         _refuse(
             "node count must not be greater than task count",
             "--nodes",
-            found=f"{shape.nodes} nodes, {ntasks} tasks",
+            found=f"{size.nodes} nodes, {ntasks} tasks",
         )
-    slots = math.ceil(ntasks / shape.nodes)
-    count = {"per_slot": 1} if ntasks % shape.nodes == 0 else {"total": ntasks}
-    return [_node(shape.nodes, exclusive, _slot(slots, children))], count, None
+    slots = math.ceil(ntasks / size.nodes)
+    count = {"per_slot": 1} if ntasks % size.nodes == 0 else {"total": ntasks}
+    return [_node(size.nodes, exclusive, _slot(slots, children))], count, None
 
 
-def _by_resource(shape: Shape) -> tuple[list[dict[str, Any]], dict[str, int], dict[str, Any] | None]:
-    count = shape.tasks_per_node
+def _by_resource(size: JobSize) -> tuple[list[dict[str, Any]], dict[str, int], dict[str, Any] | None]:
+    count = size.tasks_per_node
     per_resource = None if count is None else {"type": "node", "count": count}
-    if shape.nodes is None:
-        if shape.tasks_per_node is not None or shape.gpus_per_node is not None or shape.exclusive:
-            _refuse("a node count is needed", "--nodes", found="none", expected="-N NODES as well")
-        assert shape.cores is not None
-        return [_slot(shape.cores, _children(1, None))], {"per_slot": 1}, None
-    exclusive, cores_each = shape.exclusive, 1
-    if shape.cores is None:
+    if size.nodes is None:
+        if size.tasks_per_node is not None or size.gpus_per_node is not None or size.exclusive:
+            _refuse("a node count is required", "--nodes", found="none", expected="-N NODES")
+        assert size.cores is not None
+        return [_slot(size.cores, _children(1, None))], {"per_slot": 1}, None
+    exclusive, cores_each = size.exclusive, 1
+    if size.cores is None:
         exclusive = True
-    elif shape.cores % shape.nodes:
+    elif size.cores % size.nodes:
         _refuse(
-            "the cores do not divide evenly over the nodes",
+            "the number of cores is not a multiple of the number of nodes",
             "--cores",
-            found=f"{shape.cores} cores, {shape.nodes} nodes",
+            found=f"{size.cores} cores, {size.nodes} nodes",
         )
     else:
-        cores_each = shape.cores // shape.nodes
-    slot = _slot(1, _children(cores_each, shape.gpus_per_node))
-    return [_node(shape.nodes, exclusive, slot)], {"per_slot": 1}, per_resource
+        cores_each = size.cores // size.nodes
+    slot = _slot(1, _children(cores_each, size.gpus_per_node))
+    return [_node(size.nodes, exclusive, slot)], {"per_slot": 1}, per_resource
 
 
 def _children(cores: int, gpus: int | None) -> list[dict[str, Any]]:
@@ -190,11 +192,14 @@ def _shell_options(request: JobRequest) -> dict[str, Any]:
 
 
 def parse_time_limit(text: str) -> float:
-    """Seconds. A number alone is minutes."""
+    """A time limit in seconds. A number without a unit is in minutes."""
     seconds = float(text) * 60 if re.fullmatch(r"[0-9]+(\.[0-9]*)?", text) else parse_duration(text)
     if math.isinf(seconds):
         raise BadDuration(
-            "a time limit is finite", where="--time-limit", found=repr(text), expected="30, 90s, 1.5h, 2d"
+            "the time limit must be finite",
+            where="--time-limit",
+            found=repr(text),
+            expected="30, 90s, 1.5h, 2d",
         )
     return seconds
 
@@ -203,7 +208,7 @@ def parse_urgency(text: str) -> int:
     if text in _URGENCIES:
         return _URGENCIES[text]
     if not (text.isdecimal() and text.isascii() and int(text) <= 31):
-        _refuse("not an urgency", "--urgency", repr(text), "0 to 31, hold, default or expedite")
+        _refuse("invalid urgency", "--urgency", repr(text), "0 to 31, hold, default or expedite")
     return int(text)
 
 
@@ -211,20 +216,20 @@ def parse_dependency(text: str) -> dict[str, Any]:
     body, _, query = text.partition("?")
     scheme, colon, value = body.partition(":")
     if not scheme or (not colon and scheme != "singleton"):
-        _refuse("not a dependency", "--dependency", repr(text), "SCHEME:VALUE[?KEY=VALUE[&KEY=VALUE]]")
+        _refuse("invalid dependency", "--dependency", repr(text), "SCHEME:VALUE[?KEY=VALUE[&KEY=VALUE]]")
     found: dict[str, Any] = {"scheme": scheme, "value": value}
     for pair in query.split("&") if query else ():
         key, equals, setting = pair.partition("=")
         if not key or not equals or key in found:
-            _refuse("not an option of a dependency", "--dependency", repr(pair), "KEY=VALUE, each key once")
+            _refuse("invalid dependency option", "--dependency", repr(pair), "KEY=VALUE, each key once")
         found[key] = setting
     return found
 
 
 def parse_signal(text: str) -> dict[str, Any]:
-    """`[SIG][@TIME]`: by default USR1, 60 seconds before the end."""
-    name, at, left = text.partition("@")
-    seconds = parse_duration(left) if at and left else _SIGNAL_DEFAULT_S
+    """`[SIG][@TIME]`: by default USR1, 60 seconds before the time limit."""
+    name, at, time_left = text.partition("@")
+    seconds = parse_duration(time_left) if at and time_left else _SIGNAL_DEFAULT_S
     if not name:
         return {"signum": int(signal.SIGUSR1), "timeleft": seconds}
     if name.isdecimal() and 1 <= int(name) <= 64:
@@ -232,21 +237,21 @@ def parse_signal(text: str) -> dict[str, Any]:
     word = name.upper()
     found = getattr(signal, word if word.startswith("SIG") else f"SIG{word}", None)
     if not isinstance(found, signal.Signals):
-        _refuse("not a signal", "--signal", repr(name), "a number or a name such as USR1 or SIGTERM")
+        _refuse("unknown signal", "--signal", repr(name), "a number or a name such as USR1 or SIGTERM")
     return {"signum": int(found), "timeleft": seconds}
 
 
 def select_environment(
     own: Mapping[str, str], rules: Iterable[str], removed: Iterable[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """The job's environment, and the names that cannot be sent because they are no text."""
+    """The job's environment, and the names of variables that JSON cannot carry because they are not UTF-8."""
     chosen = dict(own)
     for pattern in removed:
         chosen = {name: value for name, value in chosen.items() if not fnmatch.fnmatchcase(name, pattern)}
     for rule in rules:
         name, equals, value = rule.partition("=")
         if not name:
-            _refuse("not a variable", "--env", repr(rule), "NAME or NAME=VALUE")
+            _refuse("invalid variable", "--env", repr(rule), "NAME or NAME=VALUE")
         if equals:
             chosen[name] = value
         elif name in own:
@@ -258,21 +263,21 @@ def select_environment(
 
 
 def substitute(request: JobRequest, cc: str) -> JobRequest:
-    """The wish of one copy: `{cc}` in the command and in every text becomes the copy's id."""
+    """The job of one `--cc` id: replaces `{cc}` in the command and in all other texts."""
     from dataclasses import replace
 
-    def put(text: str) -> str:
+    def expand(text: str) -> str:
         return text.replace("{cc}", cc)
 
     return replace(
         request,
-        command=tuple(put(word) for word in request.command),
-        name=put(request.name),
-        output=put(request.output),
-        error=put(request.error),
-        cwd=put(request.cwd),
-        dependencies=tuple(put(text) for text in request.dependencies),
-        requires=put(request.requires),
+        command=tuple(expand(word) for word in request.command),
+        name=expand(request.name),
+        output=expand(request.output),
+        error=expand(request.error),
+        cwd=expand(request.cwd),
+        dependencies=tuple(expand(text) for text in request.dependencies),
+        requires=expand(request.requires),
     )
 
 

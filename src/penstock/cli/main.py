@@ -1,9 +1,8 @@
-"""`penstock`: finds the command and hands over. Nothing is imported that the command does not need.
+"""`penstock`: looks up the command and runs it, importing only what that command needs.
 
-Commands are of two kinds. Those with their own reading of arguments (`argv`) are called as they are. The
-others are click commands; each lives in a module that is imported only when it is asked for, and the help
-of `penstock` itself is written from the table below without importing any. What goes wrong in a click
-command ends here as one line and an exit code.
+Some commands parse their arguments themselves (`parses_argv`) and are called directly. The others are click
+commands, each in a module that is imported when the command is used. `penstock --help` is rendered from the
+table below and imports none of them. An error in a click command becomes one line and an exit code.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ __all__ = ["COMMANDS", "CommandEntry", "main"]
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """A command: where it lives (`module:function`), and what it does in half a line."""
+    """A command: its entry point (`module:function`) and a one-line summary in the imperative."""
 
-    place: str
-    about: str
+    entry_point: str
+    summary: str
     section: str
-    is_argv: bool = False
+    parses_argv: bool = False
 
 
 _JOBS: Final = "Jobs"
@@ -35,46 +34,52 @@ _EXIT_NO_COMMAND: Final = 1
 
 COMMANDS: Final[dict[str, CommandEntry]] = {
     "submit": CommandEntry("penstock.cli.submit:submit", "submit jobs and print their ids", _JOBS),
-    "run": CommandEntry("penstock.cli.run:run", "submit a job, show its output, exit as it does", _JOBS),
+    "run": CommandEntry("penstock.cli.run:run", "submit a job, show its output, exit with its code", _JOBS),
     "jobs": CommandEntry("penstock.cli.jobs:jobs", "list jobs", _JOBS),
-    "job": CommandEntry("penstock.cli.job:job", "one job: show, eventlog, why, when, wait, attach", _JOBS),
+    "job": CommandEntry(
+        "penstock.cli.job:job", "inspect one job: show, why, when, eventlog, wait, attach", _JOBS
+    ),
     "cancel": CommandEntry("penstock.cli.cancel:cancel", "cancel jobs", _JOBS),
-    "hold": CommandEntry("penstock.cli.urgency:hold", "hold jobs back (urgency 0)", _JOBS),
-    "release": CommandEntry("penstock.cli.urgency:release", "let held jobs go on", _JOBS),
-    "urgency": CommandEntry("penstock.cli.urgency:urgency", "change the urgency of a job", _JOBS),
-    "resource": CommandEntry(
-        "penstock.cli.resource:resource", "nodes: list, status, drain, undrain", _CLUSTER
-    ),
+    "hold": CommandEntry("penstock.cli.urgency:hold", "hold pending jobs (urgency 0)", _JOBS),
+    "release": CommandEntry("penstock.cli.urgency:release", "release held jobs", _JOBS),
+    "urgency": CommandEntry("penstock.cli.urgency:urgency", "change the urgency of a pending job", _JOBS),
+    "resource": CommandEntry("penstock.cli.resource:resource", "list, drain and undrain nodes", _CLUSTER),
     "queue": CommandEntry(
-        "penstock.cli.queue:queue", "queues: list, status, start, stop, enable, disable", _CLUSTER
+        "penstock.cli.queue:queue", "list, start, stop, enable and disable queues", _CLUSTER
     ),
-    "timeline": CommandEntry("penstock.cli.timeline:timeline", "draw what runs where and when", _CLUSTER),
+    "timeline": CommandEntry(
+        "penstock.cli.timeline:timeline", "draw running and planned jobs, by node and time", _CLUSTER
+    ),
     "status": CommandEntry(
-        "penstock.cli.status:status", "the instance, its agents and its database", _CLUSTER
+        "penstock.cli.status:status", "show the instance, its agents and its database", _CLUSTER
     ),
-    "start": CommandEntry("penstock.cli.start:start", "start an instance, or take one up again", _CLUSTER),
+    "start": CommandEntry(
+        "penstock.cli.start:start", "start an instance, or restart one with its jobs", _CLUSTER
+    ),
     "stop": CommandEntry("penstock.cli.stop:stop", "stop the instance", _CLUSTER),
-    "dev": CommandEntry("penstock.cli.dev:dev", "a real control plane with simulated nodes", _TOOLS),
+    "dev": CommandEntry(
+        "penstock.cli.dev:dev", "run a Kubernetes control plane with simulated nodes", _TOOLS
+    ),
     "completion": CommandEntry(
-        "penstock.cli.completion:completion", "the completion script of a shell", _TOOLS
+        "penstock.cli.completion:completion", "print the completion script for a shell", _TOOLS
     ),
     "demo": CommandEntry(
         "penstock.cli.plan_demo:main",
-        "run a mixed workload on a real instance of its own",
+        "run a mixed workload on a temporary instance",
         _TOOLS,
-        is_argv=True,
+        parses_argv=True,
     ),
     "resource-query": CommandEntry(
         "penstock.cli.resource_query:main",
-        "match jobspecs against a graph, as Fluxion's tool does",
+        "match jobspecs against a resource graph, as Fluxion does",
         _TOOLS,
-        is_argv=True,
+        parses_argv=True,
     ),
     "jobspec-validate": CommandEntry(
         "penstock.cli.jobspec_validate:main",
-        "check a jobspec: exit 0 valid, 2 invalid, 3 not YAML",
+        "validate a jobspec: exit 0 valid, 2 invalid, 3 not YAML",
         _TOOLS,
-        is_argv=True,
+        parses_argv=True,
     ),
 }
 
@@ -84,12 +89,12 @@ def _usage() -> str:
     for section in dict.fromkeys(entry.section for entry in COMMANDS.values()):
         lines += ["", f"{section}:"]
         lines += [
-            f"  {name:18} {entry.about}" for name, entry in COMMANDS.items() if entry.section == section
+            f"  {name:18} {entry.summary}" for name, entry in COMMANDS.items() if entry.section == section
         ]
     lines += [
         "",
-        "`penstock COMMAND --help` tells the options of a command. The environment variable",
-        "PENSTOCK_STATE, or --state DIR before or after COMMAND, names the instance that is meant.",
+        "Run `penstock COMMAND --help` for the options of a command. The environment variable",
+        "PENSTOCK_STATE, or --state DIR before or after COMMAND, selects the instance.",
         "",
         exits.TEXT,
     ]
@@ -118,7 +123,7 @@ def main() -> None:
 
 
 def _take_state(argv: list[str]) -> list[str]:
-    """Takes `--state DIR` from before the command; the environment carries it to the command."""
+    """Removes `--state DIR` before the command and passes it on in the environment."""
     if argv and argv[0].startswith("--state="):
         os.environ["PENSTOCK_STATE"] = argv[0].removeprefix("--state=")
         return argv[1:]
@@ -130,10 +135,10 @@ def _take_state(argv: list[str]) -> list[str]:
 
 def _run(entry: CommandEntry, argv: list[str]) -> int:
     try:
-        if entry.is_argv:
+        if entry.parses_argv:
             from importlib import import_module
 
-            module, _, function = entry.place.partition(":")
+            module, _, function = entry.entry_point.partition(":")
             code = int(getattr(import_module(module), function)(argv[1:]))
         else:
             from penstock.cli.group import run_click
@@ -141,7 +146,7 @@ def _run(entry: CommandEntry, argv: list[str]) -> int:
             code = run_click(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has seen enough. What is still buffered must not fail again when Python ends.
+        # The reader closed the pipe. Buffered output must not fail again when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code

@@ -1,4 +1,4 @@
-"""`penstock queue`: the queues, in the words of `flux queue`."""
+"""`penstock queue`: lists and controls queues, with the commands and messages of `flux queue`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.cli import exits
 from penstock.cli.client import ApiClient, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.terminal import paint, say, say_json, shown
+from penstock.cli.terminal import print_json, print_line, printable, styled
 from penstock.model.duration import format_duration
 
 __all__ = ["queue"]
@@ -23,23 +23,23 @@ _HEADINGS = {
 
 @click.group(context_settings=SETTINGS)
 def queue() -> None:
-    """The queues: who may submit, and whether jobs start."""
+    """List queues, and enable, disable, start or stop them."""
 
 
 @queue.command("list", context_settings=SETTINGS)
 @with_client
 @json_option
-@click.option("-n", "--no-header", is_flag=True, help="Without the line of headings.")
+@click.option("-n", "--no-header", is_flag=True, help="Omit the header line.")
 def list_(client: ApiClient, no_header: bool, output_format: str) -> None:
-    """List the queues; * marks the default one."""
-    answer = client.get("/v1/queues")
+    """List queues; * marks the default queue."""
+    response = client.get("/v1/queues")
     if output_format == "json":
-        say_json(answer)
+        print_json(response)
         return
-    lines = parse_format(_LIST, _HEADINGS).lines(answer["queues"], _cell, header=not no_header)
+    lines = parse_format(_LIST, _HEADINGS).lines(response["queues"], _cell, header=not no_header)
     for index, pieces in enumerate(lines):
         text = "".join(pieces)
-        say(paint(text, "bold") if index == 0 and not no_header else text)
+        print_line(styled(text, "bold") if index == 0 and not no_header else text)
 
 
 def _cell(row: Doc, name: str) -> Cell:
@@ -58,30 +58,32 @@ def _cell(row: Doc, name: str) -> Cell:
 @with_client
 @json_option
 @click.argument("names", nargs=-1)
-@click.option("-v", "--verbose", is_flag=True, help="With the numbers of jobs.")
+@click.option("-v", "--verbose", is_flag=True, help="Include the number of pending and running jobs.")
 def status(client: ApiClient, names: tuple[str, ...], verbose: bool, output_format: str) -> None:
-    """Say whether jobs may be submitted and whether they start."""
+    """Show whether job submission is enabled and scheduling is started."""
     found = _chosen(client, names)
     if output_format == "json":
-        say_json({"queues": found})
+        print_json({"queues": found})
         return
     for each in found:
-        say(_submission(each))
-        say(_scheduling(each))
+        print_line(_submission(each))
+        print_line(_scheduling(each))
         if verbose:
             prefix = _prefix(each)
-            say(shown(f"{prefix}{each['pending']} jobs pending"))
-            say(shown(f"{prefix}{each['running']} running jobs"))
+            print_line(printable(f"{prefix}{each['pending']} jobs pending"))
+            print_line(printable(f"{prefix}{each['running']} running jobs"))
 
 
 def _chosen(client: ApiClient, names: tuple[str, ...]) -> list[Doc]:
     found: list[Doc] = client.get("/v1/queues")["queues"]
-    client.meant("queue", *names)
+    client.remember("queue", *names)
     known = {each["name"] for each in found}
     for name in names:
         if name not in known:
             hint = client.did_you_mean()
-            raise exits.Ended(exits.FAILED, f"'{name}' is not a valid queue" + (f"; {hint}" if hint else ""))
+            raise exits.CommandExit(
+                exits.FAILED, f"'{name}' is not a valid queue" + (f"; {hint}" if hint else "")
+            )
     return [each for each in found if not names or each["name"] in names]
 
 
@@ -91,16 +93,16 @@ def _prefix(each: Doc) -> str:
 
 def _submission(each: Doc) -> str:
     if each["enabled"]:
-        return shown(f"{_prefix(each)}Job submission is enabled")
+        return printable(f"{_prefix(each)}Job submission is enabled")
     reason = each["reason_disabled"]
-    return shown(f"{_prefix(each)}Job submission is disabled" + (f": {reason}" if reason else ""))
+    return printable(f"{_prefix(each)}Job submission is disabled" + (f": {reason}" if reason else ""))
 
 
 def _scheduling(each: Doc) -> str:
     if each["started"]:
-        return shown(f"{_prefix(each)}Scheduling is started")
+        return printable(f"{_prefix(each)}Scheduling is started")
     reason = each["reason_stopped"]
-    return shown(f"{_prefix(each)}Scheduling is stopped" + (f": {reason}" if reason else ""))
+    return printable(f"{_prefix(each)}Scheduling is stopped" + (f": {reason}" if reason else ""))
 
 
 def _verb(verb: str, about: str) -> None:
@@ -108,27 +110,29 @@ def _verb(verb: str, about: str) -> None:
     @with_client
     @json_option
     @click.argument("names", nargs=-1)
-    @click.option("-a", "--all", "everything", is_flag=True, help="All queues.")
-    @click.option("-m", "--message", metavar="REASON", default="", help="Why.")
+    @click.option("-a", "--all", "all_queues", is_flag=True, help="All queues.")
+    @click.option(
+        "-m", "--message", metavar="REASON", default="", help="Reason, shown by `penstock queue status`."
+    )
     def change(
-        client: ApiClient, names: tuple[str, ...], everything: bool, message: str, output_format: str
+        client: ApiClient, names: tuple[str, ...], all_queues: bool, message: str, output_format: str
     ) -> None:
         found = _chosen(client, names)
-        if not names and not everything and len(found) > 1:
-            raise exits.Ended(exits.USAGE, "Named queues are defined. Specify queues or use --all.")
+        if not names and not all_queues and len(found) > 1:
+            raise exits.CommandExit(exits.USAGE, "Named queues are defined. Specify queues or use --all.")
         reason = message or ("disabled by administrator" if verb == "disable" else "")
         targets = [each["name"] for each in found] if names else ["-"]
         changed: list[Doc] = []
         for name in targets:
             changed += client.post(f"/v1/queues/{name or '-'}/{verb}", {"reason": reason})["queues"]
         if output_format == "json":
-            say_json({"queues": changed})
+            print_json({"queues": changed})
             return
         for each in changed:
-            say(_submission(each) if verb in ("enable", "disable") else _scheduling(each))
+            print_line(_submission(each) if verb in ("enable", "disable") else _scheduling(each))
 
 
-_verb("enable", "Let jobs be submitted.")
-_verb("disable", "Let no jobs be submitted.")
-_verb("start", "Let jobs start.")
-_verb("stop", "Let no jobs start; running jobs go on.")
+_verb("enable", "Enable job submission.")
+_verb("disable", "Disable job submission.")
+_verb("start", "Start scheduling: pending jobs may start.")
+_verb("stop", "Stop scheduling: no job starts; running jobs continue.")

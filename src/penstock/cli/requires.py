@@ -1,7 +1,7 @@
-"""`--requires` as Flux users type it (RFC 35), to the constraint object of RFC 31.
+"""Parses `--requires` in the syntax of Flux RFC 35 into a constraint object of RFC 31.
 
-`a,b` means both properties, `a|b` either, a blank or `&` also means both, `-x` or `not x` the opposite, and
-`host:n[1-3]` or `rank:0-2` name nodes. Parentheses group.
+`a,b` requires both properties, `a|b` one of them; a space or `&` also means both, `-x` or `not x` negates,
+and `host:n[1-3]` or `rank:0-2` select nodes. Parentheses group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def parse_requires(text: str) -> dict[str, Any]:
     reader = _Reader(_tokens(text), text)
     found = reader.either(0)
     if reader.peek() is not None:
-        _fail("not understood", repr(reader.peek()))
+        _fail("unexpected token", repr(reader.peek()))
     return found
 
 
@@ -43,7 +43,7 @@ def _tokens(text: str) -> list[str]:
     body = text.strip()
     while position < len(body):
         match = _TOKEN.match(body, position)
-        assert match is not None  # Every character is a blank, an operator or part of a word.
+        assert match is not None  # Every character is a space, an operator or part of a word.
         word = match[1] or match[2]
         tokens.append({"&&": "&", "||": "|", "and": "&", "or": "|"}.get(word.lower(), word))
         position = match.end()
@@ -79,7 +79,7 @@ class _Reader:
         if depth > _DEPTH_MAX:
             _fail("nested too deeply", repr(self._text[:80]))
         if token is None or token in ("|", "&", ")"):
-            _fail("something is missing", "the end" if token is None else repr(token))
+            _fail("a term is missing", "the end" if token is None else repr(token))
         self._next += 1
         if token.lower() == "not" or token == "-":
             return {"not": [self._one(depth + 1)]}
@@ -89,7 +89,7 @@ class _Reader:
             return _term(token)
         inside = self.either(depth + 1)
         if self.peek() != ")":
-            _fail("a parenthesis is not closed", repr(self._text[:80]))
+            _fail("unclosed parenthesis", repr(self._text[:80]))
         self._next += 1
         return inside
 
@@ -100,7 +100,7 @@ def _term(word: str) -> dict[str, Any]:
         return {"properties": word.split(",")}
     name = _OPERATORS.get(operator)
     if name is None or not value:
-        _fail("not an operator with a value", repr(word))
+        _fail("unknown operator or missing value", repr(word))
     return {name: value.split(",") if name == "properties" else [value]}
 
 

@@ -1,4 +1,4 @@
-"""`penstock resource`: the nodes, in the tables of `flux resource`, and taking them out and back."""
+"""`penstock resource`: lists, drains and undrains nodes, with the tables of `flux resource`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from penstock.cli.client import ApiClient, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.terminal import paint, say, say_json
+from penstock.cli.terminal import print_json, print_line, styled
 from penstock.errors import BadRequest
 from penstock.model.hostlist import BadHostlist, encode_hostlist, parse_hostlist
 
@@ -21,7 +21,8 @@ _LIST = (
     "{state:>10} ?:{properties:<10.10+} {nnodes:>6} +:{ncores:>6} ?+:{ngpus:>5} ?+:{memory:>8} "
     "?+:{reason:<6} {nodelist}"
 )
-_LABELS = ("?:{properties:<10.10+}", "?+:{properties:<10}")  # few, but long where they are labels
+# Kubernetes nodes have few properties, but long ones: their labels.
+_LABELS = ("?:{properties:<10.10+}", "?+:{properties:<10}")
 _LIST_NO_GPUS = _LIST.replace("?+:{ngpus:>5} ", "")
 _STATUS = "{state:>12} {up:>2} {nnodes:>6} {nodelist}"
 _STATUS_LONG = "{state:>12} {up:>2} {nnodes:>6} +:{reason:<30} {nodelist}"
@@ -45,33 +46,35 @@ _HEADINGS = {
 
 @click.group(context_settings=SETTINGS)
 def resource() -> None:
-    """The nodes of the cluster."""
+    """List, drain and undrain the nodes of the cluster."""
 
 
 @resource.command("list", context_settings=SETTINGS)
 @with_client
 @json_option
-@click.option("-n", "--no-header", is_flag=True, help="Without the line of headings.")
+@click.option("-n", "--no-header", is_flag=True, help="Omit the header line.")
 def list_(client: ApiClient, no_header: bool, output_format: str) -> None:
-    """List nodes as the scheduler sees them: free, allocated, down.
+    """List resources by state: free, allocated, drained, down.
 
-    Cores are counted one by one, so a node that is used in part stands in two rows. Of the nodes of a
-    Kubernetes cluster, held is what others use, and those that are cordoned or tainted stand apart.
+    A partly used node appears under both free and allocated. For a Kubernetes cluster, external is what pods
+    of other schedulers use, and the free resources of cordoned or tainted nodes are listed separately.
     """
-    answer = client.get("/v1/resources")
+    response = client.get("/v1/resources")
     if output_format == "json":
-        say_json(answer)
+        print_json(response)
         return
-    nodes = answer["nodes"]
+    nodes = response["nodes"]
     up = [each for each in nodes if each["state"] in ("free", "allocated")]
-    is_open = [each for each in up if not each.get("closed")]
+    schedulable = [each for each in up if not each.get("closed")]
     rows = [
-        *_rows("free", [each for each in is_open if _has_room(each)], _free),
-        *_rows("allocated", [each for each in up if each["state"] == "allocated"], _used),
-        *_rows("held", [each for each in up if _held(each)], _held, may_miss=True),
+        *_rows("free", [each for each in schedulable if _can_start_jobs(each)], _free),
+        *_rows("allocated", [each for each in up if each["state"] == "allocated"], _allocated),
+        *_rows("external", [each for each in up if _external(each)], _external, is_optional=True),
         *(row for word in ("cordoned", "tainted") for row in _closed_rows(word, up)),
-        *_rows("drained", [each for each in nodes if each["state"] == "drained"], _all, may_miss=True),
-        *_rows("down", [each for each in nodes if each["state"] == "down"], _all),
+        *_rows(
+            "drained", [each for each in nodes if each["state"] == "drained"], _capacity, is_optional=True
+        ),
+        *_rows("down", [each for each in nodes if each["state"] == "down"], _capacity),
     ]
     has_gpus = any(each["gpus"] for each in nodes)
     form = _LIST if has_gpus else _LIST_NO_GPUS
@@ -81,67 +84,67 @@ def list_(client: ApiClient, no_header: bool, output_format: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Amounts:
-    """Sums are exact: cores are added up in thousandths."""
+class _NodeResources:
+    """Resources of a node or a sum over nodes. Cores are in thousandths, so that sums are exact."""
 
     cores_milli: int
     gpus: int
-    memory_bytes: int | None  # None: memory is not counted here
+    memory_bytes: int | None  # None: the backend does not track memory
 
     def __bool__(self) -> bool:
         return bool(self.cores_milli or self.gpus or self.memory_bytes)
 
 
-def _amounts(node: Doc, part: str) -> _Amounts:
-    """`part` is "" for all that a node has, "_free" for what is free, "_held" for what others use."""
-    return _Amounts(
+def _resources(node: Doc, part: str) -> _NodeResources:
+    """`part` is "" for the capacity, "_free" for what is free, "_held" for external usage."""
+    return _NodeResources(
         round(node.get(f"cores{part}", 0) * 1000),
         int(node.get(f"gpus{part}", 0)),
         node.get(f"memory{part}_bytes"),
     )
 
 
-def _all(node: Doc) -> _Amounts:
-    return _amounts(node, "")
+def _capacity(node: Doc) -> _NodeResources:
+    return _resources(node, "")
 
 
-def _free(node: Doc) -> _Amounts:
-    return _amounts(node, "_free")
+def _free(node: Doc) -> _NodeResources:
+    return _resources(node, "_free")
 
 
-def _held(node: Doc) -> _Amounts:
-    return _amounts(node, "_held")
+def _external(node: Doc) -> _NodeResources:
+    return _resources(node, "_held")
 
 
-def _used(node: Doc) -> _Amounts:
-    whole, free, held = _all(node), _free(node), _held(node)
-    memory = whole.memory_bytes
-    return _Amounts(
-        whole.cores_milli - free.cores_milli - held.cores_milli,
-        whole.gpus - free.gpus - held.gpus,
-        None if memory is None else memory - (free.memory_bytes or 0) - (held.memory_bytes or 0),
+def _allocated(node: Doc) -> _NodeResources:
+    capacity, free, external = _capacity(node), _free(node), _external(node)
+    memory = capacity.memory_bytes
+    return _NodeResources(
+        capacity.cores_milli - free.cores_milli - external.cores_milli,
+        capacity.gpus - free.gpus - external.gpus,
+        None if memory is None else memory - (free.memory_bytes or 0) - (external.memory_bytes or 0),
     )
 
 
-def _has_room(node: Doc) -> bool:
-    """Something could start there. A task takes a core at least; a pod may ask for a GPU alone."""
+def _can_start_jobs(node: Doc) -> bool:
+    """Whether a job could start on the node. A task needs a core; a pod may request a GPU without a core."""
     return bool(node["cores_free"] or (node.get("memory_bytes") and node["gpus_free"]))
 
 
 def _closed_rows(word: str, up: list[Doc]) -> list[Doc]:
-    """What is free on nodes that take only pods which tolerate it."""
-    return _rows(word, [each for each in up if each.get("closed") == word], _free, may_miss=True)
+    """Free resources of nodes that accept only pods with a toleration."""
+    return _rows(word, [each for each in up if each.get("closed") == word], _free, is_optional=True)
 
 
 def _rows(
-    state: str, nodes: list[Doc], count: Callable[[Doc], _Amounts], *, may_miss: bool = False
+    state: str, nodes: list[Doc], count: Callable[[Doc], _NodeResources], *, is_optional: bool = False
 ) -> list[Doc]:
-    """One row for nodes with equal properties and reasons; if there are none, an empty row or none."""
+    """One row per group of nodes with equal properties and reason. Without nodes: an empty row, or none."""
     groups: dict[tuple[str, str], list[Doc]] = {}
     for node in nodes:
         key = (",".join(node.get("properties") or ()), _list_reason(state, node))
         groups.setdefault(key, []).append(node)
-    if not groups and not may_miss:
+    if not groups and not is_optional:
         groups[("", "")] = []
     rows: list[Doc] = []
     for (properties, reason), members in groups.items():
@@ -168,9 +171,9 @@ def _list_reason(state: str, node: Doc) -> str:
         return str(node["closed_why"])
     if state == "drained":
         return str(node.get("drain_reason") or "")
-    # A node of processes is down when its agent is: that needs no column.
-    is_of_pods = bool(node.get("memory_bytes")) or not node["cores"]
-    return str(node.get("why") or "") if state == "down" and is_of_pods else ""
+    # A local node is down only if its agent is, which needs no reason column.
+    is_kubernetes = bool(node.get("memory_bytes")) or not node["cores"]
+    return str(node.get("why") or "") if state == "down" and is_kubernetes else ""
 
 
 def _memory_text(memory_bytes: int) -> str:
@@ -184,19 +187,19 @@ def _memory_text(memory_bytes: int) -> str:
 @resource.command(context_settings=SETTINGS)
 @with_client
 @json_option
-@click.option("-n", "--no-header", is_flag=True, help="Without the line of headings.")
-@click.option("--long", "is_long", is_flag=True, help="With the reasons.")
+@click.option("-n", "--no-header", is_flag=True, help="Omit the header line.")
+@click.option("--long", "is_long", is_flag=True, help="Include the reasons.")
 def status(client: ApiClient, no_header: bool, is_long: bool, output_format: str) -> None:
-    """List nodes as the administrator sees them: avail, draining, drained; * means away.
+    """List nodes by administrative state: avail, draining, drained; * marks nodes that are down.
 
-    Of the nodes of a Kubernetes cluster, some are cordoned or tainted.
+    Nodes of a Kubernetes cluster can also be cordoned or tainted.
     """
-    answer = client.get("/v1/resources")
+    response = client.get("/v1/resources")
     if output_format == "json":
-        say_json(answer)
+        print_json(response)
         return
     groups: dict[tuple[str, bool, str], list[Doc]] = {}
-    for node in answer["nodes"]:
+    for node in response["nodes"]:
         reason = node.get("drain_reason") or node.get("closed_why") or node.get("why") or ""
         key = (_drain_state(node), bool(node["up"]), reason if is_long else "")
         groups.setdefault(key, []).append(node)
@@ -220,25 +223,25 @@ def status(client: ApiClient, no_header: bool, is_long: bool, output_format: str
 @json_option
 @click.argument("targets", required=False)
 @click.argument("reason", nargs=-1)
-@click.option("-f", "--force", is_flag=True, help="Replace the reason of nodes that are drained already.")
+@click.option("-f", "--force", is_flag=True, help="Replace the reason of nodes that are already drained.")
 def drain(
     client: ApiClient, targets: str | None, reason: tuple[str, ...], force: bool, output_format: str
 ) -> None:
-    """Take TARGETS (names or ranks) out, with a REASON; without TARGETS list what is out.
+    """Drain TARGETS (node names or ranks) with a REASON; without TARGETS, list drained nodes.
 
-    Jobs that run there go on; no other job starts.
+    Running jobs continue on a drained node; no job starts there.
     """
     if targets is None:
-        answer = client.get("/v1/resources")
-        nodes = [node for node in answer["nodes"] if node["drained"]]
+        response = client.get("/v1/resources")
+        nodes = [node for node in response["nodes"] if node["drained"]]
         if output_format == "json":
-            say_json({"nodes": nodes})
+            print_json({"nodes": nodes})
         else:
             _print_drained(nodes)
         return
-    _meant(client, targets)
+    _remember_nodes(client, targets)
     body = {"targets": targets, "reason": " ".join(reason), "overwrite": force}
-    _told(client.post("/v1/resources/drain", body), output_format)
+    _print_response(client.post("/v1/resources/drain", body), output_format)
 
 
 @resource.command(context_settings=SETTINGS)
@@ -246,24 +249,24 @@ def drain(
 @json_option
 @click.argument("targets")
 def undrain(client: ApiClient, targets: str, output_format: str) -> None:
-    """Take TARGETS (names or ranks) back in."""
-    _meant(client, targets)
-    _told(client.post("/v1/resources/undrain", {"targets": targets}), output_format)
+    """Undrain TARGETS (node names or ranks): jobs may start there again."""
+    _remember_nodes(client, targets)
+    _print_response(client.post("/v1/resources/undrain", {"targets": targets}), output_format)
 
 
-def _told(answer: Doc, output_format: str) -> None:
+def _print_response(response: Doc, output_format: str) -> None:
     if output_format == "json":
-        say_json(answer)
+        print_json(response)
 
 
-def _meant(client: ApiClient, targets: str) -> None:
+def _remember_nodes(client: ApiClient, targets: str) -> None:
     if targets[:1].isdigit():
         return
     try:
-        client.meant("node", *parse_hostlist(targets))
+        client.remember("node", *parse_hostlist(targets))
     except BadHostlist as error:
         raise BadRequest(
-            "not a list of nodes", where="TARGETS", found=error.found, expected=error.expected
+            "invalid node list", where="TARGETS", found=error.found, expected=error.expected
         ) from error
 
 
@@ -305,7 +308,7 @@ def _print(form: str, rows: list[Doc], *, header: bool = True) -> None:
         "".join(pieces).rstrip() for pieces in parse_format(form, _HEADINGS).lines(rows, value, header=header)
     ]
     if header and lines:
-        say(paint(lines.pop(0), "bold"))
+        print_line(styled(lines.pop(0), "bold"))
     for line, row in zip(lines, rows, strict=True):
         style = styles.get(str(row["state"]).rstrip("*"))
-        say(paint(line, style) if style and row.get("nnodes", 1) else line)
+        print_line(styled(line, style) if style and row.get("nnodes", 1) else line)

@@ -22,7 +22,7 @@ from penstock.cli import exits
 from penstock.cli.client import KUBERNETES, ApiClient
 from penstock.cli.daemon_process import exec_daemon, spawn_daemon
 from penstock.cli.group import SETTINGS, json_option, state_option
-from penstock.cli.terminal import ProgressLine, complain, say, say_json
+from penstock.cli.terminal import ProgressLine, print_error, print_json, print_line
 from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
 from penstock.paths import InstancePaths, paths_of
 
@@ -113,7 +113,7 @@ def start(
     _start_in_background(paths, options)
     status = ApiClient(paths).get("/v1/status")
     if output_format == "json":
-        say_json(status)
+        print_json(status)
         return exits.OK
     _say_ready(status, paths)
     return exits.OK
@@ -145,12 +145,14 @@ def _say_ready(status: dict[str, Any], paths: InstancePaths) -> None:
     settings = status["settings"]
     if status["instance"]["backend"] == KUBERNETES:
         if not status["instance"]["ready"]:
-            say(f"penstock: standby: the leader for {settings['server']} is {settings['leader']}")
+            print_line(f"penstock: standby: the leader for {settings['server']} is {settings['leader']}")
             return
         nodes = status["nodes"]["up"]
         names = ", ".join(settings["schedulers"])
-        say(f"penstock: ready: {nodes} nodes of {settings['server']}; policy {settings['policy']}")
-        say(f"schedules pods with schedulerName {names}; try `penstock jobs -a`, `penstock resource list`")
+        print_line(f"penstock: ready: {nodes} nodes of {settings['server']}; policy {settings['policy']}")
+        print_line(
+            f"schedules pods with schedulerName {names}; try `penstock jobs -a`, `penstock resource list`"
+        )
         return
     total = settings["nodes"] * settings["cores"]
     note = (
@@ -158,8 +160,10 @@ def _say_ready(status: dict[str, Any], paths: InstancePaths) -> None:
         if settings["oversubscribed"]
         else ""
     )
-    say(f"penstock: ready: {settings['nodes']} nodes, {total} cores{note}; policy {settings['policy']}")
-    say(f"state {paths.state}; try `penstock run hostname`, `penstock jobs -a`, `penstock stop`")
+    print_line(
+        f"penstock: ready: {settings['nodes']} nodes, {total} cores{note}; policy {settings['policy']}"
+    )
+    print_line(f"state {paths.state}; try `penstock run hostname`, `penstock jobs -a`, `penstock stop`")
 
 
 def _start_in_background(paths: InstancePaths, options: list[str]) -> None:
@@ -196,7 +200,7 @@ def _wait_for_report(report_fd: int, daemon: subprocess.Popen[bytes]) -> dict[st
                     return report
                 if not waiting:
                     progress.close()
-                    complain(f"not ready yet: {report['waiting']}")
+                    print_error(f"not ready yet: {report['waiting']}")
                 waiting = str(report["waiting"])
             elapsed_s = time.monotonic() - began
             if elapsed_s > _READY_S:

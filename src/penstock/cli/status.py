@@ -1,4 +1,4 @@
-"""`penstock status`: is the instance well? One screen."""
+"""`penstock status`: the health of the instance on one screen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.cli import exits
 from penstock.cli.client import KUBERNETES, ApiClient, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.terminal import paint, say, say_facts, say_json
+from penstock.cli.terminal import print_fields, print_json, print_line, styled
 from penstock.cli.times import span
 
 __all__ = ["status"]
@@ -23,33 +23,33 @@ _HEADINGS = {name: name.upper() for name in ("node", "rank", "state", "pid", "ta
 @with_client
 @json_option
 def status(client: ApiClient, output_format: str) -> int:
-    """Show the instance, its database, its jobs and nodes, and its agents or its cluster.
+    """Show the instance, its database, its jobs and nodes, and its agents or its Kubernetes cluster.
 
-    Exit 0 if all is up, or if it stands by for a leader; 1 if something is away.
+    Exit 0 if everything is up, or if the instance is a standby and a leader exists; 1 if something is down.
     """
     found = client.get("/v1/status")
     if output_format == "json":
-        say_json(found)
+        print_json(found)
         return exits.OK
-    for label, text, is_well in _facts(found, time.time()):
-        say_facts([(label, text)], *(() if is_well else ("red",)), label=10)
+    for label, text, is_ok in _status_fields(found, time.time()):
+        print_fields([(label, text)], *(() if is_ok else ("red",)), label=10)
     if found["agents"]:
-        say()
+        print_line()
         for index, pieces in enumerate(parse_format(_AGENTS, _HEADINGS).lines(found["agents"], _cell)):
             line = "".join(pieces)
             is_up = index == 0 or found["agents"][index - 1]["state"] == "up"
-            say(paint(line, "bold") if index == 0 else line if is_up else paint(line, "red"))
-    is_serving = found["instance"]["ready"] or (_stands_by(found) and found["settings"]["leader"])
-    is_well = is_serving and found["database"]["state"] == "up"
-    return exits.OK if is_well and all(agent["state"] == "up" for agent in found["agents"]) else exits.FAILED
+            print_line(styled(line, "bold") if index == 0 else line if is_up else styled(line, "red"))
+    is_serving = found["instance"]["ready"] or (_is_standby(found) and found["settings"]["leader"])
+    is_up = is_serving and found["database"]["state"] == "up"
+    return exits.OK if is_up and all(agent["state"] == "up" for agent in found["agents"]) else exits.FAILED
 
 
-def _facts(found: Doc, now: float) -> list[tuple[str, str, bool]]:
+def _status_fields(found: Doc, now: float) -> list[tuple[str, str, bool]]:
     instance, database, settings = found["instance"], found["database"], found["settings"]
     nodes = found["nodes"]
     counts = [f"{found['jobs'][name]} {name}" for name in ("running", "pending", "inactive")
               if found["jobs"].get(name) is not None]  # fmt: skip
-    word = "ready" if instance["ready"] else "standing by" if _stands_by(found) else "not ready"
+    word = "ready" if instance["ready"] else "standby" if _is_standby(found) else "not ready"
     if word == "not ready" and instance.get("why_not_ready"):
         word += f" ({instance['why_not_ready']})"
     up = span(max(0.0, now - instance["started_at"]))
@@ -57,36 +57,36 @@ def _facts(found: Doc, now: float) -> list[tuple[str, str, bool]]:
     server = f" {database['server_version']}" if database.get("server_version") else ""
     pid = f", pid {database['pid']}" if database.get("pid") else ""
     depth = "all" if settings["queue_depth"] is None else settings["queue_depth"]
-    up_down = "not known yet" if nodes["up"] is None else f"{nodes['up']} up, {nodes['down']} down"
+    up_down = "unknown" if nodes["up"] is None else f"{nodes['up']} up, {nodes['down']} down"
     oversubscribed = ", oversubscribed" if settings.get("oversubscribed") else ""
     return [
         ("instance", f"{word}, pid {instance['pid']}, up {up}, version {instance['version']}",
          word != "not ready"),
-        *(_cluster_facts(found) if instance.get("backend") == KUBERNETES else ()),
+        *(_cluster_fields(found) if instance.get("backend") == KUBERNETES else ()),
         ("state", instance["state"], True),
         ("database", f"{database['state']}, {kind}, PostgreSQL{server}{pid}",
          database["state"] == "up"),
-        ("jobs", ", ".join(counts) or "not known yet", True),
+        ("jobs", ", ".join(counts) or "unknown", True),
         ("nodes", up_down, not nodes["down"]),
         ("policy", f"{settings['policy']}, match {settings['match_policy']}, "
          f"depth {depth}, forecast {settings['forecast_depth']}{oversubscribed}", True),
     ]  # fmt: skip
 
 
-def _stands_by(found: Doc) -> bool:
-    """Whether another instance may act in the cluster, and this one waits for its turn."""
+def _is_standby(found: Doc) -> bool:
+    """Whether another instance is the leader, or none is yet."""
     instance = found["instance"]
-    is_of_pods = instance.get("backend") == KUBERNETES
-    return is_of_pods and not instance["ready"] and not found["settings"]["is_leader"]
+    is_kubernetes = instance.get("backend") == KUBERNETES
+    return is_kubernetes and not instance["ready"] and not found["settings"]["is_leader"]
 
 
-def _cluster_facts(found: Doc) -> list[tuple[str, str, bool]]:
+def _cluster_fields(found: Doc) -> list[tuple[str, str, bool]]:
     settings = found["settings"]
-    leader = settings["leader"] or "none is known"
+    leader = settings["leader"] or "none known"
     if settings["is_leader"]:
         leader += " (this instance)"
-    elif _stands_by(found):
-        leader += "; this instance stands by and schedules nothing"
+    elif _is_standby(found):
+        leader += "; this instance is a standby and schedules nothing"
     problem = [("problem", settings["problem"], False)] if settings.get("problem") else []
     return [
         ("backend", f"{KUBERNETES}, {settings['server']}", True),

@@ -16,7 +16,7 @@ from penstock.cli import exits
 from penstock.cli.client import KUBERNETES, ApiClient, NoInstance, RequestRefused, StreamBroken
 from penstock.cli.daemon_process import stop_database
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.terminal import ProgressLine, say, say_json
+from penstock.cli.terminal import ProgressLine, print_json, print_line
 from penstock.errors import Unavailable
 
 __all__ = ["stop"]
@@ -48,9 +48,9 @@ def stop(client: ApiClient, keep_tasks: bool, timeout: float, output_format: str
         if database_pid is None:
             raise
         if output_format == "json":
-            say_json({"stopped": None, "database": database_pid})
+            print_json({"stopped": None, "database": database_pid})
         else:
-            say("no instance was running; the database that a killed instance had left was stopped")
+            print_line("no instance was running; the database that a killed instance had left was stopped")
         return exits.OK
     pid, has_tasks = int(instance["pid"]), instance.get("backend") != KUBERNETES
     client.post("/v1/shutdown", {"keep_tasks": keep_tasks})
@@ -60,12 +60,14 @@ def stop(client: ApiClient, keep_tasks: bool, timeout: float, output_format: str
         elapsed_s = time.monotonic() - began
         if elapsed_s > timeout:
             progress.close()
-            raise exits.Ended(exits.FAILED, f"the instance (pid {pid}) has not stopped after {timeout:g} s")
+            raise exits.CommandExit(
+                exits.FAILED, f"the instance (pid {pid}) has not stopped after {timeout:g} s"
+            )
         progress.show(int(elapsed_s), f"s{_running_jobs(client) if has_tasks else ''}")
         time.sleep(_POLL_S)
     progress.close()
     if output_format == "json":
-        say_json({"stopped": pid, "seconds": round(time.monotonic() - began, 3)})
+        print_json({"stopped": pid, "seconds": round(time.monotonic() - began, 3)})
     return exits.OK
 
 

@@ -1,7 +1,8 @@
-"""`penstock submit`: hands jobs in and prints one id a line.
+"""`penstock submit`: submits jobs and prints one id per line.
 
-Many jobs go in calls of 1000, so that the bar can move and no call is huge. Each call is all or none and
-carries a key of its own: if the answer is lost, asking again gives the same ids.
+Jobs are submitted in batches of 1000, which bounds the request size and lets the progress bar move. A batch
+is accepted completely or not at all and carries an idempotency key: after a lost response it is sent again,
+and the instance returns the ids of the jobs that it has already created.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import click
 from penstock.cli.client import ApiClient, Doc, StreamBroken
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.job_options import JobOptions, job_options, submissions_of
-from penstock.cli.terminal import ProgressLine, say, say_json, shown
+from penstock.cli.terminal import ProgressLine, print_json, print_line, printable
 
 __all__ = ["send", "submit"]
 
-_CHUNK: Final = 1000
+_BATCH: Final = 1000
 
 
 @click.command(context_settings={**SETTINGS, "allow_interspersed_args": False})
@@ -26,35 +27,36 @@ _CHUNK: Final = 1000
 @job_options
 @json_option
 def submit(client: ApiClient, options: JobOptions, output_format: str) -> None:
-    """Submit COMMAND as a job, or as many jobs with --cc, and print the ids."""
+    """Submit COMMAND as a job, or as one job per id with --cc, and print the job ids."""
     jobs = submissions_of(options)
     if options.values["dry_run"]:
         for job in jobs:
-            say(json.dumps(job["jobspec"]))
+            print_line(json.dumps(job["jobspec"]))
         return
     done = send(client, jobs, options.values["queue"] or "")
     if output_format == "json":
-        say_json({"jobs": done})
+        print_json({"jobs": done})
         return
     for job in done:
-        say(shown(job["id"]))
+        print_line(printable(job["id"]))
 
 
 def send(client: ApiClient, jobs: list[dict[str, Any]], queue: str = "") -> list[Doc]:
+    """Submits jobs; returns a document with the id of each, in order."""
     from secrets import token_hex
 
-    client.meant("queue", queue)
-    done: list[Doc] = []
+    client.remember("queue", queue)
+    submitted: list[Doc] = []
     progress = ProgressLine("submitting", len(jobs))
     try:
-        for start in range(0, len(jobs), _CHUNK):
-            body = {"jobs": jobs[start : start + _CHUNK], "key": token_hex(12)}
+        for start in range(0, len(jobs), _BATCH):
+            body = {"jobs": jobs[start : start + _BATCH], "key": token_hex(12)}
             try:
-                answer = client.post("/v1/jobs", body)
+                response = client.post("/v1/jobs", body)
             except StreamBroken:
-                answer = client.post("/v1/jobs", body)
-            done += answer["jobs"]
-            progress.show(len(done))
+                response = client.post("/v1/jobs", body)
+            submitted += response["jobs"]
+            progress.show(len(submitted))
     finally:
         progress.close()
-    return done
+    return submitted

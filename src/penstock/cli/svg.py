@@ -1,4 +1,4 @@
-"""The timeline as a picture in SVG, written by ourselves: bars, an axis, a line for the present. Pure."""
+"""The timeline as an SVG image: bars, a time axis and a line at the current time. Pure."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _bar(
     left = _LEFT + max(0.0, part["from"] - begin) * scale
     width = max(2.0, _LEFT + (until - begin) * scale - left)
     ends = "no end" if part["to"] is None else clock(part["to"], now)
-    told = f"{part['job']} {part['name']}: {clock(part['from'], now)} - {ends}, {part['kind']}"
-    told += f", {part['cores']} cores"
+    title = f"{part['job']} {part['name']}: {clock(part['from'], now)} - {ends}, {part['kind']}"
+    title += f", {part['cores']} cores"
     colour = colours[part["job"]]
     extra = ' class="over"' if part["kind"] == "overrun" else ""
     if part["kind"] in ("reserved", "forecast"):
@@ -103,7 +103,7 @@ def _bar(
         name = escape(part["name"][:fits])
         words = f'<text x="{left + 4:.1f}" y="{top + 14}"{style}>{name}</text>'
     return (
-        f"<g><title>{escape(told)}</title>"
+        f"<g><title>{escape(title)}</title>"
         f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_LANE - 2}" rx="3" fill="{colour}" '
         f'fill-opacity="{_OPACITY[part["kind"]]}"{extra}/>{words}</g>'
     )

@@ -1,7 +1,7 @@
-"""What is written where: plain text into pipes, colours and a moving line on terminals.
+"""Output of the commands: plain text into pipes, colours and a progress line on terminals.
 
-Text from outside (names, notes, reasons) is made visible before it reaches a terminal: control characters
-of a job's name must not move anybody's cursor. Job ids carry `ƒ` where the locale can show it, else `f`.
+Control characters in text from outside (job names, notes, reasons) are replaced, so that a job's name cannot
+move the user's cursor. Job ids start with `ƒ` where the locale can display it, else with `f`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ __all__ = [
     "SLOW_S",
     "ProgressLine",
     "command_name",
-    "complain",
     "has_colours",
     "is_terminal",
-    "paint",
-    "say",
-    "say_facts",
-    "say_json",
-    "shown",
+    "print_error",
+    "print_fields",
+    "print_json",
+    "print_line",
+    "printable",
     "shows_unicode",
+    "styled",
     "width",
 ]
 
-SLOW_S: Final = 2.0  # what takes longer than this shows its progress
+SLOW_S: Final = 2.0  # operations that take longer show their progress
 _PROGRESS_STEP_S: Final = 0.1
 _BAR_WIDTH: Final = 30
 _CODES: Final = {
@@ -56,7 +56,7 @@ def has_colours(stream: TextIO | None = None) -> bool:
 
 
 def width() -> int:
-    """Columns of the terminal; only asked where there is one."""
+    """Columns of the terminal; 80 if there is none."""
     return max(20, shutil.get_terminal_size((80, 24)).columns)
 
 
@@ -85,8 +85,8 @@ _ASCII: Final = {
 }
 
 
-def shown(text: str) -> str:
-    """The text as this screen can show it, without control characters."""
+def printable(text: str) -> str:
+    """The text as the terminal can display it: no control characters, and ASCII if it has no Unicode."""
     if not text.isprintable():
         text = "".join(letter if letter.isprintable() else "?" for letter in text)
     if not shows_unicode():
@@ -95,50 +95,50 @@ def shown(text: str) -> str:
     return text
 
 
-def paint(text: str, *styles: str, stream: TextIO | None = None) -> str:
-    """The text in a style, if the stream has colours."""
+def styled(text: str, *styles: str, stream: TextIO | None = None) -> str:
+    """The text in the given styles, if the stream has colours."""
     if not text or not styles or not has_colours(stream):
         return text
     return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
 
 
-def say(text: str = "") -> None:
+def print_line(text: str = "") -> None:
     print(text)
 
 
-def say_facts(facts: Iterable[tuple[str, str]], *styles: str, label: int = 12) -> None:
-    """Pairs of a label and a text, a line each; on a terminal, long texts go on below themselves."""
-    told = list(facts)
-    label = max([label, *(len(name) for name, _ in told)])
-    for name, text in told:
-        parts = [shown(text)]
+def print_fields(fields: Iterable[tuple[str, str]], *styles: str, label: int = 12) -> None:
+    """Prints a label and a text per line; on a terminal, long texts continue in their own column."""
+    rows = list(fields)
+    label = max([label, *(len(name) for name, _ in rows)])
+    for name, text in rows:
+        lines = [printable(text)]
         if is_terminal():
-            room = max(20, width() - label - 2)
-            parts = wrap(parts[0], room, break_long_words=False, break_on_hyphens=False) or [""]
-        for index, part in enumerate(parts):
+            columns = max(20, width() - label - 2)
+            lines = wrap(lines[0], columns, break_long_words=False, break_on_hyphens=False) or [""]
+        for index, line in enumerate(lines):
             head = "" if index else name
-            say(f"{paint(f'{head:>{label}}', 'dim')}  {paint(part, *styles)}")
+            print_line(f"{styled(f'{head:>{label}}', 'dim')}  {styled(line, *styles)}")
 
 
-def say_json(document: object) -> None:
+def print_json(document: object) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=not shows_unicode()))
 
 
 def command_name() -> str:
-    """How to call us again: by name if that is found, else as we were called."""
+    """How the user can run this program: by name if it is in PATH, else by the path that was used."""
     if shutil.which("penstock") is not None:
         return "penstock"
     return os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("penstock") else "penstock"
 
 
-def complain(text: str) -> None:
-    """One line to standard error, as all of ours look."""
+def print_error(text: str) -> None:
+    """Prints one line to standard error, prefixed with the program's name."""
     sys.stdout.flush()
-    print(f"{paint('penstock:', 'red', stream=sys.stderr)} {shown(text)}", file=sys.stderr)
+    print(f"{styled('penstock:', 'red', stream=sys.stderr)} {printable(text)}", file=sys.stderr)
 
 
 class ProgressLine:
-    """A bar on standard error that appears only if the work takes long and somebody can see it."""
+    """A progress bar on standard error. It appears after `SLOW_S`, and only on a terminal."""
 
     def __init__(self, label: str, total: int) -> None:
         self._label = label
@@ -152,7 +152,7 @@ class ProgressLine:
         if not self._possible or now - self._began < SLOW_S or now - self._drawn_at < _PROGRESS_STEP_S:
             return
         filled = min(_BAR_WIDTH, _BAR_WIDTH * done // self._total)
-        bar = shown("█") * filled + shown("·") * (_BAR_WIDTH - filled)
+        bar = printable("█") * filled + printable("·") * (_BAR_WIDTH - filled)
         line = f"{self._label} {bar} {done}/{self._total} {note}"
         print(f"\r\x1b[K{line[: width() - 1]}", end="", file=sys.stderr, flush=True)
         self._drawn_at, self._visible = now, True

@@ -1,4 +1,4 @@
-"""`penstock timeline`: what runs where and when, drawn in the terminal or into a picture."""
+"""`penstock timeline`: jobs by node and time, drawn on the terminal or written as an SVG image."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from typing import Any
 import click
 
 from penstock.cli.client import ApiClient
-from penstock.cli.exits import FAILED, Ended
-from penstock.cli.gantt import BLOCKS, SIGNS, Picture, draw
+from penstock.cli.exits import FAILED, CommandExit
+from penstock.cli.gantt import ASCII_FILLS, BLOCK_FILLS, Chart, draw
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.terminal import has_colours, is_terminal, paint, say, say_json, shown, shows_unicode, width
+from penstock.cli.terminal import (
+    has_colours,
+    is_terminal,
+    print_json,
+    print_line,
+    printable,
+    shows_unicode,
+    styled,
+    width,
+)
 from penstock.model.duration import parse_duration
 
-__all__ = ["painted", "timeline"]
+__all__ = ["styled_lines", "timeline"]
 
 _PIPE_COLUMNS = 100
 _STYLES = ("cyan", "green", "yellow", "magenta", "blue")
@@ -22,26 +31,26 @@ _STYLES = ("cyan", "green", "yellow", "magenta", "blue")
 @click.command(context_settings=SETTINGS)
 @with_client
 @json_option
-@click.option("--since", metavar="FSD", help="Begin so long before the present.")
-@click.option("--until", metavar="FSD", help="End so long after the present.")
-@click.option("--svg", "svg_file", metavar="FILE", help="Write a picture instead.")
+@click.option("--since", metavar="FSD", help="How far back the chart starts, for example 30m.")
+@click.option("--until", metavar="FSD", help="How far ahead the chart ends, for example 2h.")
+@click.option("--svg", "svg_file", metavar="FILE", help="Write an SVG image to FILE instead.")
 def timeline(
     client: ApiClient, since: str | None, until: str | None, svg_file: str | None, output_format: str
 ) -> None:
-    """Draw the nodes over time: what ran, runs, is reserved, and is forecast."""
+    """Draw the jobs of each node over time: ended, running, reserved and forecast."""
     since_s = None if since is None else parse_duration(since.removeprefix("-"))
     until_s = None if until is None else parse_duration(until.removeprefix("+"))
     document = client.get("/v1/timeline", since_s=since_s, until_s=until_s)
     if output_format == "json":
-        say_json(document)
+        print_json(document)
     elif svg_file:
         _write(svg_file, document)
     else:
         on_terminal = is_terminal() and shows_unicode()
         columns = width() if is_terminal() else _PIPE_COLUMNS
-        picture = draw(document, columns, BLOCKS if on_terminal else SIGNS)
-        for line in painted(picture):
-            say(line)
+        chart = draw(document, columns, BLOCK_FILLS if on_terminal else ASCII_FILLS)
+        for line in styled_lines(chart):
+            print_line(line)
 
 
 def _write(path: str, document: dict[str, Any]) -> None:
@@ -51,22 +60,22 @@ def _write(path: str, document: dict[str, Any]) -> None:
         with open(path, "w", encoding="utf-8") as stream:
             stream.write(timeline_svg(document))
     except OSError as error:
-        raise Ended(FAILED, f"the picture cannot be written: {error}") from error
+        raise CommandExit(FAILED, f"cannot write the image: {error}") from error
 
 
-def painted(picture: Picture) -> list[str]:
-    """Lines for the screen; on a terminal every job has its colour."""
+def styled_lines(chart: Chart) -> list[str]:
+    """The lines of the chart; on a terminal every job has its own colour."""
     if not has_colours():
-        return [shown(line) for line in picture.lines]
+        return [printable(line) for line in chart.lines]
     styles: dict[str, str] = {}
-    made = []
-    for line, bars in zip(picture.lines, picture.bars, strict=True):
+    lines = []
+    for line, bars in zip(chart.lines, chart.bars, strict=True):
         text, last = "", 0
         for bar in sorted(bars, key=lambda bar: bar.start):
             style = styles.setdefault(bar.job, _STYLES[len(styles) % len(_STYLES)])
             if bar.kind == "overrun":
                 style = "red"
-            text += shown(line[last : bar.start]) + paint(shown(line[bar.start : bar.end]), style)
+            text += printable(line[last : bar.start]) + styled(printable(line[bar.start : bar.end]), style)
             last = bar.end
-        made.append(text + shown(line[last:]))
-    return made
+        lines.append(text + printable(line[last:]))
+    return lines

@@ -1,4 +1,4 @@
-"""Points in time as people type and read them. The present is an argument, never asked for here."""
+"""Points in time and durations as users type and read them. The current time is an argument."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLOCK = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?")
 def parse_when(text: str, now: float, *, past: bool = False) -> float:
     """Seconds since 1970 for `now`, `+1h`, `-30m`, `14:30`, or an ISO date and time.
 
-    A time of day is the next one, or the last one if `past`.
+    A time of day means its next occurrence, or its last one if `past`.
     """
     body = text.strip()
     if body == "now":
@@ -46,7 +46,7 @@ def parse_when(text: str, now: float, *, past: bool = False) -> float:
 
 
 def clock(at: float, now: float) -> str:
-    """`14:05` today, `Nov17 14:05` on another day."""
+    """`14:05:10` today, `Nov17 14:05` on another day."""
     when, today = datetime.fromtimestamp(at), datetime.fromtimestamp(now)
     return when.strftime("%H:%M:%S" if when.date() == today.date() else "%b%d %H:%M")
 
@@ -56,7 +56,7 @@ def day_and_time(at: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A span as people say it, without a false precision: `4.2s`, `42s`, `1m50s`, `2h05m`, `3d04h`."""
+    """A duration with two units at most: `4.2s`, `42s`, `1m50s`, `2h05m`, `3d04h`."""
     if seconds < 0:
         return f"-{span(-seconds)}"
     if seconds < 10:

@@ -1,4 +1,4 @@
-"""`penstock hold`, `release` and `urgency`: who goes first."""
+"""`penstock hold`, `release` and `urgency`: change the urgency of pending jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from penstock.cli.client import ApiClient, Doc, job_path
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.jobspecs import parse_urgency
-from penstock.cli.terminal import say, say_json
+from penstock.cli.terminal import print_json, print_line
 from penstock.model.job import URGENCY_DEFAULT, URGENCY_EXPEDITE, URGENCY_HOLD
 from penstock.model.jobid import parse_jobid
 
@@ -19,7 +19,7 @@ __all__ = ["hold", "release", "urgency"]
 @json_option
 @click.argument("ids", nargs=-1, required=True)
 def hold(client: ApiClient, ids: tuple[str, ...], output_format: str) -> None:
-    """Hold jobs back: they do not start before `penstock release`."""
+    """Hold pending jobs: they do not start until `penstock release`."""
     _change(client, ids, URGENCY_HOLD, output_format)
 
 
@@ -28,7 +28,7 @@ def hold(client: ApiClient, ids: tuple[str, ...], output_format: str) -> None:
 @json_option
 @click.argument("ids", nargs=-1, required=True)
 def release(client: ApiClient, ids: tuple[str, ...], output_format: str) -> None:
-    """Let held jobs go on, with the default urgency."""
+    """Release held jobs: they get the default urgency and may start."""
     _change(client, ids, URGENCY_DEFAULT, output_format)
 
 
@@ -37,20 +37,20 @@ def release(client: ApiClient, ids: tuple[str, ...], output_format: str) -> None
 @json_option
 @click.argument("id_", metavar="ID")
 @click.argument("value", metavar="URGENCY")
-@click.option("-v", "--verbose", is_flag=True, help="Say what it was before.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the previous urgency.")
 def urgency(client: ApiClient, id_: str, value: str, verbose: bool, output_format: str) -> None:
-    """Change the urgency of a job that waits: 0..31, hold, default or expedite."""
+    """Set the urgency of a pending job: 0 to 31, hold, default or expedite."""
     (answer,) = _change(client, (id_,), parse_urgency(value), output_format)
     if verbose and output_format != "json":
         words = {URGENCY_HOLD: "job held", URGENCY_EXPEDITE: "job expedited"}
-        say(words.get(answer["urgency"], f"old urgency: {answer['old']}"))
+        print_line(words.get(answer["urgency"], f"old urgency: {answer['old']}"))
 
 
 def _change(client: ApiClient, ids: tuple[str, ...], value: int, output_format: str) -> list[Doc]:
-    client.meant("job", *ids)
+    client.remember("job", *ids)
     for text in ids:
         parse_jobid(text)
     answers = [client.post(job_path(text, "urgency"), {"urgency": value}) for text in ids]
     if output_format == "json":
-        say_json({"jobs": [{"id": text, **answer} for text, answer in zip(ids, answers, strict=True)]})
+        print_json({"jobs": [{"id": text, **answer} for text, answer in zip(ids, answers, strict=True)]})
     return answers

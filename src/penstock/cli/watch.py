@@ -1,4 +1,4 @@
-"""`penstock jobs --watch`: the table, drawn anew every second by rich, until ctrl-C."""
+"""`penstock jobs --watch`: the job table, refreshed every second with rich, until ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.client import ApiClient, NoInstance, StreamBroken
-from penstock.cli.exits import USAGE, Ended
+from penstock.cli.exits import USAGE, CommandExit
 from penstock.cli.fields import HEADINGS
 from penstock.cli.formats import parse_format
 from penstock.cli.jobs import job_table
@@ -24,14 +24,14 @@ _STEP_S: Final = 1.0
 
 def watch(client: ApiClient, query: dict[str, object], form: str) -> None:
     if not is_terminal(sys.stdout):
-        raise Ended(USAGE, "--watch needs a terminal; `penstock jobs -o json` is for programs")
+        raise CommandExit(USAGE, "--watch needs a terminal; use `penstock jobs -o json` in a script")
     from rich.console import Console
     from rich.live import Live
 
     table = parse_format(form, HEADINGS)
     console = Console(highlight=False)
 
-    def picture() -> Text:
+    def render() -> Text:
         from rich.text import Text
 
         now = time.time()
@@ -42,17 +42,17 @@ def watch(client: ApiClient, query: dict[str, object], form: str) -> None:
         running = sum(job["state"] in ("RUN", "CLEANUP") for job in found)
         pending = sum(job["state"] in ("DEPEND", "PRIORITY", "SCHED") for job in found)
         lines = job_table(table, found, now, columns=console.width)
-        room = max(3, console.height - 3)
-        if len(lines) > room:
-            lines = [*lines[:room], f"... and {len(lines) - room} more"]
-        title = f"{day_and_time(now)}  {running} running, {pending} pending  (ctrl-C ends)"
+        rows_max = max(3, console.height - 3)
+        if len(lines) > rows_max:
+            lines = [*lines[:rows_max], f"... and {len(lines) - rows_max} more"]
+        title = f"{day_and_time(now)}  {running} running, {pending} pending  (ctrl-C to quit)"
         return Text.from_ansi("\n".join([title, "", *lines]), no_wrap=True)
 
     try:
-        with Live(picture(), console=console, auto_refresh=False, screen=True) as live:
+        with Live(render(), console=console, auto_refresh=False, screen=True) as live:
             while True:
                 live.refresh()
                 time.sleep(_STEP_S)
-                live.update(picture())
+                live.update(render())
     except KeyboardInterrupt:
         return
