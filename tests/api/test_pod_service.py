@@ -14,7 +14,7 @@ from penstock.api.documents import job_doc, members_doc, rset_doc, spans_of
 from penstock.api.interface import Doc, JobsQuery
 from penstock.api.nodes import node_docs
 from penstock.api.service import Answers, ServiceContext
-from penstock.backends.sim.backend import Fate, SimBackend
+from penstock.backends.sim.backend import MemberScript, SimBackend
 from penstock.errors import Conflict
 from penstock.instance.loop import Instance
 from penstock.model.constraint import TAINTS_PROPERTY, Properties, Taint, encode_taints
@@ -42,7 +42,7 @@ def node(name: str, cpu: int = 4000, gpus: int = 0, taints: tuple[Taint, ...] = 
 
 def pods(*nodes: NodeSet, settings: Settings | None = None) -> Driver:
     backend = SimBackend({one.node: one for one in nodes})
-    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
     return Driver(backend, settings or Settings())
 
 
@@ -101,7 +101,7 @@ def test_a_work_that_waits_shows_what_its_members_ask_for() -> None:
 
 def test_a_work_looks_the_same_when_it_is_over() -> None:
     driver = pods(node("a"), node("b"))
-    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=5)
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=5)
     gang(driver, "w", 2, 2500, limit_s=60)
     job = driver.scheduler.state.jobs[driver.scheduler.state.job_of_workload["w"]]
     new = rows(driver, "w")[0]
@@ -118,7 +118,7 @@ def test_a_work_looks_the_same_when_it_is_over() -> None:
 
 def test_a_node_that_refused_a_member_is_not_among_its_nodes() -> None:
     driver = pods(node("a"), node("b"))
-    driver.backend.fate_of = lambda _place, assignment: Fate(
+    driver.backend.script_for = lambda _place, assignment: MemberScript(
         runs_s=1e9, refused="OutOfcpu" if assignment.node == "a" else ""
     )
     gang(driver, "w", 1, 1000)
@@ -229,7 +229,9 @@ def test_the_timeline_counts_cores_of_pools() -> None:
 
 def test_a_node_that_all_members_have_left_is_not_drawn_as_in_use() -> None:
     driver = pods(node("a"), node("b"))
-    driver.backend.fate_of = lambda _place, assignment: Fate(runs_s=5 if assignment.node == "a" else 1e9)
+    driver.backend.script_for = lambda _place, assignment: MemberScript(
+        runs_s=5 if assignment.node == "a" else 1e9
+    )
     gang(driver, "w", 2, 3000)
     driver.run_until(10)
     spans = spans_of(*rows(driver, "w"), driver.now)

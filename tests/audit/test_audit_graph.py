@@ -19,7 +19,7 @@ from penstock.audit.readings import (
     StoreReading,
 )
 from penstock.audit.store import read_store
-from penstock.backends.sim.backend import Fate, SimBackend, plain_nodes
+from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_nodes
 from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberSet, MemberStatus, Phase, WorkloadSet
 from penstock.store.memory import MemoryStore
 from tests.sched.driving import Driver, settings_of
@@ -29,8 +29,8 @@ CAPACITY = {"cpu": 1000, "memory": 1 << 30, "pods": 10}
 
 def driver_of(nodes: int = 2) -> Driver:
     capacity = [Capacity(kind, units, divisible=True) for kind, units in CAPACITY.items()]
-    backend = SimBackend({node.node: node for node in plain_nodes(nodes, capacity)})
-    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    backend = SimBackend({node.node: node for node in uniform_nodes(nodes, capacity)})
+    backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
     return Driver(backend, settings_of("easy"))
 
 

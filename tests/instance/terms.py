@@ -173,7 +173,7 @@ class Lives:
 
     def check_over(self, numbers: Sequence[int]) -> None:
         """Nothing lost, nothing twice, everything freed once; the logs lead to the states."""
-        assert self.backend.wrongs == []
+        assert self.backend.violations == []
         assert self.turns.scheduler is not None
         state = self.turns.scheduler.state
         assert not state.jobs, {job.id: (job.state, job.members) for job in state.jobs.values()}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.backends.sim.backend import Fate, SimBackend, plain_nodes
+from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_nodes
 from penstock.protocol.commands import Cancel
 from penstock.protocol.facts import Capacity, ExternalUsageGone, ExternalUsageSet, Outcome, Requeue
 from penstock.protocol.intents import Assignment, Place
@@ -50,33 +50,33 @@ def stories(draw: st.DrawFn) -> list[tuple[str, dict[str, object]]]:
 
 
 @st.composite
-def fates(draw: st.DrawFn) -> list[Fate]:
+def member_scripts(draw: st.DrawFn) -> list[MemberScript]:
     """What becomes of members, in the order in which they are placed."""
     return [
-        Fate(
+        MemberScript(
             runs_s=draw(st.integers(0, 25)),
             status=draw(st.sampled_from([0, 0, 0, 256, 15])),
-            place_s=draw(st.sampled_from([0.0, 0.0, 1.0])),
+            place_delay_s=draw(st.sampled_from([0.0, 0.0, 1.0])),
             outcome=draw(st.sampled_from([Outcome.APPLIED] * 6 + [Outcome.CONFLICT, Outcome.UNKNOWN])),
             refused=draw(st.sampled_from(["", "", "", "", "OutOfcpu"])),
             cause="",
-            ends_on_request_s=draw(st.sampled_from([0.0, 2.0])),
+            end_delay_s=draw(st.sampled_from([0.0, 2.0])),
         )
         for _ in range(6)
     ]
 
 
-def sim(fate_list: list[Fate]) -> SimBackend:
-    backend = SimBackend({node.node: node for node in plain_nodes(3, [Capacity("core", CORES)])})
+def sim(scripts: list[MemberScript]) -> SimBackend:
+    backend = SimBackend({node.node: node for node in uniform_nodes(3, [Capacity("core", CORES)])})
     placed: dict[str, int] = {}
 
-    def fate(_place: Place, assignment: Assignment) -> Fate:
+    def script(_place: Place, assignment: Assignment) -> MemberScript:
         turn = placed[assignment.member] = placed.get(assignment.member, 0) + 1
-        found = fate_list[(hash_of(assignment.member) + turn) % len(fate_list)]
+        found = scripts[(hash_of(assignment.member) + turn) % len(scripts)]
         # Nobody is refused for ever: then no group would ever be whole.
         return found if turn < 4 else replace(found, outcome=Outcome.APPLIED, refused="")
 
-    backend.fate_of = fate
+    backend.script_for = script
     return backend
 
 
@@ -108,20 +108,20 @@ def play(lives: Lives, story: list[tuple[str, dict[str, object]]]) -> list[int]:
         elif kind == "cancel" and numbers:
             lives.feed(Cancel((numbers[which % len(numbers)],), "enough"))
         elif kind == "node-gone" and len(backend.nodes) > 2 and name in backend.nodes:
-            lives.feed(backend.lose_node(name))
+            lives.feed(backend.remove_node(name))
         elif kind == "node-back" and name not in backend.nodes:
             backend.nodes[name] = nodes[name]
             lives.feed(nodes[name])
         elif kind == "hold" and name in backend.nodes:
             hold = ExternalUsageSet(f"other{which}", name, (("core", 1),))
-            backend.holds[hold.key] = hold
+            backend.external_usage[hold.key] = hold
             lives.feed(hold)
-        elif kind == "hold-gone" and f"other{which}" in backend.holds:
-            del backend.holds[f"other{which}"]
+        elif kind == "hold-gone" and f"other{which}" in backend.external_usage:
+            del backend.external_usage[f"other{which}"]
             lives.feed(ExternalUsageGone(f"other{which}"))
         lives.settle()
-    for hold in list(backend.holds):
-        del backend.holds[hold]
+    for hold in list(backend.external_usage):
+        del backend.external_usage[hold]
         lives.feed(ExternalUsageGone(hold))
     for name in sorted(nodes):
         if name not in backend.nodes:
@@ -131,31 +131,31 @@ def play(lives: Lives, story: list[tuple[str, dict[str, object]]]) -> list[int]:
     return numbers
 
 
-def lives_in_memory(fate_list: list[Fate], deaths: set[int]) -> Lives:
+def lives_in_memory(scripts: list[MemberScript], deaths: set[int]) -> Lives:
     tables = MemoryTables()
-    backend = sim(fate_list)
-    backend.is_prompt = not deaths
+    backend = sim(scripts)
+    backend.applies_immediately = not deaths
     return Lives(backend, settings_of("easy", lost_timeout_s=5.0), lambda: MemoryStore(tables), deaths=deaths)
 
 
 @settings(max_examples=700)
-@given(story=stories(), fate_list=fates(), deaths=st.sets(st.integers(1, 150), max_size=6))
+@given(story=stories(), scripts=member_scripts(), deaths=st.sets(st.integers(1, 150), max_size=6))
 def test_no_death_loses_doubles_or_keeps_anything(
-    story: list[tuple[str, dict[str, object]]], fate_list: list[Fate], deaths: set[int]
+    story: list[tuple[str, dict[str, object]]], scripts: list[MemberScript], deaths: set[int]
 ) -> None:
-    lives = lives_in_memory(fate_list, deaths)
+    lives = lives_in_memory(scripts, deaths)
     lives.check_over(play(lives, story))
 
 
 @settings(max_examples=60)
-@given(story=stories(), fate_list=fates())
+@given(story=stories(), scripts=member_scripts())
 def test_death_at_each_single_point_of_a_story(
-    story: list[tuple[str, dict[str, object]]], fate_list: list[Fate]
+    story: list[tuple[str, dict[str, object]]], scripts: list[MemberScript]
 ) -> None:
-    first = lives_in_memory(fate_list, set())
+    first = lives_in_memory(scripts, set())
     first.check_over(play(first, story))
     for point in range(1, first.passed + 1):
-        lives = lives_in_memory(fate_list, {point})
+        lives = lives_in_memory(scripts, {point})
         lives.check_over(play(lives, story))
         assert lives.lives == 2
 
@@ -166,9 +166,9 @@ def test_the_same_with_postgresql() -> None:
     with started_server() as server:
 
         @settings(max_examples=20, deadline=None)
-        @given(story=stories(), fate_list=fates(), deaths=st.sets(st.integers(1, 60), max_size=4))
+        @given(story=stories(), scripts=member_scripts(), deaths=st.sets(st.integers(1, 60), max_size=4))
         def all_of_them(
-            story: list[tuple[str, dict[str, object]]], fate_list: list[Fate], deaths: set[int]
+            story: list[tuple[str, dict[str, object]]], scripts: list[MemberScript], deaths: set[int]
         ) -> None:
             url = fresh_database(server)
             opened: list[PostgresStore] = []
@@ -182,8 +182,8 @@ def test_the_same_with_postgresql() -> None:
                 return made
 
             try:
-                backend = sim(fate_list)
-                backend.is_prompt = not deaths
+                backend = sim(scripts)
+                backend.applies_immediately = not deaths
                 lives = Lives(backend, settings_of("easy", lost_timeout_s=5.0), store, run, deaths)
                 lives.check_over(play(lives, story))
             finally:
@@ -195,7 +195,7 @@ def test_the_same_with_postgresql() -> None:
 
 def test_an_older_epoch_is_heard_by_nobody() -> None:
     tables = MemoryTables()
-    old = Lives(sim([Fate(runs_s=5)]), settings_of("easy"), lambda: MemoryStore(tables))
+    old = Lives(sim([MemberScript(runs_s=5)]), settings_of("easy"), lambda: MemoryStore(tables))
     new = Lives(old.backend, old.settings, lambda: MemoryStore(tables))
     numbers = new.submit(submission(nodes=1), key="a")
     with pytest.raises(Exception, match="has taken over"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from penstock.backends.sim.backend import plain_nodes
+from penstock.backends.sim.backend import uniform_nodes
 from penstock.instance.loop import Instance
 from penstock.protocol.backend import Sink
 from penstock.protocol.facts import Capacity, ExternalUsageSet, Snapshot
@@ -22,7 +22,7 @@ class Large:
 
     async def run(self, epoch: int, sink: Sink) -> None:
         del epoch
-        nodes = plain_nodes(400, [Capacity("cpu", 64_000, divisible=True)])
+        nodes = uniform_nodes(400, [Capacity("cpu", 64_000, divisible=True)])
         holds = (
             ExternalUsageSet(f"{node.node}-{n}", node.node, (("cpu", 1),))
             for node in nodes

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.backends.sim.backend import Fate, SimBackend, plain_nodes
+from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_nodes
 from penstock.model.job import JobEvent
 from penstock.protocol.commands import Command, Submission, Submit
 from penstock.protocol.facts import Capacity, Fact, Requeue
@@ -51,12 +51,14 @@ def submission(
 
 
 def nodes_of(count: int, cores: int) -> SimBackend:
-    return SimBackend({node.node: node for node in plain_nodes(count, [Capacity("core", cores)])})
+    return SimBackend({node.node: node for node in uniform_nodes(count, [Capacity("core", cores)])})
 
 
 def pool_of(units: int) -> SimBackend:
     """One node that is one divisible pool: only amounts matter."""
-    return SimBackend({node.node: node for node in plain_nodes(1, [Capacity("core", units, divisible=True)])})
+    return SimBackend(
+        {node.node: node for node in uniform_nodes(1, [Capacity("core", units, divisible=True)])}
+    )
 
 
 def settings_of(policy: str = "easy", **more: object) -> Settings:
@@ -81,10 +83,10 @@ class Driver:
         if self.runs_s is not None:
             runs_s = self.runs_s
 
-            def fate(place: Place, _assignment: Assignment) -> Fate:
-                return Fate(runs_s=runs_s(place.job))
+            def script(place: Place, _assignment: Assignment) -> MemberScript:
+                return MemberScript(runs_s=runs_s(place.job))
 
-            self.backend.fate_of = fate
+            self.backend.script_for = script
         self.feed(self.backend.snapshot())
 
     @property

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.sim.backend import Fate, plain_nodes
+from penstock.backends.sim.backend import MemberScript, uniform_nodes
 from penstock.model.constraint import Properties
 from penstock.model.job import JobState
 from penstock.protocol.facts import (
@@ -72,7 +72,7 @@ def test_unlike_members_each_get_what_they_ask_for() -> None:
 
 def test_every_member_gives_its_share_back_when_it_ends() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
-    driver.backend.fate_of = lambda _place, assignment: Fate(runs_s=10.0 + 10 * assignment.index)
+    driver.backend.script_for = lambda _place, assignment: MemberScript(runs_s=10.0 + 10 * assignment.index)
     driver.feed(WorkloadSet("w", "gang", 2), member("w", 0), member("w", 1))
     driver.feed(WorkloadSet("later", "one", 1), member("later", 0, cpu=500))
     driver.run_until(5)
@@ -101,7 +101,7 @@ def test_a_member_that_comes_late_extends_the_job_and_keeps_its_rules() -> None:
 
 def test_a_work_ends_when_its_owner_is_gone_and_everything_is_free() -> None:
     driver = Driver(pods(), settings_of("easy"))
-    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=5)
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=5)
     driver.feed(WorkloadSet("w", "done", 2), member("w", 0), member("w", 1))
     driver.run_until(10)
     assert only_job(driver).state is JobState.RUN  # The owner may make more.
@@ -114,7 +114,7 @@ def test_a_work_ends_when_its_owner_is_gone_and_everything_is_free() -> None:
 def test_a_refused_member_goes_elsewhere_and_not_back() -> None:
     driver = Driver(pods(nodes=2), settings_of("easy"))
     refusing = {"node0"}
-    driver.backend.fate_of = lambda _place, assignment: Fate(
+    driver.backend.script_for = lambda _place, assignment: MemberScript(
         runs_s=1e9, refused="OutOfcpu" if assignment.node in refusing else ""
     )
     driver.feed(WorkloadSet("w", "refused", 1), member("w", 0))
@@ -138,7 +138,7 @@ def retractions(driver: Driver) -> list[Retract]:
 def half_a_group(*, recreated: bool) -> tuple[Driver, Job, list[Retract]]:
     """Two nodes, a group of two; the second member is refused everywhere."""
     driver = Driver(pods(nodes=2, cpu=500), settings_of("easy"))
-    driver.backend.fate_of = lambda _place, assignment: Fate(
+    driver.backend.script_for = lambda _place, assignment: MemberScript(
         runs_s=1e9, refused="OutOfcpu" if assignment.member == "w-1" else ""
     )
     driver.feed(WorkloadSet("w", "half", 2), member("w", 0, recreated=recreated), member("w", 1))
@@ -153,7 +153,7 @@ def test_a_group_that_cannot_be_made_whole_begins_anew_if_it_can_be_taken_away()
     assert [(one.mode, one.members) for one in retracted] == [(RetractMode.EVICT, ("w-0",))]
     again = only_job(driver)  # What was not taken away waits for the member that is made again.
     assert (again.id != job.id, list(again.members), again.is_assembled) == (True, ["w-1"], False)
-    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
     driver.feed(member("w", 2, recreated=True))
     driver.settle()
     assert {one.phase for one in again.members.values()} == {MemberPhase.RUNNING}
@@ -189,7 +189,7 @@ def test_what_can_never_run_is_parked_and_tried_again_when_nodes_change() -> Non
     assert [(update.workload, update.status) for update in step.status_updates] == [
         ("w", WorkloadStatus.UNSATISFIABLE)
     ]
-    (large,) = plain_nodes(1, [Capacity("cpu", 8000, divisible=True)])
+    (large,) = uniform_nodes(1, [Capacity("cpu", 8000, divisible=True)])
     driver.backend.nodes["big"] = replace(large, node="big")
     driver.feed(driver.backend.nodes["big"])
     driver.settle()
@@ -199,8 +199,8 @@ def test_what_can_never_run_is_parked_and_tried_again_when_nodes_change() -> Non
 def test_a_hold_without_an_end_gets_no_promise_and_blocks_nobody() -> None:
     driver = Driver(pods(nodes=1), settings_of("fcfs"))
     endless(driver)
-    driver.backend.holds["other"] = ExternalUsageSet("other", "node0", (("cpu", 700),))
-    driver.feed(driver.backend.holds["other"])
+    driver.backend.external_usage["other"] = ExternalUsageSet("other", "node0", (("cpu", 700),))
+    driver.feed(driver.backend.external_usage["other"])
     driver.feed(WorkloadSet("first", "large", 1), member("first", 0, cpu=600))
     driver.feed(WorkloadSet("second", "small", 1), member("second", 0, cpu=200))
     driver.settle()
@@ -261,7 +261,7 @@ def test_whatever_members_and_nodes_do_nothing_is_over_committed_or_left(
     driver = Driver(pods(nodes=3), settings_of("easy", lost_timeout_s=5.0))
     backend = driver.backend
     refusing: set[str] = set()
-    backend.fate_of = lambda _place, assignment: Fate(
+    backend.script_for = lambda _place, assignment: MemberScript(
         runs_s=7.0, refused="no" if assignment.node in refusing else ""
     )
     nodes = dict(backend.nodes)
@@ -277,7 +277,7 @@ def test_whatever_members_and_nodes_do_nothing_is_over_committed_or_left(
         elif kind == "work-gone":
             driver.feed(WorkloadGone(workload))
         elif kind == "node-gone" and node in backend.nodes:
-            driver.feed(backend.lose_node(node))
+            driver.feed(backend.remove_node(node))
         elif kind == "node-back" and node not in backend.nodes:
             backend.nodes[node] = nodes[node]
             driver.feed(nodes[node])
@@ -298,7 +298,7 @@ def test_whatever_members_and_nodes_do_nothing_is_over_committed_or_left(
     for workload in ("w0", "w1", "w2"):
         driver.feed(WorkloadGone(workload))
     driver.run(limit=driver.now + 10_000)
-    assert backend.wrongs == []
+    assert backend.violations == []
     assert not driver.scheduler.state.cluster.engine.jobs
     assert not driver.scheduler.state.jobs
     assert not driver.scheduler.state.intents
@@ -351,7 +351,7 @@ def test_the_time_to_assemble_is_known_after_a_restart() -> None:
 def test_a_member_whose_place_is_lost_over_a_restart_counts_as_use_by_others(lost: str) -> None:
     tables = MemoryTables()
     backend = pods(nodes=2)
-    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
     lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
     backend.workloads["w"] = WorkloadSet("w", "gang", 2, distinct_nodes=True)
     backend.members.update({key: member("w", number) for number, key in enumerate(("w-0", "w-1"))})
@@ -378,7 +378,7 @@ def test_a_member_whose_place_is_lost_over_a_restart_counts_as_use_by_others(los
 def test_a_place_whose_member_is_not_recorded_any_more_is_given_back() -> None:
     tables = MemoryTables()
     backend = pods(nodes=2)
-    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
     lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
     backend.workloads["w"] = WorkloadSet("w", "gang", 2)
     backend.members.update({key: member("w", number) for number, key in enumerate(("w-0", "w-1"))})
@@ -412,11 +412,11 @@ def test_a_late_member_goes_only_where_its_queue_may() -> None:
 def test_a_node_that_refused_a_member_is_tried_again_when_it_changes(what: str) -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     refusing = {"node0"}
-    driver.backend.fate_of = lambda _place, assignment: Fate(
+    driver.backend.script_for = lambda _place, assignment: MemberScript(
         runs_s=1e9, refused="OutOfcpu" if assignment.node in refusing else ""
     )
-    driver.backend.holds["other"] = ExternalUsageSet("other", "node0", (("cpu", 100),))
-    driver.feed(driver.backend.holds["other"])
+    driver.backend.external_usage["other"] = ExternalUsageSet("other", "node0", (("cpu", 100),))
+    driver.feed(driver.backend.external_usage["other"])
     driver.feed(WorkloadSet("w", "refused", 1), member("w", 0))
     driver.settle()
     refusing.clear()
@@ -516,7 +516,7 @@ def test_a_group_begins_anew_as_a_whole_by_its_policy(
 @pytest.mark.parametrize("recreated", [True, False])
 def test_a_member_that_did_not_come_to_its_node_goes_elsewhere_whoever_made_it(recreated: bool) -> None:
     driver = Driver(pods(nodes=3), settings_of("easy"))
-    driver.backend.fate_of = lambda _place, assignment: Fate(
+    driver.backend.script_for = lambda _place, assignment: MemberScript(
         runs_s=1e9, outcome=Outcome.CONFLICT if assignment.node == "node0" else Outcome.APPLIED
     )
     driver.feed(
@@ -531,8 +531,8 @@ def test_a_member_that_did_not_come_to_its_node_goes_elsewhere_whoever_made_it(r
 @pytest.mark.parametrize("recreated", [True, False])
 def test_a_member_on_its_way_to_a_node_that_goes_away_goes_elsewhere(recreated: bool) -> None:
     driver = Driver(pods(nodes=3), settings_of("easy"))
-    driver.backend.fate_of = lambda _place, assignment: Fate(
-        runs_s=1e9, place_s=1e9 if assignment.node == "node0" else 0.0
+    driver.backend.script_for = lambda _place, assignment: MemberScript(
+        runs_s=1e9, place_delay_s=1e9 if assignment.node == "node0" else 0.0
     )
     workload = WorkloadSet("w", "group", 2, distinct_nodes=True)
     driver.feed(workload, member("w", 0, recreated=recreated), member("w", 1, recreated=recreated))
@@ -549,8 +549,8 @@ def test_a_member_on_its_way_to_a_node_that_goes_away_goes_elsewhere(recreated: 
 def test_a_member_that_did_not_come_to_its_node_is_there_for_the_next_job_of_its_work() -> None:
     """Its group begins anew meanwhile: nobody makes it again, as it is still there."""
     driver = Driver(pods(nodes=2), settings_of("easy"))
-    fates = {"w-0": Fate(runs_s=1e9), "w-1": Fate(runs_s=1e9, place_s=1e9)}
-    driver.backend.fate_of = lambda _place, assignment: fates[assignment.member]
+    scripts = {"w-0": MemberScript(runs_s=1e9), "w-1": MemberScript(runs_s=1e9, place_delay_s=1e9)}
+    driver.backend.script_for = lambda _place, assignment: scripts[assignment.member]
     workload = WorkloadSet("w", "group", 2, requeue=Requeue.ALWAYS)
     driver.feed(workload, member("w", 0, recreated=True), member("w", 1, recreated=True))
     driver.settle()

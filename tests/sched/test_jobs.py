@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.sim.backend import Fate
+from penstock.backends.sim.backend import MemberScript
 from penstock.errors import BadRequest, Conflict, PenstockError
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
@@ -67,7 +67,7 @@ def test_a_held_job_waits_until_it_is_released_and_says_so() -> None:
 )
 def test_a_dependency_lets_a_job_go_or_ends_it(scheme: str, status: int, runs: bool) -> None:
     driver = Driver(pool_of(4), settings_of())
-    driver.backend.fate_of = lambda place, _assignment: Fate(
+    driver.backend.script_for = lambda place, _assignment: MemberScript(
         runs_s=5, status=status if place.job == first else 0
     )
     (first,) = driver.submit(submission())
@@ -177,8 +177,8 @@ def test_a_drained_node_gets_nothing_new_and_what_runs_there_goes_on() -> None:
 
 def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cause() -> None:
     driver = Driver(pool_of(1), settings_of("easy"))
-    driver.backend.fate_of = lambda place, _assignment: Fate(
-        500 if place.job == late else 1, ends_on_request_s=400.0
+    driver.backend.script_for = lambda place, _assignment: MemberScript(
+        500 if place.job == late else 1, end_delay_s=400.0
     )
     (late,) = driver.submit(submission(duration_s=100))
     (behind,) = driver.submit(submission(duration_s=10))
@@ -201,7 +201,9 @@ def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cau
 
 def test_a_job_without_an_end_blocks_nobody_who_fits_beside_it() -> None:
     driver = Driver(pool_of(2), settings_of("easy"))
-    driver.backend.fate_of = lambda place, _assignment: Fate(runs_s=1e9 if place.job == endless else 5)
+    driver.backend.script_for = lambda place, _assignment: MemberScript(
+        runs_s=1e9 if place.job == endless else 5
+    )
     (endless,) = driver.submit(submission(duration_s=0))
     large, small = driver.submit(submission(cores=2), submission(cores=1))
     driver.run_until(1)
@@ -217,7 +219,7 @@ def test_a_job_that_loses_its_node_runs_again_only_if_it_said_so(policy: Requeue
     (job,) = driver.submit(submission(requeue=policy))
     driver.settle()
     node = driver.scheduler.state.jobs[job].members[f"{job}/1/0"].node
-    driver.feed(driver.backend.lose_node(node))
+    driver.feed(driver.backend.remove_node(node))
     driver.run()
     assert driver.names(job).count("alloc") == (2 if again else 1)
     assert ("requeue" in driver.names(job)) == again
@@ -225,7 +227,7 @@ def test_a_job_that_loses_its_node_runs_again_only_if_it_said_so(policy: Requeue
 
 def test_what_fails_by_itself_does_not_run_again() -> None:
     driver = Driver(nodes_of(1, 1), settings_of())
-    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1, status=256)
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1, status=256)
     (job,) = driver.submit(submission(requeue=Requeue.ALWAYS))
     driver.run()
     assert driver.names(job).count("alloc") == 1
@@ -233,7 +235,7 @@ def test_what_fails_by_itself_does_not_run_again() -> None:
 
 def test_a_cancelled_job_is_over_when_its_last_member_is() -> None:
     driver = Driver(nodes_of(2, 1), settings_of())
-    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9, ends_on_request_s=3.0)
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9, end_delay_s=3.0)
     (job,) = driver.submit(submission(nodes=2, duration_s=0))
     driver.settle()
     driver.feed(Cancel((job,), "enough"))
@@ -246,7 +248,9 @@ def test_a_cancelled_job_is_over_when_its_last_member_is() -> None:
 
 def test_a_part_of_a_gang_that_has_ended_is_free_at_once() -> None:
     driver = Driver(nodes_of(2, 1), settings_of())
-    driver.backend.fate_of = lambda _place, assignment: Fate(runs_s=5 if assignment.index == 0 else 50)
+    driver.backend.script_for = lambda _place, assignment: MemberScript(
+        runs_s=5 if assignment.index == 0 else 50
+    )
     (gang,) = driver.submit(submission(nodes=2))
     (small,) = driver.submit(submission())
     driver.run()
@@ -346,7 +350,7 @@ def test_who_waited_behind_a_reservation_starts_when_that_job_leaves_the_queue(
     leaves: Callable[[int], SetUrgency | Cancel],
 ) -> None:
     driver = Driver(nodes_of(1, 4), settings_of("easy"))
-    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e6)
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e6)
     driver.submit(submission(cores=2, duration_s=1000))
     large, long = driver.submit(submission(cores=4, duration_s=100), submission(cores=2, duration_s=5000))
     driver.settle()
@@ -359,7 +363,7 @@ def test_who_waited_behind_a_reservation_starts_when_that_job_leaves_the_queue(
 def test_a_strict_queue_is_not_overtaken_because_another_queue_asked_for_the_same() -> None:
     queues = (QueueSettings("a", parse_backfill("easy")), QueueSettings("b", parse_backfill("fcfs")))
     driver = Driver(nodes_of(1, 4), Settings(queues=queues))
-    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e6)
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e6)
     driver.submit(submission(cores=3, duration_s=100, queue="a"))
     driver.settle()
     _, first, second = driver.submit(

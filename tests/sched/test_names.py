@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.backends.sim.backend import Fate
+from penstock.backends.sim.backend import MemberScript
 from penstock.protocol.facts import (
     EndCause,
     ExternalUsageSet,
@@ -33,7 +33,7 @@ def test_a_member_without_a_name_is_shown_by_its_key() -> None:
 
 def test_a_refusal_names_the_member_as_people_know_it() -> None:
     driver = Driver(pods(nodes=2), settings_of("easy"))
-    driver.backend.fate_of = lambda _place, assignment: Fate(
+    driver.backend.script_for = lambda _place, assignment: MemberScript(
         runs_s=1e9, refused="OutOfcpu" if assignment.node == "node0" else ""
     )
     driver.feed(WorkloadSet("w", "refused", 1), named(0))

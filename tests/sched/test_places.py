@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.backends.sim.backend import Fate, SimBackend
+from penstock.backends.sim.backend import MemberScript, SimBackend
 from penstock.model.job import JobState
 from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberGone, NodeGone, WorkloadSet
 from penstock.sched.job import MemberPhase
@@ -35,7 +35,7 @@ def zones_of(scheduler: Scheduler) -> dict[str, str]:
 
 def running_life(backend: SimBackend, *, cpu: int = 400, **workload: object) -> Lives:
     """A group of two that runs."""
-    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
     tables = MemoryTables()
     lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
     backend.workloads["w"] = WorkloadSet("w", "gang", 2, **workload)  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ def test_what_was_given_of_a_kind_that_is_away_at_a_restart_is_not_free_when_it_
     backend = pods(nodes=1)
     plain = backend.nodes["node0"]
     full = backend.nodes["node0"] = replace(plain, capacity=(*plain.capacity, GPU))
-    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
     tables = MemoryTables()
     lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
     asking = replace(member("w", 0), requests=(("cpu", 400), (GPU.resource, 1)))

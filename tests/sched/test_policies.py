@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.sim.backend import Fate
+from penstock.backends.sim.backend import MemberScript
 from penstock.model.job import JobState
 from tests.sched.driving import Driver, nodes_of, pool_of, settings_of, submission
 from tests.sched.oracle import OracleJob, oracle_starts
@@ -71,7 +71,7 @@ def test_every_policy_drains_the_queue_and_commits_no_core_twice(
     driver.run()
     assert not driver.scheduler.state.jobs
     assert not driver.scheduler.state.cluster.engine.jobs
-    assert driver.backend.wrongs == []
+    assert driver.backend.violations == []
     assert sorted(driver.starts) == sorted(numbers)
 
 
@@ -111,7 +111,7 @@ def test_forecasts_are_exact_when_durations_are_and_nothing_arrives_later(
 @given(jobs=workloads(), policy=st.sampled_from(sorted(DEPTHS)))
 def test_a_forecast_leaves_everything_booked_as_it_was(jobs: list[OracleJob], policy: str) -> None:
     driver = Driver(nodes_of(3, 2), settings_of(policy), deep=False)
-    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e6)
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e6)
     for job in jobs:
         driver.submit(submission(slots=min(job.units, 6), duration_s=job.limit_s))
     driver.settle()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.backends.sim.backend import Fate, SimBackend, plain_nodes
+from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_nodes
 from penstock.protocol.facts import Capacity, ExternalUsageGone, ExternalUsageSet, MemberSet, WorkloadSet
 from penstock.store.memory import MemoryStore, MemoryTables
 from tests.instance.terms import Lives
@@ -14,7 +14,7 @@ CPU = Capacity("cpu", 8, divisible=True)
 def told(driver: Driver, *kinds: str) -> None:
     """Every node has these kinds, and no others."""
     capacity = (CPU, *(Capacity(kind, 1, divisible=True) for kind in kinds))
-    nodes = plain_nodes(len(driver.backend.nodes), capacity)
+    nodes = uniform_nodes(len(driver.backend.nodes), capacity)
     driver.backend.nodes = {node.node: node for node in nodes}
     driver.feed(*nodes)
 
@@ -24,7 +24,7 @@ def kinds(driver: Driver) -> set[str]:
 
 
 def driver_of(nodes: int) -> Driver:
-    return Driver(SimBackend({node.node: node for node in plain_nodes(nodes, (CPU,))}))
+    return Driver(SimBackend({node.node: node for node in uniform_nodes(nodes, (CPU,))}))
 
 
 def test_a_pool_that_a_node_has_no_more_leaves_nothing() -> None:
@@ -39,7 +39,7 @@ def test_a_pool_that_a_node_has_no_more_leaves_nothing() -> None:
 
 def test_a_pool_that_is_booked_goes_with_the_change_after_its_end() -> None:
     driver = driver_of(1)
-    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=10.0)
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=10.0)
     told(driver, "port/80")
     amounts = (("cpu", 1), ("port/80", 1))
     driver.feed(WorkloadSet("w", "w", 1), MemberSet("w", "w-0", 0, amounts))
@@ -75,8 +75,8 @@ def test_a_pool_that_was_away_at_a_restart_is_still_used_when_it_is_back() -> No
     """What the member has of it could not be booked again: it counts as use by others."""
     tables = MemoryTables()
     port = Capacity("port/80", 1, divisible=True)
-    backend = SimBackend({node.node: node for node in plain_nodes(1, (CPU, port))})
-    backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    backend = SimBackend({node.node: node for node in uniform_nodes(1, (CPU, port))})
+    backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
     lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
     amounts = (("cpu", 1), ("port/80", 1))
     backend.workloads["w"], backend.members["w-0"] = (
@@ -86,7 +86,7 @@ def test_a_pool_that_was_away_at_a_restart_is_still_used_when_it_is_back() -> No
     lives.feed(backend.workloads["w"], backend.members["w-0"])
     lives.run_until(10)
     with_port = dict(backend.nodes)
-    backend.nodes = {node.node: node for node in plain_nodes(1, (CPU,))}
+    backend.nodes = {node.node: node for node in uniform_nodes(1, (CPU,))}
     lives.begin()
     backend.nodes = with_port
     observed = [one for one in backend.snapshot().statuses if one.member == "w-0"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.backends.sim.backend import Fate, SimBackend, plain_nodes
+from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_nodes
 from penstock.protocol.facts import Capacity, MemberSet
 from penstock.sched.job import Job
 from tests.sched.driving import Driver
@@ -12,11 +12,12 @@ __all__ = ["endless", "member", "only_job", "pods"]
 
 def pods(nodes: int = 2, cpu: int = 1000) -> SimBackend:
     capacity = [Capacity("cpu", cpu, divisible=True), Capacity("memory", 1 << 30, divisible=True)]
-    return SimBackend({node.node: node for node in plain_nodes(nodes, capacity)})
+    return SimBackend({node.node: node for node in uniform_nodes(nodes, capacity)})
 
 
 def member(workload: str, number: int, cpu: int = 400, **more: object) -> MemberSet:
-    return MemberSet(workload, f"{workload}-{number}", number, (("cpu", cpu),), **more)  # type: ignore[arg-type]
+    # Type: ignore[arg-type].
+    return MemberSet(workload, f"{workload}-{number}", number, (("cpu", cpu),), **more)
 
 
 def only_job(driver: Driver) -> Job:
@@ -25,4 +26,4 @@ def only_job(driver: Driver) -> Job:
 
 
 def endless(driver: Driver) -> None:
-    driver.backend.fate_of = lambda _place, _assignment: Fate(runs_s=1e9)
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)

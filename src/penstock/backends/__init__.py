@@ -1,1 +1,1 @@
-"""The worlds in which jobs run. Each driver implements `Backend` of `penstock.protocol.backend`."""
+"""Backends that run jobs: pods (`kube`), processes (`local`), and a simulation (`sim`)."""

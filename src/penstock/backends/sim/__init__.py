@@ -1,4 +1,4 @@
-"""A world that is only imagined: nodes and members in memory, on a clock that its owner turns.
+"""Simulated backends for tests and measurements: nodes and members exist in memory only, and nothing runs.
 
-It is for simulating and for tests, and says so: nothing here runs anything.
+`backend` uses virtual time, `mock` the real clock.
 """

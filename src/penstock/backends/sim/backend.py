@@ -1,9 +1,10 @@
-"""The simulated world: carries out intents at virtual times and reports facts as a real world would.
+"""A simulated backend: applies intents at virtual times and reports facts like a real backend.
 
-Whoever drives it asks `next_at`, turns the clock with `advance`, and gets the facts that became true by
-then. How long a member runs, how long things take and what goes wrong is decided by a `Fate`, so that a
-test can make members late, refused, lost, found again or gone. It checks what it is asked: a member that is
-placed twice, or a node that is used beyond what it has, is counted in `wrongs`.
+The caller reads the next event time from `next_at`, sets the clock with `advance`, and gets the facts that
+became true until then. A `MemberScript` decides how long a member runs, how long its placement takes and what
+fails, so a test can make members late, refused, lost, found again or gone. The backend also checks the
+intents: a member that is placed twice, or a node that is used beyond its capacity, is recorded in
+`violations`.
 """
 
 from __future__ import annotations
@@ -30,95 +31,97 @@ from penstock.protocol.facts import (
 )
 from penstock.protocol.intents import Assignment, End, EndReason, Intent, Place, Retract
 
-__all__ = ["Fate", "Run", "SimBackend", "plain_nodes"]
+__all__ = ["MemberScript", "SimBackend", "SimulatedRun", "uniform_nodes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
-    """What becomes of one member that is placed."""
+class MemberScript:
+    """The simulated behaviour of one placed member."""
 
     runs_s: float = 1.0
     status: int = 0
-    place_s: float = 0.0  # from the intent to the member being there
+    place_delay_s: float = 0.0  # from the intent until the member is placed
     outcome: Outcome = Outcome.APPLIED
-    refused: str = ""  # the node takes it, and then does not
+    refused: str = ""  # why the node refuses the member after it was bound; "": it does not
     cause: str = ""
-    ends_on_request_s: float = 0.0  # from an `End` to the end
+    end_delay_s: float = 0.0  # from an `End` intent to the end
 
 
 @dataclass(slots=True)
-class Run:
-    """A member that the world knows."""
+class SimulatedRun:
+    """A member that was placed."""
 
     assignment: Assignment
     job: int
     phase: Phase
     since: float
-    fate: Fate
+    script: MemberScript
     status: int = 0
     cause: str = ""
-    starts: int = 0  # how often it began: more than once is a wrong
+    starts: int = 0  # more than one start is a violation
 
 
-def plain_nodes(count: int, capacity: Iterable[Capacity]) -> tuple[NodeSet, ...]:
-    told = tuple(capacity)
-    return tuple(NodeSet(f"node{number}", told) for number in range(count))
+def uniform_nodes(count: int, capacity: Iterable[Capacity]) -> tuple[NodeSet, ...]:
+    capacities = tuple(capacity)
+    return tuple(NodeSet(f"node{number}", capacities) for number in range(count))
 
 
-FateOf = Callable[[Place, Assignment], Fate]
+ScriptFor = Callable[[Place, Assignment], MemberScript]
 
 
 @dataclass
 class SimBackend:
     nodes: dict[str, NodeSet]
-    fate_of: FateOf = lambda _place, _assignment: Fate()
+    script_for: ScriptFor = lambda _place, _assignment: MemberScript()
     now: float = 0.0
-    holds: dict[str, ExternalUsageSet] = field(default_factory=dict)
+    external_usage: dict[str, ExternalUsageSet] = field(default_factory=dict)
     workloads: dict[str, WorkloadSet] = field(default_factory=dict)
     members: dict[str, MemberSet] = field(default_factory=dict)
-    runs: dict[str, Run] = field(default_factory=dict)
+    runs: dict[str, SimulatedRun] = field(default_factory=dict)
     tombstones: set[str] = field(default_factory=set)
     epoch: int = 0
-    begun: set[str] = field(default_factory=set)  # every member that has ever begun
-    wrongs: list[str] = field(default_factory=list)
-    is_prompt: bool = True  # intents come at once: what others use by then was known when they were made
-    _agenda: list[tuple[float, int, Callable[[], list[Fact]]]] = field(default_factory=list)
-    _losses: dict[str, int] = field(default_factory=dict)  # how often each node was lost
-    _steps: dict[str, int] = field(default_factory=dict)  # requests for each member
-    _made: int = 0
+    ever_started: set[str] = field(default_factory=set)
+    violations: list[str] = field(default_factory=list)
+    applies_immediately: bool = True  # intents arrive without delay, so the scheduler knew the external usage
+    _events: list[tuple[float, int, Callable[[], list[Fact]]]] = field(default_factory=list)
+    # Removals of each node name: tells nodes of the same name apart.
+    _removals: dict[str, int] = field(default_factory=dict)
+    # Number of the latest request for each member.
+    _latest_request: dict[str, int] = field(default_factory=dict)
+    _sequence: int = 0
 
     # Time
 
     def next_at(self) -> float | None:
-        return self._agenda[0][0] if self._agenda else None
+        return self._events[0][0] if self._events else None
 
     def advance(self, to: float) -> list[Fact]:
-        """Turns the clock; returns what became true, in order."""
+        """Sets the clock; returns the facts that became true, in order."""
         facts: list[Fact] = []
-        while self._agenda and self._agenda[0][0] <= to:
-            at, _, act = heapq.heappop(self._agenda)
+        while self._events and self._events[0][0] <= to:
+            at, _, event = heapq.heappop(self._events)
             self.now = max(self.now, at)
-            facts.extend(act())
+            facts.extend(event())
         self.now = max(self.now, to)
         return facts
 
-    def later(self, after_s: float, act: Callable[[], list[Fact]]) -> None:
-        self._made += 1
-        heapq.heappush(self._agenda, (self.now + after_s, self._made, act))
+    def schedule(self, after_s: float, event: Callable[[], list[Fact]]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._events, (self.now + after_s, self._sequence, event))
 
     def snapshot(self) -> Snapshot:
-        observations = tuple(self._observed(key) for key in self.runs)
+        statuses = tuple(self._member_status(key) for key in self.runs)
         return Snapshot(
             tuple(self.nodes.values()),
-            tuple(self.holds.values()),
+            tuple(self.external_usage.values()),
             tuple(self.workloads.values()),
             tuple(self.members.values()),
-            observations,
+            statuses,
         )
 
-    def _observed(self, key: str) -> MemberStatus:
+    def _member_status(self, key: str) -> MemberStatus:
         run = self.runs[key]
-        amounts = tuple((kind, units) for kind, _, units in run.assignment.grants)
+        usage = tuple((resource, units) for resource, _, units in run.assignment.grants)
         cause, message = end_cause_of(run.cause)
         return MemberStatus(
             key,
@@ -129,13 +132,13 @@ class SimBackend:
             cause,
             message,
             run.starts > 0,
-            amounts,
+            usage,
         )
 
     # Intents
 
     def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
-        """Takes intents; their outcome comes with `advance`. An older epoch than one seen is not heard."""
+        """Accepts intents; `advance` returns their results. Ignores an epoch older than the newest seen."""
         if epoch < self.epoch:
             return
         self.epoch = epoch
@@ -156,69 +159,73 @@ class SimBackend:
         known = self.runs.get(assignment.member)
         if known is not None or assignment.member in self.tombstones:
             outcome = Outcome.APPLIED if known is not None else Outcome.GONE
-            self.later(0.0, lambda: [IntentResult(intent.intent, assignment.member, outcome)])
+            self.schedule(0.0, lambda: [IntentResult(intent.intent, assignment.member, outcome)])
             return
-        if assignment.member in self.begun:
-            self.wrongs.append(f"{assignment.member} has run, and is to run again")
-        fate = self.fate_of(intent, assignment)
-        losses = self._losses.get(assignment.node, 0)
-        # Requests for one member are ordered: a newer one takes the place of one that is under way.
-        turn = self._steps[assignment.member] = self._steps.get(assignment.member, 0) + 1
+        if assignment.member in self.ever_started:
+            self.violations.append(f"{assignment.member} has run and is placed again")
+        script = self.script_for(intent, assignment)
+        removals = self._removals.get(assignment.node, 0)
+        # A later request for the same member supersedes a request in flight.
+        request = self._latest_request[assignment.member] = self._latest_request.get(assignment.member, 0) + 1
 
         def arrive() -> list[Fact]:
             return (
-                self._arrive(intent, assignment, fate, losses)
-                if turn == self._steps[assignment.member]
+                self._arrive(intent, assignment, script, removals)
+                if request == self._latest_request[assignment.member]
                 else []
             )
 
-        self.later(fate.place_s, arrive)
+        self.schedule(script.place_delay_s, arrive)
 
-    def _arrive(self, intent: Place, assignment: Assignment, fate: Fate, losses: int) -> list[Fact]:
+    def _arrive(
+        self, intent: Place, assignment: Assignment, script: MemberScript, removals: int
+    ) -> list[Fact]:
         if assignment.member in self.runs:
             return [IntentResult(intent.intent, assignment.member, Outcome.APPLIED)]
-        if assignment.member in self.tombstones or assignment.member in self.begun:
-            # The same request was under way twice; the other one was served.
+        if assignment.member in self.tombstones or assignment.member in self.ever_started:
+            # The same request was in flight twice, and the other one was applied.
             return [IntentResult(intent.intent, assignment.member, Outcome.GONE)]
-        # A node of the same name that came later is another one.
-        if assignment.node not in self.nodes or losses != self._losses.get(assignment.node, 0):
+        # A later node of the same name is a different node.
+        if assignment.node not in self.nodes or removals != self._removals.get(assignment.node, 0):
             return [IntentResult(intent.intent, assignment.member, Outcome.CONFLICT, "no such node")]
-        if fate.outcome in (Outcome.CONFLICT, Outcome.GONE):
-            return [IntentResult(intent.intent, assignment.member, fate.outcome, fate.cause)]
-        run = self.runs[assignment.member] = Run(
-            assignment, intent.job, Phase.RUNNING, self.now, fate, starts=1
+        if script.outcome in (Outcome.CONFLICT, Outcome.GONE):
+            return [IntentResult(intent.intent, assignment.member, script.outcome, script.cause)]
+        run = self.runs[assignment.member] = SimulatedRun(
+            assignment, intent.job, Phase.RUNNING, self.now, script, starts=1
         )
-        if not fate.refused:
-            self.begun.add(assignment.member)
-        # What others took while it was on its way is not our wrong.
-        self._check_room(assignment.node, with_others=self.is_prompt and fate.place_s == 0)
-        if fate.refused:
-            run.phase, run.cause, run.starts = Phase.REFUSED, fate.refused, 0
-            told = self._observed(assignment.member)
+        if not script.refused:
+            self.ever_started.add(assignment.member)
+        # External usage that appeared while the placement was in flight is not a violation.
+        self._check_capacity(
+            assignment.node, with_external=self.applies_immediately and script.place_delay_s == 0
+        )
+        if script.refused:
+            run.phase, run.cause, run.starts = Phase.REFUSED, script.refused, 0
+            status = self._member_status(assignment.member)
             del self.runs[assignment.member]
-            return [IntentResult(intent.intent, assignment.member, Outcome.APPLIED), told]
-        self.later(fate.runs_s, lambda: self._finish(assignment.member, fate.status, fate.cause))
-        answer = IntentResult(intent.intent, assignment.member, fate.outcome)
-        return [answer, self._observed(assignment.member)]
+            return [IntentResult(intent.intent, assignment.member, Outcome.APPLIED), status]
+        self.schedule(script.runs_s, lambda: self._finish(assignment.member, script.status, script.cause))
+        result = IntentResult(intent.intent, assignment.member, script.outcome)
+        return [result, self._member_status(assignment.member)]
 
     def _finish(self, member: str, status: int, cause: str) -> list[Fact]:
         run = self.runs.get(member)
         if run is None or run.phase is not Phase.RUNNING:
             return []
         run.phase, run.status, run.cause, run.since = Phase.ENDED, status, cause, self.now
-        return [self._observed(member)]
+        return [self._member_status(member)]
 
     def _end(self, intent: End, member: str) -> None:
         run = self.runs.get(member)
         if run is None:
             self.tombstones.add(member)
-            self.later(0.0, lambda: [IntentResult(intent.intent, member, Outcome.GONE)])
+            self.schedule(0.0, lambda: [IntentResult(intent.intent, member, Outcome.GONE)])
             return
-        self.later(0.0, lambda: [IntentResult(intent.intent, member, Outcome.APPLIED)])
+        self.schedule(0.0, lambda: [IntentResult(intent.intent, member, Outcome.APPLIED)])
         if intent.grace_s is not None:
-            wait_s = run.fate.ends_on_request_s
-            self.later(
-                wait_s,
+            delay_s = run.script.end_delay_s
+            self.schedule(
+                delay_s,
                 lambda: self._finish(
                     member,
                     intent.signal,
@@ -228,7 +235,7 @@ class SimBackend:
 
     def _retract(self, intent: Retract, member: str) -> None:
         if member in self.runs:
-            self.later(
+            self.schedule(
                 0.0,
                 lambda: [
                     IntentResult(intent.intent, member, Outcome.APPLIED),
@@ -237,44 +244,47 @@ class SimBackend:
             )
         else:
             self.tombstones.add(member)
-            self.later(0.0, lambda: [IntentResult(intent.intent, member, Outcome.APPLIED)])
+            self.schedule(0.0, lambda: [IntentResult(intent.intent, member, Outcome.APPLIED)])
 
     def probe(self, members: Sequence[str]) -> None:
         for member in members:
-            self.later(0.0, partial(self._probed, member))
+            self.schedule(0.0, partial(self._probe_result, member))
 
-    def _probed(self, member: str) -> list[Fact]:
+    def _probe_result(self, member: str) -> list[Fact]:
         if member in self.runs:
-            return [self._observed(member)]
+            return [self._member_status(member)]
         return [MemberStatus(member, Phase.WAITING, self.now)]
 
     def forget(self, members: Iterable[str]) -> None:
-        """The scheduler has recorded their end: nobody needs to remember them."""
+        """Removes members whose end the scheduler has recorded."""
         for member in members:
             run = self.runs.get(member)
             if run is not None and run.phase is not Phase.RUNNING:
                 del self.runs[member]
 
-    # What happens to nodes
+    # Nodes
 
-    def lose_node(self, node: str) -> NodeGone:
-        """The node is gone, with all that ran there."""
+    def remove_node(self, node: str) -> NodeGone:
+        """Removes a node with everything that runs there."""
         del self.nodes[node]
-        self._losses[node] = self._losses.get(node, 0) + 1
+        self._removals[node] = self._removals.get(node, 0) + 1
         for key in [key for key, run in self.runs.items() if run.assignment.node == node]:
             del self.runs[key]
         return NodeGone(node)
 
-    def _check_room(self, node: str, *, with_others: bool) -> None:
+    def _check_capacity(self, node: str, *, with_external: bool) -> None:
         used: dict[str, int] = {}
-        for hold in self.holds.values() if with_others else ():
-            for kind, units in hold.usage if hold.node == node else ():
-                used[kind] = used.get(kind, 0) + units
+        for external in self.external_usage.values() if with_external else ():
+            for resource, units in external.usage if external.node == node else ():
+                used[resource] = used.get(resource, 0) + units
         for run in self.runs.values():
             if run.assignment.node == node and run.phase is Phase.RUNNING:
-                for kind, _, units in run.assignment.grants:
-                    used[kind] = used.get(kind, 0) + units
-        has = {capacity.resource: capacity.units for capacity in self.nodes[node].capacity}
-        for kind, units in used.items():
-            if units > has.get(kind, 0):
-                self.wrongs.append(f"{node} at {self.now}: {units} {kind} in use, it has {has.get(kind, 0)}")
+                for resource, _, units in run.assignment.grants:
+                    used[resource] = used.get(resource, 0) + units
+        capacities = {capacity.resource: capacity.units for capacity in self.nodes[node].capacity}
+        for resource, units in used.items():
+            capacity = capacities.get(resource, 0)
+            if units > capacity:
+                self.violations.append(
+                    f"{node} at {self.now}: {units} {resource} in use, the capacity is {capacity}"
+                )

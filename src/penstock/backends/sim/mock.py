@@ -1,7 +1,6 @@
-"""A world of imagined nodes on the real clock: members begin and end as soon as they are placed.
+"""A backend with simulated nodes on the real clock: members start and end as soon as they are placed.
 
-It is for measuring what an instance costs by itself. Nothing runs; everything else (queue, store, API) is
-real.
+It measures the cost of an instance itself. Nothing runs; queue, store and API are real.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class MockBackend:
     async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
         del epoch
         sink, now = self._sink, time.time()
-        assert sink is not None, "run comes first"
+        assert sink is not None, "`run` has not been called"
         for intent in intents:
             match intent:
                 case Place():
@@ -47,12 +46,12 @@ class MockBackend:
                         sink(IntentResult(intent.intent, member, Outcome.GONE))
 
     async def probe(self, members: Sequence[str]) -> None:
-        assert self._sink is not None, "run comes first"
+        assert self._sink is not None, "`run` has not been called"
         for member in members:
             self._sink(MemberStatus(member, Phase.WAITING, time.time()))
 
     def forget(self, members: Sequence[str]) -> None:
-        """There is nothing to forget."""
+        """Does nothing: no member is kept."""
 
     def publish_status(self, status_updates: Sequence[StatusUpdate]) -> None:
-        """There is nobody to tell."""
+        """Does nothing: there is no status to publish."""
