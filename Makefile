@@ -1,6 +1,6 @@
-# Everything starts here: `make help`. A fresh machine needs Python 3.11 or newer and make; what else
-# is needed goes into .uv (the pinned installer) and .venv (what requirements.lock names), both made
-# on first use and again only when the lock file or pyproject.toml has changed.
+# `make help` lists the targets. A new machine needs only Python 3.11 or newer and make: the first target
+# that is run installs the pinned uv into .uv and the packages of requirements.lock into .venv, and later
+# ones repeat that only after a change of the lock file or pyproject.toml.
 
 UV_VERSION := 0.13.7
 
@@ -23,69 +23,69 @@ SEED ?=
 .NOTPARALLEL:
 .PHONY: help setup demo test lint format types contracts conformance torture bench controlplane e2e bench-kube lock clean
 
-help: ## list the targets
+help: ## list all targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: $(READY) ## make .venv with everything that is needed
+setup: $(READY) ## create .venv with all dependencies
 	@printf 'ready: %s\n' .venv
 
-demo: $(READY) ## run a mixed workload on a real instance of its own (ARGS=--plan: only draw a plan)
+demo: $(READY) ## run a mixed workload on a temporary instance (ARGS=--plan: only draw a plan)
 	@$(BIN)/penstock demo $(ARGS)
 
-test: lint types contracts ## lint, types, import contracts, then all tests
+test: lint types contracts ## run lint, types, contracts and all tests
 	@printf '==> tests\n'
 	@$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
 
-lint: $(READY) ## check rules and formatting
-	@printf '==> rules\n'
+lint: $(READY) ## check lint rules and formatting
+	@printf '==> lint rules\n'
 	@$(BIN)/ruff check .
 	@printf '==> formatting\n'
 	@$(BIN)/ruff format --check .
 
-format: $(READY) ## format all files, and fix what can be fixed
+format: $(READY) ## format all files and apply automatic fixes
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-types: $(READY) ## check types, strictly
+types: $(READY) ## check types with mypy in strict mode
 	@printf '==> types\n'
 	@$(BIN)/mypy
 
-contracts: $(READY) ## check who imports whom
+contracts: $(READY) ## check the import contracts between packages
 	@printf '==> import contracts\n'
 	@$(BIN)/lint-imports
 
-conformance: $(READY) ## run only the tests that compare answers with Fluxion's
+conformance: $(READY) ## run only the tests that compare the output with Fluxion's
 	@$(BIN)/pytest -n 2 tests/conformance $(ARGS)
 
-torture: $(READY) ## kill parts of a real instance until N have died (N=100, SEED=)
+torture: $(READY) ## kill N processes of a running instance and check that it recovers (N=100, SEED=)
 	@$(BIN)/python -m tests.torture $(N) $(SEED)
 
-bench: $(READY) ## measure, and print the table
+bench: $(READY) ## run the benchmarks and print the results
 	@$(BIN)/python -m bench $(ARGS)
 
-controlplane: $(READY) ## bring etcd, Kubernetes and kwok into the user's cache, for tests and `penstock dev`
+controlplane: $(READY) ## build etcd, Kubernetes and kwok into the user's cache, for tests and `penstock dev`
 	@$(BIN)/python hack/controlplane/build.py
 
-e2e: $(READY) ## gangs of real pods on any cluster (KUBECONFIG=FILE; else a simulated one)
+e2e: $(READY) ## run the Kubernetes tests (KUBECONFIG=FILE: on that cluster; default: on a simulated one)
 	@PENSTOCK_E2E_KUBECONFIG="$(abspath $(KUBECONFIG))" $(BIN)/pytest tests/kubernetes $(ARGS)
 
-bench-kube: $(READY) ## measure against kube-scheduler on one control plane, and print the table
+bench-kube: $(READY) ## compare with kube-scheduler on one control plane and print the results
 	@$(BIN)/python -m bench.kube $(ARGS)
 
-lock: $(UV_READY) ## compile requirements.lock from pyproject.toml (UPGRADE=--upgrade: newest versions)
+lock: $(UV_READY) ## compile requirements.lock from pyproject.toml (UPGRADE=--upgrade: to the newest versions)
 	@printf '==> compiling requirements.lock\n'
 	@$(UV) --system-certs pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url \
 		--no-header --quiet $(UPGRADE) -o requirements.lock
 
-clean: ## remove everything that make and its tools have made
+clean: ## remove all files that make and its tools have created
 	@rm -rf .venv .uv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .cache dist
 	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# A uv of the right version may be there already; otherwise pip brings it into an environment of its own.
+# Uses an installed uv of the pinned version; otherwise pip installs it into a separate environment.
 $(UV_READY):
 	@$(PYTHON) -c '$(IS_RIGHT)' || { \
-		echo "Penstock needs Python 3.11 or newer, and '$(PYTHON)' is not: $$($(PYTHON) --version 2>&1)." >&2; \
-		echo "Name another one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+		echo "Penstock needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+		echo "Use another Python: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	@if [ "$$($(UV) --version 2>/dev/null | cut -d ' ' -f 2)" = '$(UV_VERSION)' ]; then :; \
 	elif [ "$$(uv --version 2>/dev/null | cut -d ' ' -f 2)" = '$(UV_VERSION)' ]; then \
 		rm -rf .uv && mkdir -p .uv/bin && ln -s "$$(command -v uv)" $(UV); \
@@ -98,11 +98,11 @@ $(UV_READY):
 
 $(READY): requirements.lock pyproject.toml $(UV_READY)
 	@if ! $(BIN)/python -c '$(IS_RIGHT)' 2>/dev/null; then \
-		printf '==> making .venv\n'; \
+		printf '==> creating .venv\n'; \
 		$(UV) venv --quiet --clear --no-python-downloads --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" .venv; \
 	fi
-	@printf '==> installing what requirements.lock names\n'
+	@printf '==> installing requirements.lock\n'
 	@$(UV) --system-certs pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
-	@printf '==> installing penstock itself\n'
+	@printf '==> installing penstock\n'
 	@$(UV) --system-certs pip install --quiet --python $(BIN)/python --no-deps -e .
 	@touch $@
