@@ -23,7 +23,8 @@ from typing import Any
 
 import psycopg
 
-from penstock.api.service import Answers, ServiceContext
+from penstock.api.responses import DatabaseInfo, InstanceSettings
+from penstock.api.service import InstanceService, ServiceContext
 from penstock.backends.sim.mock import MockBackend
 from penstock.cli.client import ApiClient
 from penstock.instance.loop import Instance
@@ -219,21 +220,24 @@ async def _serve_mock(paths: InstancePaths, nodes: int, cores: int) -> None:
     settings = Settings(queues=(queue,), match_policy="first")
     instance = Instance(settings, opened.store, MockBackend(nodes, cores))
     context = ServiceContext(
-        identity={
-            "id": "bench",
-            "version": "",
-            "state": str(paths.state),
-            "started_at": 0.0,
-            "backend": "mock",
-        },
+        instance_id="bench",
+        version="",
+        state_dir=str(paths.state),
+        started_at=0.0,
+        backend="mock",
         agents=list,
-        database=lambda: {"pid": None, "embedded": True, "state": "up"},
-        settings=dict,
+        database=lambda: DatabaseInfo(None, embedded=True, state="up"),
+        settings=lambda: InstanceSettings(
+            policy="easy",
+            match_policy=settings.match_policy,
+            queue_depth=settings.queue_depth,
+            forecast_depth=settings.forecast_depth,
+        ),
         output_paths=None,
         shutdown=lambda _keep: None,
     )
     running = asyncio.create_task(instance.run())
-    serving = asyncio.create_task(serve(create_app(Answers(instance, context)), [listening]))
+    serving = asyncio.create_task(serve(create_app(InstanceService(instance, context)), [listening]))
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(15, stopping.set)
     try:

@@ -1,4 +1,4 @@
-"""What the service does when the instance and the store tell of different moments."""
+"""How the service handles a job that becomes inactive between a query and a command."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 from collections.abc import Callable
 from typing import cast
 
+import msgspec
 import pytest
 
-from penstock.api.interface import Submission
-from penstock.api.service import Answers, ServiceContext
+from penstock.api.requests import JobSubmission, SubmitRequest
+from penstock.api.responses import SubmitResult, SubmittedJob
+from penstock.api.service import InstanceService
 from penstock.instance.loop import Instance
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
@@ -18,12 +20,13 @@ from penstock.protocol.commands import Submit
 from penstock.sched.dependencies import Dependency, DependencyRefused, Scheme
 from penstock.sched.records import JobLive, JobNew, JobRow
 from penstock.store.port import JobFilter
+from tests.api.contexts import CALLER, context
 
 TARGET = 7 << 24
 
 
 class Ending:
-    """An instance in which the target is active when asked, and over when the wish comes in."""
+    """An instance in which the target is active at the query, and inactive when the command runs."""
 
     def __init__(self, *, is_recorded: bool) -> None:
         self.store = self
@@ -46,25 +49,31 @@ class Ending:
         return (8,)
 
 
-def submit(instance: Ending) -> object:
+def submit(instance: Ending) -> SubmitResult:
     spec = {
         "version": 1,
         "attributes": {
             "system": {"dependencies": [{"scheme": "afterany", "value": encode_jobid(TARGET)}]},
         },
     }
-    context = ServiceContext({}, list, dict, dict, None, lambda _: None)
-    answers = Answers(cast(Instance, instance), context)
-    return asyncio.run(answers.submit([Submission(json.dumps(spec).encode(), 16, "never")], "", "me"))
+    service = InstanceService(cast(Instance, instance), context())
+    request = SubmitRequest([JobSubmission(msgspec.Raw(json.dumps(spec).encode()))])
+    return asyncio.run(service.submit_jobs(CALLER, request))
 
 
-def test_a_job_that_ends_while_another_is_submitted_that_depends_on_it_is_found() -> None:
+def test_a_dependency_that_ends_during_the_submission_is_found_in_the_store() -> None:
     instance = Ending(is_recorded=True)
-    assert submit(instance) == [{"id": encode_jobid(8)}]
+    assert submit(instance) == SubmitResult([SubmittedJob(encode_jobid(8))])
     assert [len(command.finished_jobs) for command in instance.commands] == [0, 1]
 
 
-def test_a_job_that_never_was_is_refused_at_once() -> None:
+def test_the_owner_of_a_job_is_the_user_of_the_caller() -> None:
+    instance = Ending(is_recorded=True)
+    submit(instance)
+    assert [[job.owner for job in command.jobs] for command in instance.commands] == [["me"], ["me"]]
+
+
+def test_a_dependency_on_an_unknown_job_is_refused_at_once() -> None:
     instance = Ending(is_recorded=False)
     with pytest.raises(DependencyRefused):
         submit(instance)

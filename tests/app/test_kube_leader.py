@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.api.responses import InstanceSettings
 from penstock.app import kube
 from penstock.app.kube import KubeRuntime, WrongCluster
 from penstock.app.kube_options import KubeOptions
@@ -19,6 +20,8 @@ from penstock.sched.settings import Settings
 from penstock.store.memory import MemoryStore, MemoryTables
 from tests.app.kube_cluster import FakeCluster, kubeconfig
 from tests.kube.raw_server import eventually, raw_server
+
+SETTINGS = InstanceSettings(policy="easy", match_policy="first", queue_depth=None, forecast_depth=100)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +65,7 @@ def test_an_instance_that_may_not_list_something_says_so(tmp_path: Path) -> None
             await eventually(lambda: "not allowed to list pods" in at.instance.not_ready.message)
             assert str(at.instance.not_ready).startswith("taking over: ")
             assert "not allowed to list pods" in at.runtime.problem()
-            assert at.runtime.facts()["problem"] == at.runtime.problem()
+            assert at.runtime.describe(SETTINGS).problem == at.runtime.problem()
             assert not at.instance.is_ready.is_set()
 
     run(scenario())

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from penstock.api.requests import CancelSelection
 from penstock.model.jobid import encode_jobid
 from penstock.paths import paths_of
-from penstock.web import CancelSelection
 from tests.cli.terminal import Terminal, environment, on_terminal, piped, runtime
-from tests.web.canned import DONE, Canned, job, served
+from tests.web.canned import DONE, NOW, Canned, job, served
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 FIRST = 5000  # the id that the canned service gives
@@ -111,10 +111,10 @@ def test_submit_prints_an_id_a_line_and_sends_what_was_asked(at: Path, running: 
     done = piped(at, "submit", "--cc=1-3", "-n2", "--urgency=hold", "--requeue=always", "app", "-x", "{cc}")
     assert done.stdout.splitlines() == [encode_jobid(FIRST + index) for index in range(3)]
     (call,) = running.service.calls
-    specs = [json.loads(each.jobspec) for each in call[1]]
+    specs = [json.loads(bytes(each.jobspec)) for each in call[1]]
     assert [spec["tasks"][0]["command"] for spec in specs] == [["app", "-x", str(n)] for n in (1, 2, 3)]
     assert [spec["attributes"]["system"]["environment"]["FLUX_JOB_CC"] for spec in specs] == ["1", "2", "3"]
-    assert {(each.urgency, each.requeue) for each in call[1]} == {(0, "always")}
+    assert {(each.urgency, each.requeue.value) for each in call[1]} == {(0, "always")}
 
 
 def test_many_jobs_go_in_calls_of_a_thousand_with_a_key_each(at: Path, running: SimpleNamespace) -> None:
@@ -138,7 +138,7 @@ def test_a_jobspec_can_come_from_a_file_or_from_input(
     (tmp_path / "j.yaml").write_text("version: 1\nresources: [{type: slot, count: 1}]\n"
                                      "tasks: [{command: [a]}]\nattributes: {system: {}}\n")  # fmt: skip
     assert piped(at, "submit", "--jobspec", str(tmp_path / "j.yaml")).returncode == 0
-    assert json.loads(running.service.calls[0][1][0].jobspec) == spec
+    assert json.loads(bytes(running.service.calls[0][1][0].jobspec)) == spec
 
 
 REFUSALS = [
@@ -264,7 +264,7 @@ EXITS = [
     (end(0), 0, ""),
     (end(11), 139, "penstock: task(s) Segmentation fault\n"),
     (
-        end(142 << 8, exception={"occurred": True, "type": "timeout", "severity": 0}),
+        end(142 << 8, exception={"occurred": True, "type": "timeout", "severity": 0, "note": ""}),
         142,
         "task(s) Alarm clock",
     ),
@@ -292,7 +292,7 @@ def test_run_shows_exceptions(at: Path, running: SimpleNamespace) -> None:
 
 def test_a_job_that_waits_says_for_what_on_a_terminal(at: Path, running: SimpleNamespace) -> None:
     waiting = job(FIRST, "app", "SCHED", reason="waits for 8 cores",
-                  forecast={"start_at": 1_700_000_795.0, "kind": "reservation"})  # fmt: skip
+                  forecast={"start_at": NOW + 795, "kind": "reservation", "made_at": NOW})  # fmt: skip
     running.service.table[FIRST] = waiting
     running.service.scripts[FIRST] = [("pause", {"s": 2.7}), event("start"), output("hi\n"), end(0)]
     found = on_terminal(at, "run", "app")

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from penstock.api.identity import Caller
+from penstock.api.responses import OutputItem
 from penstock.cli.fields import job_field
 from penstock.errors import Conflict
 from penstock.paths import paths_of
-from penstock.web import Doc
 from tests.cli.terminal import environment, on_terminal, piped, runtime
-from tests.web.canned import NOW, Canned, job, node, served
+from tests.web.canned import NOW, Canned, Doc, job, node, served
 
 GIB = 1 << 30
 LEADER = "host-a_1_beef"
@@ -51,11 +52,11 @@ RUNNING = job(
 )  # fmt: skip
 MEMBERS: list[Doc] = [
     {"member": "0b5c", "name": "gang-0-x7", "index": 0, "node": "node-0", "phase": "running", "status": None,
-     "cause": ""},
+     "cause": "", "started_at": None, "ended_at": None},
     {"member": "77aa", "name": "gang-1-q2", "index": 1, "node": "node-1", "phase": "ended", "status": 256,
-     "cause": "Error"},
+     "cause": "Error", "started_at": None, "ended_at": None},
     {"member": "1234", "name": "gang-2-zz", "index": 2, "node": "", "phase": "waiting", "status": None,
-     "cause": ""},
+     "cause": "", "started_at": None, "ended_at": None},
 ]  # fmt: skip
 
 
@@ -63,11 +64,12 @@ class Pods(Canned):
     def __init__(self) -> None:
         super().__init__()
         self.table = {5000: ASSEMBLING, 5001: NEVER, 5002: RUNNING}
+        self.nodes = NODES
         self.leader, self.is_leader, self.ready = LEADER, True, True
         self.problem = ""
 
-    async def status(self) -> Doc:
-        found = await super().status()
+    def status_document(self) -> Doc:
+        found = super().status_document()
         found["instance"] |= {"backend": "kubernetes", "ready": self.ready}
         if not self.ready:
             found["instance"]["why_not_ready"] = "standing by: another instance is the leader, or none is yet"
@@ -83,14 +85,11 @@ class Pods(Canned):
         }
         return found
 
-    async def resources(self) -> list[Doc]:
-        return NODES
+    def detail(self) -> Doc:
+        return {"jobspec": None, "R": None, "members": MEMBERS, "output": []}
 
-    async def job(self, number: int) -> Doc:
-        return {**self._find(number), "jobspec": None, "R": None, "members": MEMBERS, "output": []}
-
-    async def output(self, number: int, follow: bool) -> AsyncGenerator[tuple[str, Doc], None]:
-        del number, follow
+    async def stream_output(self, caller: Caller, job: int, follow: bool) -> AsyncGenerator[OutputItem, None]:
+        del caller, job, follow
         raise Conflict("the output of pods is with Kubernetes: `kubectl logs gang-0-x7 -n team`")
 
 
@@ -165,15 +164,13 @@ def test_nodes_are_listed_with_shares_of_cores_and_sums_are_exact(at: Path) -> N
 def test_a_node_with_free_gpus_has_room_for_pods_and_one_that_cannot_be_read_says_so(
     at: Path, running: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def resources() -> list[Doc]:
-        nothing = {"cores": 0, "cores_free": 0, "memory_bytes": None, "memory_free_bytes": None}
-        why = "it cannot be read"
-        return [
-            pod_node(0, state="allocated", cores_free=0, gpus=4, gpus_free=1, jobs=["ƒNH"]),
-            pod_node(1, **nothing, memory_held_bytes=None, state="down", up=False, why=why),
-        ]
-
-    monkeypatch.setattr(running.service, "resources", resources)
+    nothing = {"cores": 0, "cores_free": 0, "memory_bytes": None, "memory_free_bytes": None}
+    why = "it cannot be read"
+    nodes = [
+        pod_node(0, state="allocated", cores_free=0, gpus=4, gpus_free=1, jobs=["ƒNH"]),
+        pod_node(1, **nothing, memory_held_bytes=None, state="down", up=False, why=why),
+    ]
+    monkeypatch.setattr(running.service, "nodes", nodes)
     assert [line.split() for line in piped(at, "resource", "list", "-n").stdout.splitlines()] == [
         ["free", "1", "0", "1", "32Gi", "node0"],
         ["allocated", "1", "8", "3", "0", "node0"],

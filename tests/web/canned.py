@@ -1,4 +1,8 @@
-"""A service with canned answers, and a real server for it: uvicorn in a thread, on a Unix socket."""
+"""A service with canned responses, and a real server for it: uvicorn in a thread, on a Unix socket.
+
+The tables are JSON documents, as a client receives them. The service converts them to response structs, so a
+document that a real instance could not send fails the test that uses it.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,52 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
 
 from penstock.api.errors import CanNeverRun, UnknownJobId, UnknownNode, UnknownObject
+from penstock.api.identity import Caller
+from penstock.api.requests import (
+    CancelRequest,
+    DrainRequest,
+    JobsQuery,
+    QueueAction,
+    QueueRequest,
+    ShutdownRequest,
+    SignalRequest,
+    SubmitRequest,
+    TimelineQuery,
+    UndrainRequest,
+    UrgencyRequest,
+)
+from penstock.api.responses import (
+    CancelResult,
+    EmptyResponse,
+    EventLog,
+    EventLogEntry,
+    InstanceEvent,
+    InstanceStatus,
+    JobDetail,
+    JobList,
+    JobSummary,
+    NodeList,
+    OutputChunk,
+    OutputItem,
+    QueueList,
+    SubmitResult,
+    Timeline,
+    UrgencyResult,
+    WaitExplanation,
+)
 from penstock.errors import Conflict, Unavailable
 from penstock.model.job import JobState, Result
 from penstock.model.jobid import encode_jobid, parse_jobid
-from penstock.web import CancelSelection, Doc, JobsQuery, Stream, Submission, create_app, make_socket, serve
+from penstock.web.app import create_app
+from penstock.web.server import make_socket, serve
+
+Doc: TypeAlias = dict[str, Any]
+T = TypeVar("T")
 
 NOW = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 
@@ -48,6 +91,7 @@ def job(number: int, name: str, state: str, **changes: Any) -> Doc:
         "t_submit": NOW - 100,
         "t_depend": NOW - 100,
         "t_run": None,
+        "t_start": None,
         "t_cleanup": None,
         "t_inactive": None,
         "expiration": None,
@@ -106,7 +150,7 @@ WHY: Doc = {
     "id": WAITING["id"], "state": "SCHED", "kind": "resources", "sentence": WAITING["reason"],
     "clause": "needs 8 free cores, 4 are free",
     "steps": [{"name": "node", "passed": 4, "needed": 1}, {"name": "core", "passed": 4, "needed": 8}],
-    "blockers": [{"who": "ƒSZYcoq hostname", "job": "ƒSZYcoq", "until": NOW + 795, "node": "node0"}],
+    "blockers": [{"who": "ƒSZYcoq hostname on node0", "job": "ƒSZYcoq", "until": NOW + 795}],
     "jobs_ahead": 1, "ahead": ["ƒSZYcoq"], "forecast": WAITING["forecast"],
     "suggestion": "with 4 cores it would start at once",
 }  # fmt: skip
@@ -115,8 +159,10 @@ WHY: Doc = {
 def node(rank: int, **changes: Any) -> Doc:
     made: Doc = {
         "name": f"node{rank}", "rank": rank, "state": "free", "up": True, "drained": False,
-        "drain_reason": "", "drained_at": None, "why": "", "cores": 8, "gpus": 2, "cores_free": 8,
-        "gpus_free": 2, "properties": [], "jobs": [],
+        "drain_reason": "", "drained_at": None, "why": "", "closed": "", "closed_why": "",
+        "cores": 8, "gpus": 2, "memory_bytes": None, "cores_free": 8, "gpus_free": 2,
+        "memory_free_bytes": None, "cores_held": 0, "gpus_held": 0, "memory_held_bytes": None,
+        "properties": [], "jobs": [],
     }  # fmt: skip
     return {**made, **changes}
 
@@ -132,10 +178,10 @@ NODES = [
 QUEUES: list[Doc] = [
     {"name": "batch", "default": True, "enabled": True, "started": True, "reason_disabled": "",
      "reason_stopped": "", "policy": "easy", "duration_default_s": 1800.0, "duration_max_s": 86400.0,
-     "constraint": None, "pending": 3, "running": 1},
+     "constraint": "", "pending": 3, "running": 1},
     {"name": "debug", "default": False, "enabled": False, "started": False, "reason_disabled": "closed",
      "reason_stopped": "maintenance", "policy": "easy", "duration_default_s": 0, "duration_max_s": 3600.0,
-     "constraint": None, "pending": 0, "running": 0},
+     "constraint": "", "pending": 0, "running": 0},
 ]  # fmt: skip
 
 TIMELINE: Doc = {
@@ -161,14 +207,20 @@ TIMELINE: Doc = {
 }  # fmt: skip
 
 
+def typed(document: object, response_type: type[T]) -> T:
+    return msgspec.convert(document, response_type)
+
+
 class Canned:
-    """Answers from the tables above; `calls` keeps what was asked."""
+    """Responds from the tables above; `calls` keeps the calls and `callers` who made them."""
 
     def __init__(self) -> None:
         self.table = {
             parse_jobid(each["id"]): each for each in (WAITING, HELD, DEPENDING, RUNNING, DONE, FAILED)
         }
+        self.nodes = NODES
         self.calls: list[tuple[Any, ...]] = []
+        self.callers: list[Caller] = []
         self.scripts: dict[int, list[tuple[str, Doc]]] = {}  # what `output` yields
         self.closed = threading.Event()  # an endless stream was closed
         self.error: Exception | None = None
@@ -181,14 +233,12 @@ class Canned:
             raise UnknownJobId(number)
         return self.table[number]
 
-    async def status(self) -> Doc:
-        if self.error:
-            raise self.error
+    def status_document(self) -> Doc:
         return {
             "instance": {"id": "i", "pid": self.pid or 4242, "version": "0.2.0", "state": "/var/lib/penstock",
                          "started_at": NOW - 7200, "epoch": 3, "ready": True, "backend": "local"},
-            "agents": [{"node": "node0", "rank": 0, "pid": 101, "state": "up", "tasks": 2},
-                       {"node": "node1", "rank": 1, "pid": 102, "state": "away", "tasks": 2}],
+            "agents": [{"node": "node0", "rank": 0, "pid": 101, "state": "up", "why": "", "tasks": 2},
+                       {"node": "node1", "rank": 1, "pid": 102, "state": "away", "why": "gone", "tasks": 2}],
             "database": {"pid": 99, "embedded": True, "state": "up", "server_version": "16.4"},
             "jobs": {"pending": 3, "running": 1, "inactive": 2},
             "nodes": {"up": 4, "down": 1},
@@ -196,52 +246,68 @@ class Canned:
                          "oversubscribed": False},
         }  # fmt: skip
 
-    async def metrics(self) -> bytes:
+    async def get_status(self, caller: Caller) -> InstanceStatus:
+        self.callers.append(caller)
+        if self.error:
+            raise self.error
+        return typed(self.status_document(), InstanceStatus)
+
+    async def get_metrics(self, caller: Caller) -> bytes:
+        del caller
         return b""
 
-    async def submit(self, jobs: list[Submission], key: str, owner: str) -> list[Doc]:
-        self.calls.append(("submit", jobs, key, owner))
-        names = []
-        for index, each in enumerate(jobs):
-            spec = json.loads(each.jobspec)
+    async def submit_jobs(self, caller: Caller, request: SubmitRequest) -> SubmitResult:
+        self.calls.append(("submit", request.jobs, request.key, caller.user))
+        for index, each in enumerate(request.jobs):
+            spec = json.loads(bytes(each.jobspec))
             system = spec["attributes"]["system"]
             if system.get("queue", "batch") not in ("batch", "debug"):
                 raise UnknownQueue(f"jobs[{index}]: Invalid queue '{system['queue']}' specified")
             if spec["resources"][0]["count"] > 1000:
                 raise CanNeverRun("asks 1001 nodes, there are 5", where=f"jobs[{index}].resources[0]")
-            names.append(system.get("job", {}).get("name", spec["tasks"][0]["command"][0]))
-        return [{"id": encode_jobid(5000 + index), "name": name} for index, name in enumerate(names)]
+        ids = [{"id": encode_jobid(5000 + index)} for index in range(len(request.jobs))]
+        return typed({"jobs": ids}, SubmitResult)
 
-    async def jobs(self, query: JobsQuery) -> list[Doc]:
+    async def list_jobs(self, caller: Caller, query: JobsQuery) -> JobList:
+        del caller
         self.calls.append(("jobs", query))
         found = []
         for number, each in self.table.items():
-            result = Result(each["result"]) if each["result"] else None
+            state, result = JobState(each["state"]), Result(each["result"]) if each["result"] else None
+            is_wanted = state in query.states or (state is JobState.INACTIVE and result in query.results)
             if query.ids is not None and number not in query.ids:
                 continue
-            if query.wants(JobState(each["state"]), result) and query.queue in ("", each["queue"]):
+            if is_wanted and query.queue in ("", each["queue"]):
                 found.append(each)
-        return found[: query.limit]
+        return typed({"jobs": found[: query.limit]}, JobList)
 
-    async def job(self, number: int) -> Doc:
-        found = self._find(number)
-        return {**found, "jobspec": {"tasks": [{"command": ["app", "-x"]}]}, "R": None, "members": [],
+    def detail(self) -> Doc:
+        return {"jobspec": {"tasks": [{"command": ["app", "-x"]}]}, "R": None, "members": [],
                 "output": [{"index": 0, "stdout": "/o/0.out", "stderr": "/o/0.err"}]}  # fmt: skip
 
-    async def eventlog(self, number: int) -> list[Doc]:
-        self._find(number)
-        return EVENTS
+    async def get_job(self, caller: Caller, job: int) -> JobDetail:
+        del caller
+        document = {**self._find(job), **self.detail()}
+        return msgspec.json.decode(msgspec.json.encode(document), type=JobDetail)  # It contains raw JSON.
 
-    async def follow_eventlog(self, number: int) -> Stream:
-        self._find(number)
-        return self._docs(EVENTS)
+    async def get_eventlog(self, caller: Caller, job: int) -> EventLog:
+        del caller
+        self._find(job)
+        return typed({"events": [{"context": {}, **event} for event in EVENTS]}, EventLog)
 
-    async def why(self, number: int) -> Doc:
-        self._find(number)
-        return WHY
+    async def follow_eventlog(self, caller: Caller, job: int) -> AsyncGenerator[EventLogEntry, None]:
+        log = await self.get_eventlog(caller, job)
+        return self._items(log.events)
 
-    async def cancel(self, selection: CancelSelection, note: str) -> Doc:
-        self.calls.append(("cancel", selection, note))
+    async def explain_wait(self, caller: Caller, job: int) -> WaitExplanation:
+        del caller
+        self._find(job)
+        return typed(WHY, WaitExplanation)
+
+    async def cancel_jobs(self, caller: Caller, request: CancelRequest) -> CancelResult:
+        del caller
+        selection = request.selection()
+        self.calls.append(("cancel", selection, request.note))
         numbers = selection.ids
         if numbers is None:
             states = {state.value for state in selection.states}
@@ -250,86 +316,108 @@ class Canned:
         errors = [
             {"id": encode_jobid(n), "message": "unknown job id"} for n in numbers if n not in self.table
         ]
-        return {"canceled": known, "errors": errors}
+        return typed({"canceled": known, "errors": errors}, CancelResult)
 
-    async def urgency(self, number: int, urgency: int) -> Doc:
-        if self._find(number)["state"] == "RUN":
+    async def set_urgency(self, caller: Caller, job: int, request: UrgencyRequest) -> UrgencyResult:
+        del caller
+        if self._find(job)["state"] == "RUN":
             raise Conflict("urgency cannot be changed once resources are allocated")
-        self.calls.append(("urgency", number, urgency))
-        return {"old": 16, "urgency": urgency}
+        self.calls.append(("urgency", job, request.urgency))
+        return UrgencyResult(16, request.urgency)
 
-    async def signal(self, number: int, signum: int) -> None:
-        self.calls.append(("signal", number, signum))
+    async def signal_job(self, caller: Caller, job: int, request: SignalRequest) -> EmptyResponse:
+        del caller
+        self.calls.append(("signal", job, request.signal))
+        return EmptyResponse()
 
-    async def wait(self, number: int, timeout_s: float) -> Doc:
-        self.calls.append(("wait", number, timeout_s))
-        return self._find(number)
+    async def wait_for_job(self, caller: Caller, job: int, timeout_s: float) -> JobSummary:
+        del caller
+        self.calls.append(("wait", job, timeout_s))
+        return typed(self._find(job), JobSummary)
 
-    async def output(self, number: int, follow: bool) -> AsyncGenerator[tuple[str, Doc], None]:
-        self.calls.append(("output", number, follow))
-        if number not in self.scripts:
-            self._find(number)
-        return self._pairs(self.scripts.get(number, [("end", self.table.get(number, DONE))]))
+    async def stream_output(self, caller: Caller, job: int, follow: bool) -> AsyncGenerator[OutputItem, None]:
+        del caller
+        self.calls.append(("output", job, follow))
+        if job not in self.scripts:
+            self._find(job)
+        return self._script(self.scripts.get(job, [("end", self.table.get(job, DONE))]))
 
-    async def _pairs(self, script: list[tuple[str, Doc]]) -> AsyncGenerator[tuple[str, Doc], None]:
+    async def _script(self, script: list[tuple[str, Doc]]) -> AsyncGenerator[OutputItem, None]:
         for name, document in script:
             if name == "pause":
                 await asyncio.sleep(document["s"])
             elif name == "break":
                 raise Unavailable("the store is away")
+            elif name == "output":
+                yield typed(document, OutputChunk)
+            elif name == "job":
+                yield typed({"context": {}, **document}, EventLogEntry)
             else:
-                yield name, document
+                yield typed(document, JobSummary)
 
-    async def _docs(self, documents: list[Doc]) -> Stream:
+    async def _items(self, items: list[T]) -> AsyncGenerator[T, None]:
         try:
-            for document in documents:
-                yield document
+            for item in items:
+                yield item
             if self.endless:
                 await asyncio.sleep(3600)
         finally:
             self.closed.set()
 
-    async def events(self, since: int | None) -> Stream:
+    async def stream_events(self, caller: Caller, since: int | None) -> AsyncGenerator[InstanceEvent, None]:
+        del caller
         self.calls.append(("events", since))
         numbered = [
-            {"seq": 7 + index, "id": "ƒNH", "state": "RUN", **event} for index, event in enumerate(EVENTS)
+            {"seq": 7 + index, "id": "ƒNH", "state": "RUN", "context": {}, **event}
+            for index, event in enumerate(EVENTS)
         ]
-        return self._docs(numbered)
+        return self._items(typed(numbered, list[InstanceEvent]))
 
-    async def resources(self) -> list[Doc]:
-        return NODES
+    async def list_nodes(self, caller: Caller) -> NodeList:
+        del caller
+        return typed({"nodes": self.nodes}, NodeList)
 
-    async def drain(self, targets: str, reason: str, overwrite: bool) -> list[Doc]:
-        if "nod3" in targets:
+    async def drain_nodes(self, caller: Caller, request: DrainRequest) -> NodeList:
+        del caller
+        if "nod3" in request.targets:
             raise UnknownNode("nod3", [each["name"] for each in NODES])
-        self.calls.append(("drain", targets, reason, overwrite))
-        return NODES[3:4]
+        self.calls.append(("drain", request.targets, request.reason, request.overwrite))
+        return typed({"nodes": NODES[3:4]}, NodeList)
 
-    async def undrain(self, targets: str) -> list[Doc]:
-        self.calls.append(("undrain", targets))
-        return NODES[2:3]
+    async def undrain_nodes(self, caller: Caller, request: UndrainRequest) -> NodeList:
+        del caller
+        self.calls.append(("undrain", request.targets))
+        return typed({"nodes": NODES[2:3]}, NodeList)
 
-    async def queues(self) -> list[Doc]:
-        return QUEUES
+    async def list_queues(self, caller: Caller) -> QueueList:
+        del caller
+        return typed({"queues": QUEUES}, QueueList)
 
-    async def change_queue(self, name: str, verb: str, reason: str) -> list[Doc]:
-        self.calls.append(("change_queue", name, verb, reason))
+    async def change_queue(
+        self, caller: Caller, queue: str, action: QueueAction, request: QueueRequest
+    ) -> QueueList:
+        del caller
+        self.calls.append(("change_queue", queue, action.value, request.reason))
         changed = {
-            "enable": {"enabled": True},
-            "disable": {"enabled": False, "reason_disabled": reason},
-            "start": {"started": True},
-            "stop": {"started": False, "reason_stopped": reason},
-        }[verb]
-        return [{**each, **changed} for each in QUEUES if name in ("-", each["name"])]
+            QueueAction.ENABLE: {"enabled": True},
+            QueueAction.DISABLE: {"enabled": False, "reason_disabled": request.reason},
+            QueueAction.START: {"started": True},
+            QueueAction.STOP: {"started": False, "reason_stopped": request.reason},
+        }[action]
+        queues = [{**each, **changed} for each in QUEUES if queue in ("-", each["name"])]
+        return typed({"queues": queues}, QueueList)
 
-    async def timeline(self, since_s: float | None, until_s: float | None) -> Doc:
-        self.calls.append(("timeline", since_s, until_s))
-        return TIMELINE
+    async def get_timeline(self, caller: Caller, query: TimelineQuery) -> Timeline:
+        del caller
+        self.calls.append(("timeline", query.since_s, query.until_s))
+        return typed(TIMELINE, Timeline)
 
-    async def shutdown(self, keep_tasks: bool) -> None:
-        self.calls.append(("shutdown", keep_tasks))
+    async def shutdown(self, caller: Caller, request: ShutdownRequest) -> EmptyResponse:
+        del caller
+        self.calls.append(("shutdown", request.keep_tasks))
         if self.on_shutdown:
             asyncio.get_running_loop().call_later(0.05, self.on_shutdown)
+        return EmptyResponse()
 
 
 @contextmanager
@@ -339,7 +427,7 @@ def served(
     """The API of `service` at `path` while the block runs."""
     listening = [make_socket(path)] + ([tcp] if tcp else [])
     loop = asyncio.new_event_loop()
-    main = loop.create_task(serve(create_app(service, owner="alice"), listening, token))
+    main = loop.create_task(serve(create_app(service, user="alice"), listening, token))
     service.on_shutdown = main.cancel
 
     def run() -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
-from penstock.api.interface import ACTIVE
+from penstock.api.requests import ACTIVE, JOBS_MAX, CancelSelection, JobSubmission
 from penstock.errors import Corrupt, Unavailable
 from penstock.model.job import JobState, Result
-from penstock.web import CancelSelection, Submission
-from penstock.web.bodies import BODY_BYTES_MAX, JOBS_MAX
+from penstock.protocol.facts import Requeue
+from penstock.web.bodies import BODY_BYTES_MAX
 from tests.web.canned import Canned, UnixConnection, ask, served
 
 SPEC = {
@@ -85,7 +86,10 @@ def test_jobs_are_submitted_as_text_with_defaults(at: Path, service: Canned) -> 
     body = {"jobs": [{"jobspec": SPEC}, {"jobspec": SPEC, "urgency": 0, "requeue": "always"}], "key": "k"}
     assert ask(at, "POST", "/v1/jobs", body)[0] == 201
     text = json.dumps(SPEC).encode()
-    sent = [Submission(text, 16, "never"), Submission(text, 0, "always")]
+    sent = [
+        JobSubmission(msgspec.Raw(text), 16, Requeue.NEVER),
+        JobSubmission(msgspec.Raw(text), 0, Requeue.ALWAYS),
+    ]
     assert service.calls == [("submit", sent, "k", "alice")]
 
 
@@ -214,7 +218,7 @@ def test_the_stream_is_closed_when_the_reader_leaves(at: Path, service: Canned) 
 
 
 def test_the_description_and_the_routes_are_the_same(at: Path) -> None:
-    from penstock.web import create_app
+    from penstock.web.app import create_app
     from penstock.web.routes import ENDPOINTS
 
     _, found = ask(at, "GET", "/v1/openapi.json")

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from penstock.api.identity import AuthenticationMethod, Caller
 from penstock.errors import BadRequest, Conflict
-from penstock.web import listen_tcp, make_socket, read_token
+from penstock.web.app import create_app
+from penstock.web.server import listen_tcp, make_socket, read_token, serve
 from penstock.web.streams import EventStream
 from tests.web.canned import Canned, ask, served
 
@@ -65,12 +67,17 @@ def test_tcp_needs_the_token_and_the_unix_socket_does_not(tmp_path: Path) -> Non
     assert read_token(tmp_path / "token") == token
     tcp = listen_tcp("127.0.0.1:0")
     port = tcp.getsockname()[1]
-    with served(Canned(), tmp_path / "s", tcp=tcp, token=token):
+    service = Canned()
+    with served(service, tmp_path / "s", tcp=tcp, token=token):
         assert ask(tmp_path / "s", "GET", "/v1/status")[0] == 200
         assert over_tcp(port, {}) == 401
         assert over_tcp(port, {"Authorization": "Bearer wrong"}) == 401
         assert over_tcp(port, {"Authorization": f"Basic {token}"}) == 401
         assert over_tcp(port, {"Authorization": f"Bearer {token}"}) == 200
+    assert service.callers == [
+        Caller("alice", AuthenticationMethod.UNIX_SOCKET),
+        Caller("alice", AuthenticationMethod.BEARER_TOKEN),
+    ]
 
 
 def over_tcp(port: int, headers: dict[str, str]) -> int:
@@ -83,8 +90,6 @@ def over_tcp(port: int, headers: dict[str, str]) -> int:
 
 
 def test_a_tcp_socket_without_a_token_is_refused(tmp_path: Path) -> None:
-    from penstock.web import create_app, serve
-
     with listen_tcp("127.0.0.1:0") as tcp, pytest.raises(BadRequest, match="token"):
         asyncio.run(serve(create_app(Canned()), [tcp]))
     del tmp_path

@@ -1,1 +1,1 @@
-"""What an instance can be asked: the service interface and its implementation."""
+"""The service interface of an instance (`interface`), its types, and its implementation (`service`)."""

@@ -1,132 +1,202 @@
-"""Jobs and other things as the API shows them: one document for a job, whether it is active or long over.
+"""Response structs built from recorded rows: a job looks the same whether it is active or long inactive.
 
-Everything here is a function of recorded rows, so that a job looks the same before and after a restart.
-What only the running scheduler knows (a forecast, a reason, a place in the queue) is given beside.
+Everything here is a function of `JobNew` and `JobLive`, so a job also looks the same before and after a
+restart. What only the running scheduler knows of a pending job (forecast, wait reason, position in the queue)
+is passed in as `PendingInfo`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
-from penstock.api.amounts import cores, held_milli
+import msgspec
+
+from penstock.api.resource_counts import allocated_core_milli, cores
+from penstock.api.responses import (
+    BlockerInfo,
+    EventLogEntry,
+    ExceptionInfo,
+    ForecastInfo,
+    FunnelStageInfo,
+    JobDetail,
+    JobStartInfo,
+    JobSummary,
+    MemberInfo,
+    OutputFiles,
+    PromiseInfo,
+    RLiteEntry,
+    RSetDocument,
+    RSetExecution,
+    SpanKind,
+    TimelineSpan,
+    WaitExplanation,
+)
 from penstock.model.hostlist import encode_hostlist
 from penstock.model.idset import encode_idset
-from penstock.model.job import JobState, Result
+from penstock.model.job import JobEvent, JobState, Result
 from penstock.model.jobid import encode_jobid
 from penstock.sched.job import Forecast
 from penstock.sched.reasons import WaitCause, WaitReason
 from penstock.sched.records import JobLive, JobNew
 
-__all__ = ["Beside", "Size", "job_doc", "members_doc", "rset_doc", "spans_of", "why_doc"]
+__all__ = [
+    "PendingInfo",
+    "WorkloadRequest",
+    "eventlog_entry",
+    "job_detail",
+    "job_start",
+    "job_summary",
+    "member_infos",
+    "rset_document",
+    "timeline_spans",
+    "wait_explanation",
+]
 
-Doc = dict[str, Any]
+_RANK_UNKNOWN: Final = 1 << 30  # sorts nodes that no longer exist after all others
+_NO_REASON: Final = WaitReason(WaitCause.NONE)
+_NO_FORECAST: Final = ForecastInfo(None, "none", None)
+_NO_PROMISE: Final = PromiseInfo(None, None)
+_NO_EXCEPTION: Final = ExceptionInfo(False, "", None, "")
+_NULL: Final = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """What the scheduler knows of a pending job, beyond what is recorded."""
+class WorkloadRequest:
+    """What the members of a pending workload request in total."""
 
-    forecast: Forecast | None = None
-    why: WaitReason | None = None
-    jobs_ahead: int | None = None
-    dependencies: tuple[str, ...] = ()
-    begin_at: float | None = None
-    size: Size | None = None  # of a work that is pending: what its members ask for
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
     tasks: int
     cores_milli: int
     nodes: int | None  # None: any number
     limit_s: int | None  # None: no limit
 
 
-def job_doc(new: JobNew, live: JobLive, ranks: Mapping[str, int], beside: Beside = Beside()) -> Doc:  # noqa: B008
+@dataclass(frozen=True, slots=True)
+class PendingInfo:
+    """What the scheduler knows of a pending job beyond what is recorded."""
+
+    forecast: Forecast | None = None
+    reason: WaitReason = _NO_REASON
+    jobs_ahead: int | None = None
+    dependencies: tuple[str, ...] = ()
+    begin_at: float | None = None
+    requested: WorkloadRequest | None = None
+
+
+_NOT_PENDING: Final = PendingInfo()
+
+
+def job_summary(
+    new: JobNew, live: JobLive, ranks: Mapping[str, int], pending: PendingInfo = _NOT_PENDING
+) -> JobSummary:
     detail, spec = live.detail, new.spec
-    held = _held(new, live)
+    allocated = _allocated(new, live)
     times = cast(dict[str, float], detail.get("times", {}))
-    nodes = sorted(held, key=lambda node: (ranks.get(node, 1 << 30), node))
-    state, result = live.state, live.result
-    return {
-        "id": encode_jobid(new.id),
-        "id_dec": str(new.id),
-        "name": new.name,
-        "owner": new.owner,
-        "queue": live.queue,
-        "state": state.value,
-        "state_single": state.letter,
-        "status": result if state is JobState.INACTIVE else state.value,
-        "result": result,
-        "urgency": live.urgency,
-        "priority": live.priority,
-        **_sizes(new, live, held, beside.size),
-        "ranks": encode_idset(ranks[node] for node in nodes if node in ranks),
-        "nodelist": encode_hostlist(nodes),
-        "duration_s": _duration_s(new, live, beside.size),
-        "t_submit": new.seen_at,
-        "t_depend": times.get("DEPEND"),
-        "t_run": times.get("RUN"),
-        "t_start": live.started_at,
-        "t_cleanup": times.get("CLEANUP"),
-        "t_inactive": live.ended_at,
-        "expiration": detail.get("end_at"),
-        "waitstatus": live.status,
-        "returncode": _returncode(live),
-        "exception": _exception(detail),
-        "dependencies": list(beside.dependencies),
-        "begin_at": beside.begin_at,
-        "requeue": spec.get("requeue", "never"),
-        "attempt": detail.get("attempt", 1),
-        "forecast": _forecast(beside.forecast),
-        "promise": _promise(detail),
-        "reason": beside.why.message if beside.why is not None else "",
-        "reason_kind": beside.why.cause.value if beside.why is not None else "",
-        "jobs_ahead": beside.jobs_ahead,
-        "incomplete_reason": detail.get("incomplete_reason", ""),
-    }
+    nodes = sorted(allocated, key=lambda node: (ranks.get(node, _RANK_UNKNOWN), node))
+    tasks, core_count, node_count = _sizes(new, live, allocated, pending.requested)
+    state, result, reason = live.state, live.result, pending.reason
+    job_id = new.id
+    return JobSummary(
+        id=encode_jobid(job_id),
+        id_dec=str(job_id),
+        name=new.name,
+        owner=new.owner,
+        queue=live.queue,
+        state=state,
+        state_single=state.letter,
+        status=result if state is JobState.INACTIVE else state.value,
+        result=result,
+        urgency=live.urgency,
+        priority=live.priority,
+        ntasks=tasks,
+        ncores=core_count,
+        nnodes=node_count,
+        ranks=encode_idset(ranks[node] for node in nodes if node in ranks),
+        nodelist=encode_hostlist(nodes),
+        duration_s=_duration_s(new, live, pending.requested),
+        t_submit=new.seen_at,
+        t_depend=times.get("DEPEND"),
+        t_run=times.get("RUN"),
+        t_start=live.started_at,
+        t_cleanup=times.get("CLEANUP"),
+        t_inactive=live.ended_at,
+        expiration=cast(float | None, detail.get("end_at")),
+        waitstatus=live.status,
+        returncode=_returncode(live),
+        exception=_exception(detail),
+        dependencies=list(pending.dependencies),
+        begin_at=pending.begin_at,
+        requeue=cast(str, spec.get("requeue", "never")),
+        attempt=cast(int, detail.get("attempt", 1)),
+        forecast=_forecast(pending.forecast),
+        promise=_promise(detail),
+        reason=reason.message,
+        reason_kind=reason.cause,
+        jobs_ahead=pending.jobs_ahead,
+        incomplete_reason=cast(str, detail.get("incomplete_reason", "")),
+    )
 
 
-def _held(new: JobNew, live: JobLive) -> dict[str, dict[str, str]]:
-    """What a job holds, or held, by node; of a work only where a member is or was.
+def job_detail(
+    summary: JobSummary, new: JobNew, live: JobLive, ranks: Mapping[str, int], output: list[OutputFiles]
+) -> JobDetail:
+    """`summary` extended by what only the view of a single job shows."""
+    text = new.spec.get("jobspec")
+    return JobDetail(
+        **msgspec.structs.asdict(summary),
+        jobspec=msgspec.Raw(text.encode()) if isinstance(text, str) else _NULL,
+        R=rset_document(new, live, ranks),
+        members=member_infos(live),
+        output=output,
+    )
 
-    A node that refused a member of a work stays written down, although nothing of the work was there.
+
+def _allocated(new: JobNew, live: JobLive) -> dict[str, dict[str, str]]:
+    """Units by node that a job holds or held; for a workload only nodes where a member is or was.
+
+    A node that refused a member of a workload stays recorded although no member ran there.
     """
-    held = cast(dict[str, dict[str, str]], live.detail.get("resources_by_node", {}))
+    allocated = cast(dict[str, dict[str, str]], live.detail.get("resources_by_node", {}))
     if not new.workload:
-        return held
-    seen = {member["node"] for member in _members(live)}
-    return {node: kinds for node, kinds in held.items() if node in seen}
+        return allocated
+    used = {member["node"] for member in _members(live)}
+    return {node: units for node, units in allocated.items() if node in used}
 
 
-def _members(live: JobLive) -> list[Doc]:
-    return cast(list[Doc], live.detail.get("members", []))
+def _members(live: JobLive) -> list[dict[str, Any]]:
+    """The members as the store records them."""
+    return cast(list[dict[str, Any]], live.detail.get("members", []))
 
 
-def _sizes(new: JobNew, live: JobLive, held: Mapping[str, Mapping[str, str]], asked: Size | None) -> Doc:
-    """Tasks, cores and nodes: of what it holds, or else of what it asks for."""
-    if asked is not None and not held:
-        return {"ntasks": asked.tasks, "ncores": cores(asked.cores_milli), "nnodes": asked.nodes}
-    return {
-        "ntasks": len(_members(live)) or new.spec.get("ntasks", 0),
-        "ncores": cores(sum(map(held_milli, held.values()))) if held else new.spec.get("ncores", 0),
-        "nnodes": len(held) or new.spec.get("nnodes"),
-    }
+def _sizes(
+    new: JobNew,
+    live: JobLive,
+    allocated: Mapping[str, Mapping[str, str]],
+    requested: WorkloadRequest | None,
+) -> tuple[int, int | float, int | None]:
+    """Tasks, cores and nodes: of the allocation if there is one, else of the request."""
+    if requested is not None and not allocated:
+        return requested.tasks, cores(requested.cores_milli), requested.nodes
+    spec = new.spec
+    tasks = len(_members(live)) or cast(int, spec.get("ntasks", 0))
+    if not allocated:
+        return tasks, cast(int, spec.get("ncores", 0)), cast(int | None, spec.get("nnodes"))
+    return tasks, cores(sum(map(allocated_core_milli, allocated.values()))), len(allocated)
 
 
-def _duration_s(new: JobNew, live: JobLive, asked: Size | None) -> float:
-    """The time limit; 0 without one. A work's is as long as it was given when it was placed."""
+def _duration_s(new: JobNew, live: JobLive, requested: WorkloadRequest | None) -> float:
+    """The time limit; 0 without one. A workload's limit is the one in force when it was placed."""
     if not new.workload:
         return cast(float, new.spec.get("duration_s", 0))
-    begun, end = live.detail.get("placed_at"), live.detail.get("end_at")
-    if begun is not None and end is not None:
-        return cast(float, end) - cast(float, begun)
-    return asked.limit_s or 0 if asked is not None else 0
+    start, end = live.detail.get("placed_at"), live.detail.get("end_at")
+    if start is not None and end is not None:
+        return cast(float, end) - cast(float, start)
+    return requested.limit_s or 0 if requested is not None else 0
 
 
 def _returncode(live: JobLive) -> int | None:
+    """As Flux reports it: the exit code, minus the signal number, or -128 if canceled before the start."""
     if live.state is not JobState.INACTIVE or live.status is None:
         return None
     if live.result == Result.CANCELED.value and live.started_at is None:
@@ -134,136 +204,157 @@ def _returncode(live: JobLive) -> int | None:
     return live.status >> 8 if not live.status & 0x7F else -(live.status & 0x7F)
 
 
-def _exception(detail: Mapping[str, object]) -> Doc:
-    found = cast(Doc, detail.get("exception", {}))
-    return {
-        "occurred": bool(found),
-        "type": found.get("type", ""),
-        "severity": found.get("severity"),
-        "note": found.get("note", ""),
-    }
+def _exception(detail: Mapping[str, object]) -> ExceptionInfo:
+    found = cast(dict[str, Any], detail.get("exception", {}))
+    if not found:
+        return _NO_EXCEPTION
+    return ExceptionInfo(True, found.get("type", ""), found.get("severity"), found.get("note", ""))
 
 
-def _forecast(found: Forecast | None) -> Doc:
-    if found is None:
-        return {"start_at": None, "kind": "none", "made_at": None}
-    kind = "reservation" if found.is_reservation else "forecast"
-    return {"start_at": found.start_at, "kind": kind, "made_at": found.made_at}
+def _forecast(forecast: Forecast | None) -> ForecastInfo:
+    if forecast is None:
+        return _NO_FORECAST
+    kind: Final = "reservation" if forecast.is_reservation else "forecast"
+    return ForecastInfo(forecast.start_at, kind, forecast.made_at)
 
 
-def _promise(detail: Mapping[str, object]) -> Doc:
-    found = cast(list[float] | None, detail.get("promise"))
-    return {"first": found[0], "last": found[1]} if found else {"first": None, "last": None}
+def _promise(detail: Mapping[str, object]) -> PromiseInfo:
+    promise = cast(list[float] | None, detail.get("promise"))
+    return PromiseInfo(promise[0], promise[1]) if promise else _NO_PROMISE
 
 
-def members_doc(live: JobLive) -> list[Doc]:
+def member_infos(live: JobLive) -> list[MemberInfo]:
     return [
-        {
-            "member": member["key"],
-            "name": member.get("name", ""),
-            "index": member["index"],
-            "node": member["node"],
-            "phase": member["phase"],
-            "status": member.get("status", 0) if member["phase"] == "ended" else None,
-            "cause": member.get("cause", ""),
-            "started_at": member.get("started_at"),
-            "ended_at": member.get("ended_at"),
-        }
+        MemberInfo(
+            member=member["key"],
+            name=member.get("name", ""),
+            index=member["index"],
+            node=member["node"],
+            phase=member["phase"],
+            status=member.get("status", 0) if member["phase"] == "ended" else None,
+            cause=member.get("cause", ""),
+            started_at=member.get("started_at"),
+            ended_at=member.get("ended_at"),
+        )
         for member in _members(live)
     ]
 
 
-def rset_doc(new: JobNew, live: JobLive, ranks: Mapping[str, int]) -> Doc | None:
-    """R version 1 (RFC 20) of what a job holds, or held. It has no words for shares of a pool."""
-    held = cast(dict[str, dict[str, str]], live.detail.get("resources_by_node", {}))
-    nodes = sorted((node for node in held if node in ranks), key=lambda node: ranks[node])
-    if not nodes or not any(kind in kinds for kinds in held.values() for kind in ("core", "gpu")):
+def rset_document(new: JobNew, live: JobLive, ranks: Mapping[str, int]) -> RSetDocument | None:
+    """R version 1 (RFC 20) of what a job holds or held. R cannot express shares of a pool."""
+    allocated = cast(dict[str, dict[str, str]], live.detail.get("resources_by_node", {}))
+    nodes = sorted((node for node in allocated if node in ranks), key=lambda node: ranks[node])
+    if not nodes or not any("core" in units or "gpu" in units for units in allocated.values()):
         return None
-    alike: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    ranks_by_children: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for node in nodes:
-        children = tuple(sorted((kind, ids) for kind, ids in held[node].items() if kind in ("core", "gpu")))
-        alike.setdefault(children, []).append(ranks[node])
-    lite = [{"rank": encode_idset(ids), "children": dict(children)} for children, ids in alike.items()]
-    execution: Doc = {
-        "R_lite": lite,
-        "nodelist": [encode_hostlist(nodes)],
-        "nslots": len(_members(live)) or new.spec.get("ntasks", 1),
-        "starttime": live.detail.get("placed_at", 0),
-        "expiration": live.detail.get("end_at", 0) or 0,
-    }
-    return {"version": 1, "execution": execution}
-
-
-def why_doc(number: int, state: JobState, why: WaitReason, beside: Beside, ahead: Iterable[int]) -> Doc:
-    return {
-        "id": encode_jobid(number),
-        "state": state.value,
-        "kind": why.cause.value,
-        "sentence": why.message,
-        "clause": why.clause,
-        "steps": [{"name": step.name, "passed": step.passed, "needed": step.needed} for step in why.stages],
-        "blockers": [
-            {
-                "who": blocker.name,
-                "job": encode_jobid(blocker.job) if blocker.job is not None else None,
-                "until": blocker.until,
-            }
-            for blocker in why.blockers
+        units = allocated[node].items()
+        children = tuple(sorted((resource, ids) for resource, ids in units if resource in ("core", "gpu")))
+        ranks_by_children.setdefault(children, []).append(ranks[node])
+    execution = RSetExecution(
+        R_lite=[
+            RLiteEntry(encode_idset(equal), dict(children)) for children, equal in ranks_by_children.items()
         ],
-        "jobs_ahead": beside.jobs_ahead,
-        "ahead": [encode_jobid(job) for job in ahead],
-        "forecast": _forecast(beside.forecast),
-        "suggestion": _suggestion(why),
-    }
+        nodelist=[encode_hostlist(nodes)],
+        nslots=len(_members(live)) or cast(int, new.spec.get("ntasks", 1)),
+        starttime=cast(float, live.detail.get("placed_at", 0)),
+        expiration=cast(float, live.detail.get("end_at", 0)) or 0,
+    )
+    return RSetDocument(1, execution)
 
 
-def _suggestion(why: WaitReason) -> str:
-    """What would change it, where that can be said."""
-    if why.cause is WaitCause.HELD:
+def eventlog_entry(event: JobEvent) -> EventLogEntry:
+    return EventLogEntry(event.at, event.name, event.context)
+
+
+def wait_explanation(
+    job: int, state: JobState, reason: WaitReason, pending: PendingInfo, ahead: Iterable[int]
+) -> WaitExplanation:
+    return WaitExplanation(
+        id=encode_jobid(job),
+        state=state,
+        kind=reason.cause,
+        sentence=reason.message,
+        clause=reason.clause,
+        steps=[FunnelStageInfo(stage.name, stage.passed, stage.needed) for stage in reason.stages],
+        blockers=[
+            BlockerInfo(
+                who=blocker.name,
+                job=encode_jobid(blocker.job) if blocker.job is not None else None,
+                until=blocker.until,
+            )
+            for blocker in reason.blockers
+        ],
+        jobs_ahead=pending.jobs_ahead,
+        ahead=[encode_jobid(other) for other in ahead],
+        forecast=_forecast(pending.forecast),
+        suggestion=_suggestion(reason),
+    )
+
+
+def _suggestion(reason: WaitReason) -> str:
+    """What the user can do about the reason; empty if there is nothing to suggest."""
+    if reason.cause is WaitCause.HELD:
         return "`penstock release` lets it go"
-    if why.cause is WaitCause.PRIORITY:
+    if reason.cause is WaitCause.PRIORITY:
         return "a shorter time limit (-t) may let it fit before the job that it must not delay"
-    if why.cause is WaitCause.QUEUE_STOPPED:
+    if reason.cause is WaitCause.QUEUE_STOPPED:
         return "`penstock queue start` starts the queue again"
-    is_resources = why.cause is WaitCause.RESOURCES
-    if is_resources and why.blockers and all(blocker.until is None for blocker in why.blockers):
+    is_resources = reason.cause is WaitCause.RESOURCES
+    if is_resources and reason.blockers and all(blocker.until is None for blocker in reason.blockers):
         return "what is in its way has no known end: nothing can be promised until that ends"
     return ""
 
 
-def spans_of(new: JobNew, live: JobLive, now: float) -> dict[str, Doc]:
-    """By node, when a job was or is there, and with how many cores."""
-    begun = cast(float | None, live.detail.get("placed_at"))
-    if begun is None:
+def timeline_spans(new: JobNew, live: JobLive, now: float) -> dict[str, TimelineSpan]:
+    """By node, from when to when a job occupies it, and with how many cores."""
+    start = cast(float | None, live.detail.get("placed_at"))
+    if start is None:
         return {}
+    kind: SpanKind = "ran"
     end: float | None = live.ended_at
-    kind = "ran"
     if end is None:
-        planned = cast(float | None, live.detail.get("end_at"))
-        kind = "overrun" if planned is not None and planned <= now else "running"
-        end = None if planned is None or planned <= now else planned
-    left = _left(live) if new.workload and live.ended_at is None else {}
+        limit = cast(float | None, live.detail.get("end_at"))
+        kind = "overrun" if limit is not None and limit <= now else "running"
+        end = None if limit is None or limit <= now else limit
+    vacated = _vacated(live) if new.workload and live.ended_at is None else {}
     return {
-        node: {
-            "job": encode_jobid(new.id),
-            "name": new.name,
-            "from": begun,
-            "to": left.get(node, end),
-            "kind": "ran" if node in left else kind,
-            "cores": cores(held_milli(kinds)),
-        }
-        for node, kinds in _held(new, live).items()
+        node: TimelineSpan(
+            job=encode_jobid(new.id),
+            name=new.name,
+            from_=start,
+            to=vacated.get(node, end),
+            kind="ran" if node in vacated else kind,
+            cores=cores(allocated_core_milli(units)),
+        )
+        for node, units in _allocated(new, live).items()
     }
 
 
-def _left(live: JobLive) -> dict[str, float]:
-    """Nodes that all members there have left, and when: what they had is free, though the job goes on."""
-    ends: dict[str, float] = {}
-    stays: set[str] = set()
+def _vacated(live: JobLive) -> dict[str, float]:
+    """Nodes on which all members of a running job have ended, and when the last one did."""
+    ended: dict[str, float] = {}
+    occupied: set[str] = set()
     for member in _members(live):
         ended_at = member.get("ended_at")
         if member["phase"] != "ended" or ended_at is None:
-            stays.add(member["node"])
+            occupied.add(member["node"])
         else:
-            ends[member["node"]] = max(ends.get(member["node"], 0.0), ended_at)
-    return {node: ended_at for node, ended_at in ends.items() if node not in stays}
+            ended[member["node"]] = max(ended.get(member["node"], 0.0), ended_at)
+    return {node: ended_at for node, ended_at in ended.items() if node not in occupied}
+
+
+def job_start(new: JobNew, live: JobLive) -> JobStartInfo | None:
+    """The promised and the real start of a job; None if no start was promised."""
+    promise = cast(list[float] | None, live.detail.get("promise"))
+    if not promise:
+        return None
+    started_at = cast(float | None, live.detail.get("placed_at"))
+    return JobStartInfo(
+        job=encode_jobid(new.id),
+        name=new.name,
+        promised_first=promise[0],
+        promised_last=promise[1],
+        started_at=started_at,
+        error_s=None if started_at is None else started_at - promise[0],
+    )

@@ -1,137 +1,121 @@
-"""What the HTTP API asks of an instance: one method an endpoint, values in, JSON-ready values out.
+"""The service interface of an instance: one method for each call, typed requests in, typed responses out.
 
-Every method may raise a `PenstockError`; `penstock.api.errors` names the specific types, and
-`penstock.web.errors` relates types to HTTP statuses.
+HTTP (`penstock.web`) maps onto this interface and adds nothing to it; another protocol, such as gRPC, does
+the same. Every method takes the `Caller` first. Ids of jobs are integers here and F58 text in responses.
 
-A stream is a coroutine that returns an iterator: what can be refused (an unknown job, say) is refused
-before it returns, while a status can still be sent. The iterator ends by itself where there is an end, and
-is closed (`aclose`) when the reader has left or the server stops.
+Every method may raise a `PenstockError`: a family of `penstock.errors`, or one of the specific types in
+`penstock.api.errors`.
 
-Documents are dicts, lists, strings, numbers, booleans and None; the API writes them as they are.
+A method that returns a stream is a coroutine that returns an async generator. It raises (for an unknown
+job, say) before it returns the generator, while the adapter can still send an error status. The generator
+ends by itself where the stream has an end; the adapter closes it (`aclose`) when the client disconnects
+or the server stops.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Protocol
 
-from penstock.model.job import JobState, Result
+from penstock.api.identity import Caller
+from penstock.api.requests import (
+    CancelRequest,
+    DrainRequest,
+    JobsQuery,
+    QueueAction,
+    QueueRequest,
+    ShutdownRequest,
+    SignalRequest,
+    SubmitRequest,
+    TimelineQuery,
+    UndrainRequest,
+    UrgencyRequest,
+)
+from penstock.api.responses import (
+    CancelResult,
+    EmptyResponse,
+    EventLog,
+    EventLogEntry,
+    InstanceEvent,
+    InstanceStatus,
+    JobDetail,
+    JobList,
+    JobSummary,
+    NodeList,
+    OutputItem,
+    QueueList,
+    SubmitResult,
+    Timeline,
+    UrgencyResult,
+    WaitExplanation,
+)
 
-__all__ = [
-    "ACTIVE",
-    "LIMIT_DEFAULT",
-    "CancelSelection",
-    "Doc",
-    "JobsQuery",
-    "Service",
-    "Stream",
-    "Submission",
-]
+__all__ = ["ALL_QUEUES", "Service"]
 
-Doc: TypeAlias = dict[str, Any]
-Stream: TypeAlias = AsyncGenerator[Doc, None]
-
-LIMIT_DEFAULT: Final = 1000
-ACTIVE: Final = frozenset(state for state in JobState if state.is_active)
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """One job as it was sent. The form around the jobspec is checked, the jobspec itself is not."""
-
-    jobspec: bytes  # the JSON text of an object, ready for `parse_jobspec`
-    urgency: int  # 0..31
-    requeue: str  # never, node-failure or always
-
-
-@dataclass(frozen=True, slots=True)
-class JobsQuery:
-    """Which jobs to list. `states` and `results` are a union; all the rest narrows."""
-
-    states: frozenset[JobState] = ACTIVE
-    results: frozenset[Result] = frozenset()
-    queue: str = ""  # "": any
-    name: str = ""
-    owner: str = ""
-    since: float | None = None  # inactive jobs only if they ended after this time; others are not affected
-    limit: int = LIMIT_DEFAULT
-    ids: tuple[int, ...] | None = None  # None: any
-
-    def wants(self, state: JobState, result: Result | None) -> bool:
-        return state in self.states or (state is JobState.INACTIVE and result in self.results)
-
-
-@dataclass(frozen=True, slots=True)
-class CancelSelection:
-    """Either `ids`, or (`ids` is None) every job in `states`, of `queue` if one is given."""
-
-    ids: tuple[int, ...] | None
-    states: frozenset[JobState] = ACTIVE
-    queue: str = ""
+ALL_QUEUES = "-"
 
 
 class Service(Protocol):
-    async def status(self) -> Doc: ...
+    async def get_status(self, caller: Caller) -> InstanceStatus: ...
 
-    async def metrics(self) -> bytes:
+    async def get_metrics(self, caller: Caller) -> bytes:
         """In the text format of Prometheus."""
         ...
 
-    async def submit(self, jobs: list[Submission], key: str, owner: str) -> list[Doc]:
-        """All or none; `[{"id", "name"}]` in order. A refusal's `where` begins with `jobs[INDEX]`."""
+    async def submit_jobs(self, caller: Caller, request: SubmitRequest) -> SubmitResult:
+        """Submits all jobs or none, owned by the caller. An error's `where` begins with `jobs[INDEX]`."""
         ...
 
-    async def jobs(self, query: JobsQuery) -> list[Doc]: ...
+    async def list_jobs(self, caller: Caller, query: JobsQuery) -> JobList: ...
 
-    async def job(self, job: int) -> Doc: ...
+    async def get_job(self, caller: Caller, job: int) -> JobDetail: ...
 
-    async def eventlog(self, job: int) -> list[Doc]: ...
+    async def get_eventlog(self, caller: Caller, job: int) -> EventLog: ...
 
-    async def follow_eventlog(self, job: int) -> Stream:
-        """All events from the first on, then each as it comes; ends after `clean`."""
+    async def follow_eventlog(self, caller: Caller, job: int) -> AsyncGenerator[EventLogEntry, None]:
+        """All events from the first one, then each as it is committed; ends after `clean`."""
         ...
 
-    async def why(self, job: int) -> Doc: ...
+    async def explain_wait(self, caller: Caller, job: int) -> WaitExplanation: ...
 
-    async def cancel(self, selection: CancelSelection, note: str) -> Doc:
-        """`{"canceled": [ids], "errors": [{"id", "message"}]}`; an unknown id is an entry in `errors`."""
+    async def cancel_jobs(self, caller: Caller, request: CancelRequest) -> CancelResult:
+        """An unknown or inactive job is an entry in `errors`; the other jobs are canceled."""
         ...
 
-    async def urgency(self, job: int, urgency: int) -> Doc: ...
+    async def set_urgency(self, caller: Caller, job: int, request: UrgencyRequest) -> UrgencyResult: ...
 
-    async def signal(self, job: int, signum: int) -> None: ...
+    async def signal_job(self, caller: Caller, job: int, request: SignalRequest) -> EmptyResponse: ...
 
-    async def wait(self, job: int, timeout_s: float) -> Doc:
-        """The job when it is INACTIVE, or as it is after `timeout_s`."""
+    async def wait_for_job(self, caller: Caller, job: int, timeout_s: float) -> JobSummary:
+        """Returns when the job is INACTIVE, or after `timeout_s` with the job in its current state."""
         ...
 
-    async def output(self, job: int, follow: bool) -> AsyncGenerator[tuple[str, Doc], None]:
-        """Pairs of `output`, `job` or `end` and the document; `end` comes last and carries the JOB."""
+    async def stream_output(self, caller: Caller, job: int, follow: bool) -> AsyncGenerator[OutputItem, None]:
+        """Output of the tasks and, with `follow`, events of the job; the last item is the `JobSummary`."""
         ...
 
-    async def events(self, since: int | None) -> Stream:
-        """Events of all jobs after the sequence number `since` (None: from now on); each has `seq`."""
+    async def stream_events(self, caller: Caller, since: int | None) -> AsyncGenerator[InstanceEvent, None]:
+        """Events of all jobs after the sequence number `since`; None: from the time of the call."""
         ...
 
-    async def resources(self) -> list[Doc]: ...
+    async def list_nodes(self, caller: Caller) -> NodeList: ...
 
-    async def drain(self, targets: str, reason: str, overwrite: bool) -> list[Doc]:
-        """`targets` is a hostlist of names or an idset of ranks, as typed."""
+    async def drain_nodes(self, caller: Caller, request: DrainRequest) -> NodeList:
+        """Returns the nodes that the request names, as do the other changes of nodes and queues."""
         ...
 
-    async def undrain(self, targets: str) -> list[Doc]: ...
+    async def undrain_nodes(self, caller: Caller, request: UndrainRequest) -> NodeList: ...
 
-    async def queues(self) -> list[Doc]: ...
+    async def list_queues(self, caller: Caller) -> QueueList: ...
 
-    async def change_queue(self, name: str, verb: str, reason: str) -> list[Doc]:
-        """`verb` is enable, disable, start or stop; the name `-` means all queues."""
+    async def change_queue(
+        self, caller: Caller, queue: str, action: QueueAction, request: QueueRequest
+    ) -> QueueList:
+        """`queue` is a name, or `ALL_QUEUES`."""
         ...
 
-    async def timeline(self, since_s: float | None, until_s: float | None) -> Doc:
-        """From `since_s` seconds before the present to `until_s` after it; None: the service chooses."""
-        ...
+    async def get_timeline(self, caller: Caller, query: TimelineQuery) -> Timeline: ...
 
-    async def shutdown(self, keep_tasks: bool) -> None:
-        """Returns at once; the instance stops after the answer is on its way."""
+    async def shutdown(self, caller: Caller, request: ShutdownRequest) -> EmptyResponse:
+        """Returns at once; the instance stops after the response is sent."""
         ...

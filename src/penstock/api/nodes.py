@@ -1,18 +1,19 @@
-"""Nodes as the API shows them: what they have, what is free there, and whom they are closed to.
+"""Nodes as the API shows them: capacity, free resources, external usage, and why a node is closed.
 
-What our jobs have and what others use (holds) are told apart, and with what is free they make up the whole:
-where others use more than is left, they are shown with what is left. Of the labels of a cluster only those
-are shown that a queue refers to; taints are told as the reason why a node is closed.
+The units of a node are allocated to jobs, used externally (pods of other schedulers) or free, and the three
+add up to its capacity: external usage beyond what jobs leave is capped. Of the labels of a
+Kubernetes node only those that a queue's constraint refers to are shown as properties; taints are shown as
+the reason why a node is closed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from penstock.api.amounts import core_milli, cores, is_gpu
-from penstock.api.interface import Doc
+from penstock.api.resource_counts import core_milli, cores, is_gpu
+from penstock.api.responses import NodeInfo, NodeState
 from penstock.engine import Vertex
 from penstock.model.constraint import (
     TAINTS_PROPERTY,
@@ -30,49 +31,51 @@ from penstock.sched.cluster import ClusterNode
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.state import SchedulerState
 
-__all__ = ["node_cores", "node_docs"]
+__all__ = ["node_cores", "node_infos"]
 
 _CORDONED: Final = "cordoned"
 _CORDON_KEY: Final = "node.kubernetes.io/unschedulable"
 
 
 @dataclass(slots=True)
-class _Pool:
-    """What a node has of one kind, however many vertices that are."""
+class _ResourceUsage:
+    """One resource of a node, summed over its vertices."""
 
     total: int = 0
     free: int = 0
-    held: int = 0
+    external: int = 0
 
     def add(self, vertex: Vertex, per_unit: int = 1) -> None:
         state = vertex.state
         booked = sum(one.units for one in state.bookings.values() if one.live) if state is not None else 0
-        used = sum(state.external_units) if state is not None else 0
-        free = max(0, vertex.size - booked - used)
+        external = sum(state.external_units) if state is not None else 0
+        free = max(0, vertex.size - booked - external)
         self.total += vertex.size * per_unit
         self.free += free * per_unit
-        self.held += max(0, vertex.size - booked - free) * per_unit
+        self.external += max(0, vertex.size - booked - free) * per_unit
 
 
-def node_docs(scheduler: Scheduler, *, of_pods: bool) -> list[Doc]:
-    """All nodes by rank. In a world of pods, labels are not properties to be shown."""
+def node_infos(scheduler: Scheduler, *, of_pods: bool) -> list[NodeInfo]:
+    """All nodes by rank. With the Kubernetes backend (`of_pods`), labels are not properties to show."""
     state = scheduler.state
-    named = _named(queue.constraint for queue in state.settings.queues) if of_pods else None
+    shown = _referenced(queue.constraint for queue in state.settings.queues) if of_pods else None
     known = sorted(state.cluster.nodes.items(), key=lambda item: item[1].rank)
-    return [_doc(state, name, one, named) for name, one in known]
+    return [_node_info(state, name, node, shown) for name, node in known]
 
 
 def node_cores(known: ClusterNode) -> int | float:
     return cores(core_milli((vertex.type, vertex.size) for vertex in known.vertex.below()))
 
 
-def _doc(state: SchedulerState, name: str, known: ClusterNode, named: frozenset[str] | None) -> Doc:
+def _node_info(
+    state: SchedulerState, name: str, known: ClusterNode, shown: frozenset[str] | None
+) -> NodeInfo:
     drain = state.drains.get(name)
-    cpu, gpu, memory = _Pool(), _Pool(), _Pool()
+    cpu, gpu, memory = _ResourceUsage(), _ResourceUsage(), _ResourceUsage()
     for vertex in known.vertex.below():
-        per_unit = core_milli([(vertex.type, 1)])
-        if per_unit:
-            cpu.add(vertex, per_unit)
+        milli_per_unit = core_milli([(vertex.type, 1)])
+        if milli_per_unit:
+            cpu.add(vertex, milli_per_unit)
         elif is_gpu(vertex.type):
             gpu.add(vertex)
         elif vertex.type == "memory":
@@ -84,45 +87,44 @@ def _doc(state: SchedulerState, name: str, known: ClusterNode, named: frozenset[
             if key in state.job_of_member
         }
     )
+    is_used = bool(jobs) or cpu.free + cpu.external < cpu.total
     closed, closed_why = _closed(known)
-    return {
-        "name": name,
-        "rank": known.rank,
-        "state": _state(
-            known, in_use=bool(jobs) or cpu.free + cpu.held < cpu.total, of_pods=named is not None
-        ),
-        "up": known.fact.up,
-        "drained": drain is not None,
-        "drain_reason": drain.reason if drain is not None else "",
-        "drained_at": drain.at if drain is not None else None,
-        "why": known.fact.why,
-        "closed": closed,
-        "closed_why": closed_why,
-        "cores": cores(cpu.total),
-        "gpus": gpu.total,
-        "memory_bytes": memory.total or None,
-        "cores_free": cores(cpu.free),
-        "gpus_free": gpu.free,
-        "memory_free_bytes": memory.free if memory.total else None,
-        "cores_held": cores(cpu.held),
-        "gpus_held": gpu.held,
-        "memory_held_bytes": memory.held if memory.total else None,
-        "properties": _properties(known, named),
-        "jobs": [encode_jobid(job) for job in jobs],
-    }
+    return NodeInfo(
+        name=name,
+        rank=known.rank,
+        state=_state(known, is_used=is_used, of_pods=shown is not None),
+        up=known.fact.up,
+        drained=drain is not None,
+        drain_reason=drain.reason if drain is not None else "",
+        drained_at=drain.at if drain is not None else None,
+        why=known.fact.why,
+        closed=closed,
+        closed_why=closed_why,
+        cores=cores(cpu.total),
+        gpus=gpu.total,
+        memory_bytes=memory.total or None,
+        cores_free=cores(cpu.free),
+        gpus_free=gpu.free,
+        memory_free_bytes=memory.free if memory.total else None,
+        cores_held=cores(cpu.external),
+        gpus_held=gpu.external,
+        memory_held_bytes=memory.external if memory.total else None,
+        properties=_properties(known, shown),
+        jobs=[encode_jobid(job) for job in jobs],
+    )
 
 
-def _state(known: ClusterNode, *, in_use: bool, of_pods: bool) -> str:
-    """As `flux resource list` has it, a drained node is down; people of Kubernetes know drained ones."""
+def _state(known: ClusterNode, *, is_used: bool, of_pods: bool) -> NodeState:
+    """A drained node is `down` as in `flux resource list`, but `drained` with the Kubernetes backend."""
     if of_pods and known.is_drained and known.fact.up:
         return "drained"
     if not known.vertex.up:
         return "down"
-    return "allocated" if in_use else "free"
+    return "allocated" if is_used else "free"
 
 
-def _closed(known: ClusterNode) -> tuple[str, str]:
-    """Whether a node takes only those that tolerate it, in one word, and why."""
+def _closed(known: ClusterNode) -> tuple[Literal["", "cordoned", "tainted"], str]:
+    """Whether a node admits only pods with a toleration, and the taints that say so."""
     taints = decode_taints(known.vertex.properties.get(TAINTS_PROPERTY, ""))
     is_cordoned = known.fact.why == _CORDONED or any(taint.key == _CORDON_KEY for taint in taints)
     texts = [_taint_text(taint) for taint in taints if taint.key != _CORDON_KEY]
@@ -132,29 +134,30 @@ def _closed(known: ClusterNode) -> tuple[str, str]:
 
 
 def _taint_text(taint: Taint) -> str:
-    """As `kubectl taint` takes it."""
+    """In the syntax of `kubectl taint`."""
     return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
 
 
-def _properties(known: ClusterNode, named: frozenset[str] | None) -> list[str]:
+def _properties(known: ClusterNode, shown: frozenset[str] | None) -> list[str]:
+    """All properties, or those in `shown` as KEY=VALUE."""
     properties = known.vertex.properties
-    if named is None:
+    if shown is None:
         return sorted(properties)
     return [
-        f"{key}={properties[key]}" if properties[key] else key for key in sorted(named & properties.keys())
+        f"{key}={properties[key]}" if properties[key] else key for key in sorted(shown & properties.keys())
     ]
 
 
-def _named(constraints: Iterable[Constraint | None]) -> frozenset[str]:
+def _referenced(constraints: Iterable[Constraint | None]) -> frozenset[str]:
     """Properties that constraints refer to."""
     found: set[str] = set()
-    left = list(constraints)
-    while left:
-        match left.pop():
+    remaining = list(constraints)
+    while remaining:
+        match remaining.pop():
             case Properties(names=names):
                 found.update(name.removeprefix("^") for name in names)
             case Value(key=key):
                 found.add(key)
             case And(operands=operands) | Or(operands=operands) | Not(operands=operands):
-                left.extend(operands)
+                remaining.extend(operands)
     return frozenset(found - {TAINTS_PROPERTY})

@@ -1,7 +1,8 @@
-"""The API's questions and wishes, put to a running instance.
+"""The service of a running instance.
 
-Questions are answered between the turns of the loop, so what is told is durable; the history comes from the
-store. Wishes are fulfilled by the scheduler and answered once that is recorded.
+Queries run between steps of the instance's loop (`Instance.query`), so they see committed state only; jobs
+that are inactive come from the store. Changes are commands to the scheduler (`Instance.execute`) and return
+once their effect is committed.
 """
 
 from __future__ import annotations
@@ -10,23 +11,73 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import msgspec
 
-from penstock.api import live_jobs as actives
-from penstock.api.documents import Beside, job_doc, members_doc, rset_doc, spans_of, why_doc
-from penstock.api.interface import CancelSelection, Doc, JobsQuery, Stream, Submission
-from penstock.api.nodes import node_docs
-from penstock.api.outputs import follow_files
+from penstock.api import live_jobs
+from penstock.api.documents import (
+    PendingInfo,
+    eventlog_entry,
+    job_detail,
+    job_summary,
+    member_infos,
+    wait_explanation,
+)
+from penstock.api.errors import DependencyRefused, UnknownJobId
+from penstock.api.identity import Caller
+from penstock.api.interface import ALL_QUEUES
+from penstock.api.job_records import JobRecords
+from penstock.api.job_streams import OutputPaths, stream_events, stream_output, task_outputs
+from penstock.api.nodes import node_infos
+from penstock.api.requests import (
+    CancelRequest,
+    DrainRequest,
+    JobsQuery,
+    QueueAction,
+    QueueRequest,
+    ShutdownRequest,
+    SignalRequest,
+    SubmitRequest,
+    TimelineQuery,
+    UndrainRequest,
+    UrgencyRequest,
+)
+from penstock.api.responses import (
+    AgentInfo,
+    CancelFailure,
+    CancelResult,
+    DatabaseInfo,
+    EmptyResponse,
+    EventLog,
+    EventLogEntry,
+    InstanceEvent,
+    InstanceInfo,
+    InstanceSettings,
+    InstanceStatus,
+    JobCounts,
+    JobDetail,
+    JobList,
+    JobSummary,
+    NodeCounts,
+    NodeList,
+    OutputFiles,
+    OutputItem,
+    QueueList,
+    SubmitResult,
+    SubmittedJob,
+    Timeline,
+    UrgencyResult,
+    WaitExplanation,
+)
+from penstock.api.timeline import begin_of, live_timeline, with_history
 from penstock.errors import BadRequest, Conflict, PenstockError
 from penstock.instance.loop import Instance
 from penstock.model.hostlist import parse_hostlist
 from penstock.model.idset import encode_idset, parse_idset
-from penstock.model.job import JobEvent, JobState
+from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
 from penstock.protocol.commands import (
     Cancel,
@@ -35,139 +86,143 @@ from penstock.protocol.commands import (
     QueueChange,
     SetUrgency,
     Signal,
+    Submission,
     Submit,
     Undrain,
 )
-from penstock.protocol.commands import Submission as Asked
-from penstock.protocol.facts import Requeue
-from penstock.sched.commands import UnknownJobId
-from penstock.sched.dependencies import DependencyRefused, parse_dependencies
-from penstock.sched.jobspec import payload_of
+from penstock.sched.dependencies import parse_dependencies
 from penstock.sched.reasons import WaitCause, WaitReason
 from penstock.sched.records import JobLive, JobNew
 from penstock.store.port import JobFilter
 
-__all__ = ["Answers", "ServiceContext"]
+__all__ = ["InstanceService", "ServiceContext"]
 
-_TIMELINE_BACK_S: Final = 60.0
-_TIMELINE_AHEAD_S: Final = 600.0
 _TIMELINE_JOBS_MAX: Final = 2000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceContext:
-    """What only the application knows of itself."""
+    """What only the application knows about the instance."""
 
-    identity: Mapping[str, object]
-    agents: Callable[[], list[Doc]]
-    database: Callable[[], Doc]
-    settings: Callable[[], Mapping[str, object]]
-    output_paths: Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None
+    instance_id: str
+    version: str
+    state_dir: str
+    started_at: float
+    backend: str
+    agents: Callable[[], list[AgentInfo]]
+    database: Callable[[], DatabaseInfo]
+    settings: Callable[[], InstanceSettings]
+    output_paths: OutputPaths | None  # None: the backend keeps no output files
     shutdown: Callable[[bool], None]
-    metrics: Callable[[], bytes] = lambda: b""
-    takes_submissions: bool = True  # False: works come from the world alone
+    metrics: Callable[[], bytes] = bytes
+    accepts_submissions: bool = True  # False: all jobs are workloads that the backend reports
 
 
-class Answers:
+class InstanceService:
+    """Implements `penstock.api.interface.Service`."""
+
     def __init__(self, instance: Instance, context: ServiceContext) -> None:
         self._instance = instance
         self._context = context
+        self._records = JobRecords(instance)
 
     @property
     def _is_of_pods(self) -> bool:
-        return not self._context.takes_submissions
+        return not self._context.accepts_submissions
 
     # The instance
 
-    async def status(self) -> Doc:
-        ready = self._instance.is_ready.is_set()
-        counts: Doc = {"pending": None, "running": None, "inactive": None}
-        nodes: Doc = {"up": None, "down": None}
-        if ready:
-            counts, nodes = await self._instance.query(actives.count)
-        identity = {
-            **self._context.identity,
-            "pid": os.getpid(),
-            "epoch": self._instance.epoch,
-            "ready": ready,
-        }
-        if not ready:
-            identity["why_not_ready"] = str(self._instance.not_ready)
-        return {
-            "instance": identity,
-            "agents": self._context.agents(),
-            "database": self._context.database(),
-            "jobs": counts,
-            "nodes": nodes,
-            "settings": dict(self._context.settings()),
-        }
+    async def get_status(self, caller: Caller) -> InstanceStatus:
+        del caller
+        instance, context = self._instance, self._context
+        is_ready = instance.is_ready.is_set()
+        jobs, nodes = JobCounts(), NodeCounts()
+        if is_ready:
+            jobs, nodes = await instance.query(live_jobs.count)
+        info = InstanceInfo(
+            id=context.instance_id,
+            version=context.version,
+            state=context.state_dir,
+            started_at=context.started_at,
+            backend=context.backend,
+            pid=os.getpid(),
+            epoch=instance.epoch,
+            ready=is_ready,
+            why_not_ready=msgspec.UNSET if is_ready else str(instance.not_ready),
+        )
+        return InstanceStatus(info, context.agents(), context.database(), jobs, nodes, context.settings())
 
-    async def metrics(self) -> bytes:
+    async def get_metrics(self, caller: Caller) -> bytes:
+        del caller
         return self._context.metrics()
 
-    async def shutdown(self, keep_tasks: bool) -> None:
-        self._context.shutdown(keep_tasks)
+    async def shutdown(self, caller: Caller, request: ShutdownRequest) -> EmptyResponse:
+        del caller
+        self._context.shutdown(request.keep_tasks)
+        return EmptyResponse()
 
     # Jobs
 
-    async def submit(self, jobs: list[Submission], key: str, owner: str) -> list[Doc]:
+    async def submit_jobs(self, caller: Caller, request: SubmitRequest) -> SubmitResult:
         if self._is_of_pods:
             raise Conflict(
                 "this instance schedules the pods of a Kubernetes cluster: "
                 "use `kubectl apply` with a schedulerName of ours"
             )
-        asked = tuple(Asked(job.jobspec.decode(), owner, job.urgency, Requeue(job.requeue)) for job in jobs)
-        past = await self._past(asked)
+        jobs = tuple(
+            Submission(bytes(job.jobspec).decode(), caller.user, job.urgency, job.requeue)
+            for job in request.jobs
+        )
+        finished = await self._finished_jobs(jobs)
         while True:
             try:
-                numbers = cast(tuple[int, ...], await self._instance.execute(Submit(asked, key, past)))
-                return [{"id": encode_jobid(number)} for number in numbers]
+                ids = cast(tuple[int, ...], await self._instance.execute(Submit(jobs, request.key, finished)))
+                return SubmitResult([SubmittedJob(encode_jobid(job_id)) for job_id in ids])
             except DependencyRefused:
-                before, past = past, await self._past(asked)
-                if past == before:
+                before, finished = finished, await self._finished_jobs(jobs)
+                if finished == before:
                     raise
-                # A job that is depended on has ended between the question and the wish.
+                # A dependency became inactive after `finished` was read: submit again with its outcome.
 
-    async def _past(self, asked: Sequence[Asked]) -> tuple[FinishedJob, ...]:
-        """What became of jobs that are over and that some of these depend on."""
-        wanted = sorted({number for one in asked for number in _targets(one.jobspec)})
+    async def _finished_jobs(self, jobs: Sequence[Submission]) -> tuple[FinishedJob, ...]:
+        """The outcomes of inactive jobs that some of these jobs depend on."""
+        wanted = sorted({target for job in jobs for target in _dependency_targets(job.jobspec)})
         if not wanted:
             return ()
         active = await self._instance.query(lambda scheduler, _: set(scheduler.state.jobs))
-        over = tuple(number for number in wanted if number not in active)
-        rows = await self._instance.store.jobs(JobFilter(ids=over, limit=len(over))) if over else []
-        told: list[FinishedJob] = []
-        for row in rows:
-            times = cast(dict[str, float], row.live.detail.get("times", {}))
-            has_exception = bool(row.live.detail.get("exception"))
-            told.append(
-                FinishedJob(
-                    row.new.id,
-                    "RUN" in times,
-                    row.live.started_at is not None,
-                    row.live.result == "COMPLETED",
-                    has_exception,
-                )
+        inactive = tuple(job_id for job_id in wanted if job_id not in active)
+        if not inactive:
+            return ()
+        rows = await self._instance.store.jobs(JobFilter(ids=inactive, limit=len(inactive)))
+        return tuple(
+            FinishedJob(
+                row.new.id,
+                "RUN" in cast(dict[str, float], row.live.detail.get("times", {})),
+                row.live.started_at is not None,
+                row.live.result == "COMPLETED",
+                bool(row.live.detail.get("exception")),
             )
-        return tuple(told)
+            for row in rows
+        )
 
-    async def jobs(self, query: JobsQuery) -> list[Doc]:
-        docs: list[Doc] = []
+    async def list_jobs(self, caller: Caller, query: JobsQuery) -> JobList:
+        del caller
+        jobs: list[JobSummary] = []
         if query.states - {JobState.INACTIVE}:
-            docs = await self._instance.query(
-                lambda scheduler, now: actives.active_docs(scheduler, now, query)
+            jobs = await self._instance.query(
+                lambda scheduler, now: live_jobs.list_summaries(scheduler, now, query)
             )
-        left = query.limit - len(docs)
-        if left > 0 and (JobState.INACTIVE in query.states or query.results):
-            docs += await self._inactive_docs(query, left)
-        return docs
+        remaining = query.limit - len(jobs)
+        if remaining > 0 and (JobState.INACTIVE in query.states or query.results):
+            jobs += await self._list_inactive(query, remaining)
+        return JobList(jobs)
 
-    async def _inactive_docs(self, query: JobsQuery, limit: int) -> list[Doc]:
-        results = None if JobState.INACTIVE in query.states else tuple(one.value for one in query.results)
+    async def _list_inactive(self, query: JobsQuery, limit: int) -> list[JobSummary]:
+        is_any_result = JobState.INACTIVE in query.states
         wanted = JobFilter(
             ids=query.ids,
             states=(JobState.INACTIVE.value,),
-            results=results,
+            results=None if is_any_result else tuple(result.value for result in query.results),
             queue=query.queue or None,
             name=query.name or None,
             owner=query.owner or None,
@@ -175,298 +230,169 @@ class Answers:
             limit=limit,
         )
         rows = await self._instance.store.jobs(wanted)
-        ranks = await self._ranks()
-        return [job_doc(row.new, row.live, ranks) for row in rows]
+        ranks = await self._records.ranks()
+        return [job_summary(row.new, row.live, ranks) for row in rows]
 
-    async def _ranks(self) -> dict[str, int]:
-        return await self._instance.query(lambda scheduler, _: dict(scheduler.state.ranks))
+    async def get_job(self, caller: Caller, job: int) -> JobDetail:
+        del caller
+        summary = await self._records.summary(job)
+        new, live = await self._records.rows(job)
+        outputs = task_outputs(new, live, self._context.output_paths)
+        files = [OutputFiles(index, str(stdout), str(stderr)) for index, stdout, stderr in outputs]
+        return job_detail(summary, new, live, await self._records.ranks(), files)
 
-    async def _rows(self, job: int) -> tuple[JobNew, JobLive]:
-        """A job as it is recorded, active or over."""
-        found = await self._instance.query(lambda scheduler, _: actives.rows_of(scheduler, job))
+    async def get_eventlog(self, caller: Caller, job: int) -> EventLog:
+        del caller
+        return EventLog([eventlog_entry(event) for event in await self._records.eventlog(job)])
+
+    async def follow_eventlog(self, caller: Caller, job: int) -> AsyncGenerator[EventLogEntry, None]:
+        del caller
+        await self._records.eventlog(job)  # Raises if the job is unknown.
+        return self._records.follow_eventlog(job)
+
+    async def explain_wait(self, caller: Caller, job: int) -> WaitExplanation:
+        del caller
+        found = await self._instance.query(lambda scheduler, now: live_jobs.explain_wait(scheduler, now, job))
         if found is not None:
             return found
-        rows = await self._instance.store.jobs(JobFilter(ids=(job,), limit=1))
-        if not rows:
-            raise UnknownJobId(job)
-        return rows[0].new, rows[0].live
+        _, live = await self._records.rows(job)
+        reason = WaitReason(WaitCause.NONE, f"it is over: {live.result}")
+        return wait_explanation(job, live.state, reason, PendingInfo(), ())
 
-    async def _doc(self, job: int) -> Doc:
-        doc = await self._instance.query(lambda scheduler, now: actives.active_doc(scheduler, now, job))
-        if doc is not None:
-            return doc
-        new, live = await self._rows(job)
-        return job_doc(new, live, await self._ranks())
-
-    async def job(self, job: int) -> Doc:
-        doc = await self._doc(job)
-        new, live = await self._rows(job)
-        ranks = await self._ranks()
-        doc["jobspec"] = _decoded(new)
-        doc["R"] = rset_doc(new, live, ranks)
-        doc["members"] = members_doc(live)
-        doc["output"] = [
-            {"index": index, "stdout": str(stdout), "stderr": str(stderr)}
-            for index, stdout, stderr in self._outputs(new, live)
-        ]
-        return doc
-
-    def _outputs(self, new: JobNew, live: JobLive) -> list[tuple[int, Path, Path]]:
-        paths = self._context.output_paths
-        payload = _payload(new)
-        if paths is None or payload is None:
-            return []
-        members = cast(list[Doc], live.detail.get("members", []))
-        told: list[tuple[int, Path, Path]] = []
-        for member in members:
-            stdout, stderr = paths(new.id, member["index"], payload)
-            told.append((member["index"], stdout, stderr))
-        return told
-
-    async def eventlog(self, job: int) -> list[Doc]:
-        log = await self._log(job)
-        if not log:
-            raise UnknownJobId(job)
-        return [_event_doc(event) for event in log]
-
-    async def _log(self, job: int) -> list[JobEvent]:
-        active = await self._instance.query(lambda scheduler, _: actives.log_of(scheduler, job))
-        return active if active is not None else await self._instance.store.log(job)
-
-    async def follow_eventlog(self, job: int) -> Stream:
-        log = await self._log(job)
-        if not log:
-            raise UnknownJobId(job)
-        return self._followed(job, log)
-
-    async def _followed(self, job: int, log: list[JobEvent]) -> Stream:
-        feed = self._instance.feed.watch(job)
-        told = 0
-        try:
-            waiting = asyncio.ensure_future(anext(feed, None))
-            await asyncio.sleep(0)  # From here on nothing is missed; what came meanwhile is in the log.
-            log = await self._log(job)
-            while True:
-                for event in log[told:]:
-                    yield _event_doc(event)
-                    if event.name == "clean":
-                        return
-                told = len(log)
-                if await waiting is None:
-                    return
-                waiting = asyncio.ensure_future(anext(feed, None))
-                log = await self._log(job)
-        finally:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            await feed.aclose()
-
-    async def why(self, job: int) -> Doc:
-        doc = await self._instance.query(lambda scheduler, now: actives.active_why(scheduler, now, job))
-        if doc is not None:
-            return doc
-        _, live = await self._rows(job)
-        sentence = f"it is over: {live.result}"
-        return why_doc(job, live.state, WaitReason(WaitCause.NONE, sentence), Beside(), ())
-
-    async def cancel(self, selection: CancelSelection, note: str) -> Doc:
+    async def cancel_jobs(self, caller: Caller, request: CancelRequest) -> CancelResult:
+        del caller
+        selection = request.selection()
         ids = selection.ids
         if ids is None:
-            wanted = JobsQuery(states=selection.states, queue=selection.queue, limit=sys.maxsize)
-            ids = await self._instance.query(lambda scheduler, _: tuple(actives.select(scheduler, wanted)))
-        done = cast(dict[int, PenstockError | None], await self._instance.execute(Cancel(ids, note)))
-        canceled = [encode_jobid(number) for number, error in done.items() if error is None]
-        errors: list[Doc] = []
-        for number, error in done.items():
+            query = JobsQuery(states=selection.states, queue=selection.queue, limit=sys.maxsize)
+            ids = await self._instance.query(lambda scheduler, _: tuple(live_jobs.select(scheduler, query)))
+        command = Cancel(ids, request.note)
+        outcomes = cast(dict[int, PenstockError | None], await self._instance.execute(command))
+        canceled = [encode_jobid(job_id) for job_id, error in outcomes.items() if error is None]
+        failures: list[CancelFailure] = []
+        for job_id, error in outcomes.items():
             if error is not None:
-                known = await self._instance.store.jobs(JobFilter(ids=(number,), limit=1))
-                note_told = "job is inactive" if known else "unknown job id"
-                errors.append({"id": encode_jobid(number), "message": note_told})
-        return {"canceled": canceled, "errors": errors}
+                is_inactive = await self._records.exists(job_id)
+                message = "job is inactive" if is_inactive else "unknown job id"
+                failures.append(CancelFailure(encode_jobid(job_id), message))
+        return CancelResult(canceled, failures)
 
-    async def urgency(self, job: int, urgency: int) -> Doc:
+    async def set_urgency(self, caller: Caller, job: int, request: UrgencyRequest) -> UrgencyResult:
+        del caller
         try:
-            old = await self._instance.execute(SetUrgency(job, urgency))
+            old = cast(int, await self._instance.execute(SetUrgency(job, request.urgency)))
         except UnknownJobId:
-            if await self._instance.store.jobs(JobFilter(ids=(job,), limit=1)):
+            if await self._records.exists(job):
                 raise Conflict(f"{encode_jobid(job)}: job is inactive") from None
             raise
-        return {"old": old, "urgency": urgency}
+        return UrgencyResult(old, request.urgency)
 
-    async def signal(self, job: int, signum: int) -> None:
+    async def signal_job(self, caller: Caller, job: int, request: SignalRequest) -> EmptyResponse:
+        del caller
         if self._is_of_pods:
-            await self._rows(job)
+            await self._records.rows(job)  # Raises if the job is unknown.
             raise Conflict("a pod cannot be sent a signal; `penstock cancel` ends the job")
-        await self._instance.execute(Signal(job, signum))
+        await self._instance.execute(Signal(job, request.signal))
+        return EmptyResponse()
 
-    async def wait(self, job: int, timeout_s: float) -> Doc:
-        await self._rows(job)
+    async def wait_for_job(self, caller: Caller, job: int, timeout_s: float) -> JobSummary:
+        await self._records.rows(job)  # Raises if the job is unknown.
         try:
             async with asyncio.timeout(timeout_s):
-                stream = await self.follow_eventlog(job)
+                events = await self.follow_eventlog(caller, job)
                 try:
-                    async for _ in stream:
+                    async for _ in events:
                         pass
                 finally:
-                    await stream.aclose()
+                    await events.aclose()
         except TimeoutError:
             pass
-        return await self._doc(job)
+        return await self._records.summary(job)
 
-    # Output and events
-
-    async def output(self, job: int, follow: bool) -> AsyncGenerator[tuple[str, Doc], None]:
-        new, live = await self._rows(job)
+    async def stream_output(self, caller: Caller, job: int, follow: bool) -> AsyncGenerator[OutputItem, None]:
+        del caller
+        new, live = await self._records.rows(job)
         if self._is_of_pods:
             raise Conflict(f"the output of pods is with Kubernetes: {_logs_command(new, live)}")
-        return self._output(job, follow)
+        return stream_output(self._records, job, follow, self._context.output_paths)
 
-    async def _output(self, job: int, follow: bool) -> AsyncGenerator[tuple[str, Doc], None]:
-        """What the tasks print and what happens to the job, until it is over."""
-        files = follow_files()
-        events: asyncio.Queue[Doc | None] = asyncio.Queue()
-        follower = asyncio.create_task(self._pump(job, events)) if follow else None
-        try:
-            is_over = not follow
-            while True:
-                new, live = await self._rows(job)
-                for piece in files.read(self._outputs(new, live)):
-                    yield "output", piece
-                if is_over:
-                    break
-                try:
-                    event = await asyncio.wait_for(events.get(), files.pause_s)
-                except TimeoutError:
-                    continue
-                is_over = event is None
-                if event is not None:
-                    yield "job", event
-            for piece in files.rest():
-                yield "output", piece
-            yield "end", await self._doc(job)
-        finally:
-            if follower is not None:
-                follower.cancel()
-                await asyncio.gather(follower, return_exceptions=True)
-
-    async def _pump(self, job: int, events: asyncio.Queue[Doc | None]) -> None:
-        stream = await self.follow_eventlog(job)
-        try:
-            async for event in stream:
-                events.put_nowait(event)
-        finally:
-            await stream.aclose()
-            events.put_nowait(None)
-
-    async def events(self, since: int | None) -> Stream:
-        return self._events(since)
-
-    async def _events(self, since: int | None) -> Stream:
-        feed = self._instance.feed.watch(None, since)
-        try:
-            async for item in feed:
-                yield {
-                    "seq": item.seq,
-                    "id": encode_jobid(item.job),
-                    **_event_doc(item.event),
-                    "state": item.state.value,
-                }
-        finally:
-            await feed.aclose()
+    async def stream_events(self, caller: Caller, since: int | None) -> AsyncGenerator[InstanceEvent, None]:
+        del caller
+        return stream_events(self._instance.feed, since)
 
     # Nodes and queues
 
-    async def resources(self) -> list[Doc]:
+    async def list_nodes(self, caller: Caller) -> NodeList:
+        del caller
         of_pods = self._is_of_pods
-        return await self._instance.query(lambda scheduler, _: node_docs(scheduler, of_pods=of_pods))
+        nodes = await self._instance.query(lambda scheduler, _: node_infos(scheduler, of_pods=of_pods))
+        return NodeList(nodes)
 
-    async def drain(self, targets: str, reason: str, overwrite: bool) -> list[Doc]:
-        nodes = await self._targets(targets)
-        await self._instance.execute(Drain(nodes, reason, "", overwrite))
-        return [doc for doc in await self.resources() if doc["name"] in nodes]
+    async def drain_nodes(self, caller: Caller, request: DrainRequest) -> NodeList:
+        names = await self._node_names(request.targets)
+        await self._instance.execute(Drain(names, request.reason, caller.user, request.overwrite))
+        return await self._nodes_named(caller, names)
 
-    async def undrain(self, targets: str) -> list[Doc]:
-        nodes = await self._targets(targets)
-        await self._instance.execute(Undrain(nodes))
-        return [doc for doc in await self.resources() if doc["name"] in nodes]
+    async def undrain_nodes(self, caller: Caller, request: UndrainRequest) -> NodeList:
+        names = await self._node_names(request.targets)
+        await self._instance.execute(Undrain(names))
+        return await self._nodes_named(caller, names)
 
-    async def _targets(self, text: str) -> tuple[str, ...]:
-        """A hostlist of names, or an idset of ranks."""
-        names = {rank: node for node, rank in (await self._ranks()).items()}
-        if not text.strip("0123456789,-[] "):
-            found: list[str] = []
-            for rank in parse_idset(text):
-                if rank not in names:
-                    raise BadRequest(
-                        "no such rank",
-                        where="targets",
-                        found=str(rank),
-                        expected=encode_idset(names),
-                    )
-                found.append(names[rank])
-            return tuple(found)
-        return parse_hostlist(text)
+    async def _nodes_named(self, caller: Caller, names: Sequence[str]) -> NodeList:
+        return NodeList([node for node in (await self.list_nodes(caller)).nodes if node.name in names])
 
-    async def queues(self) -> list[Doc]:
-        return await self._instance.query(lambda scheduler, _: actives.queue_docs(scheduler))
+    async def _node_names(self, targets: str) -> tuple[str, ...]:
+        """The names that a hostlist of names or an idset of ranks stands for."""
+        if targets.strip("0123456789,-[] "):
+            return parse_hostlist(targets)
+        names = {rank: node for node, rank in (await self._records.ranks()).items()}
+        found: list[str] = []
+        for rank in parse_idset(targets):
+            if rank not in names:
+                raise BadRequest(
+                    "no such rank", where="targets", found=str(rank), expected=encode_idset(names)
+                )
+            found.append(names[rank])
+        return tuple(found)
 
-    async def change_queue(self, name: str, verb: str, reason: str) -> list[Doc]:
-        every = [queue.name for queue in self._instance.settings.queues]
-        for one in every if name == "-" else [name]:
-            enabled = verb == "enable" if verb in ("enable", "disable") else None
-            started = verb == "start" if verb in ("start", "stop") else None
-            await self._instance.execute(QueueChange(one, enabled, started, reason))
-        return [doc for doc in await self.queues() if name in ("-", doc["name"])]
+    async def list_queues(self, caller: Caller) -> QueueList:
+        del caller
+        return QueueList(await self._instance.query(lambda scheduler, _: live_jobs.list_queues(scheduler)))
+
+    async def change_queue(
+        self, caller: Caller, queue: str, action: QueueAction, request: QueueRequest
+    ) -> QueueList:
+        names = [settings.name for settings in self._instance.settings.queues]
+        enabled = {QueueAction.ENABLE: True, QueueAction.DISABLE: False}.get(action)
+        started = {QueueAction.START: True, QueueAction.STOP: False}.get(action)
+        for name in names if queue == ALL_QUEUES else [queue]:
+            await self._instance.execute(QueueChange(name, enabled, started, request.reason))
+        queues = (await self.list_queues(caller)).queues
+        return QueueList([info for info in queues if queue in (ALL_QUEUES, info.name)])
 
     # Time
 
-    async def timeline(self, since_s: float | None, until_s: float | None) -> Doc:
+    async def get_timeline(self, caller: Caller, query: TimelineQuery) -> Timeline:
+        del caller
         now = time.time()
-        begin = now - (since_s if since_s is not None else _TIMELINE_BACK_S)
-        past = await self._instance.store.jobs(
+        begin = begin_of(query, now)
+        history = await self._instance.store.jobs(
             JobFilter(states=(JobState.INACTIVE.value,), since=begin, limit=_TIMELINE_JOBS_MAX)
         )
-        told = await self._instance.query(lambda scheduler, at: actives.timeline(scheduler, at, begin))
-        rows = {node["name"]: node["spans"] for node in told["nodes"]}
-        for row in past:
-            for node, span in spans_of(row.new, row.live, now).items():
-                if node in rows:
-                    rows[node].append(span)
-            start = actives.start_doc(row.new, row.live)
-            if start is not None:
-                told["starts"].append(start)
-        ends = [span["to"] for spans in rows.values() for span in spans if span["to"] is not None]
-        told["to"] = now + until_s if until_s is not None else max([*ends, now + 60.0])
-        told["to"] = min(told["to"], now + 100 * _TIMELINE_AHEAD_S) if until_s is None else told["to"]
-        return told
-
-
-def _event_doc(event: JobEvent) -> Doc:
-    return {"timestamp": event.at, "name": event.name, "context": event.context}
-
-
-def _decoded(new: JobNew) -> Any:
-    text = new.spec.get("jobspec")
-    return msgspec.json.decode(text) if isinstance(text, str) else None
-
-
-def _payload(new: JobNew) -> Mapping[str, object] | None:
-    """What the driver got of a submitted job."""
-    text = new.spec.get("jobspec")
-    if not isinstance(text, str):
-        return None
-    return {**payload_of(text), "id_f58": encode_jobid(new.id), "owner": new.owner}
+        live = await self._instance.query(lambda scheduler, at: live_timeline(scheduler, at, begin))
+        return with_history(live, history, query, now)
 
 
 def _logs_command(new: JobNew, live: JobLive) -> str:
-    """How to see what the first of its pods has printed."""
-    names = [str(member["name"]) for member in members_doc(live) if member["name"]]
+    """The command that shows the output of the first pod."""
+    names = [member.name for member in member_infos(live) if member.name]
     namespace = f" -n {new.owner}" if new.owner else ""
     more = f" (the first of {len(names)})" if len(names) > 1 else ""
     return f"`kubectl logs {names[0] if names else 'POD'}{namespace}`{more}"
 
 
-def _targets(text: str) -> list[int]:
+def _dependency_targets(text: str) -> list[int]:
+    """The jobs that a jobspec depends on; none if its dependencies are invalid."""
     if '"dependencies"' not in text:
         return []
     found = msgspec.json.decode(text)
@@ -474,5 +400,5 @@ def _targets(text: str) -> list[int]:
     try:
         depends, _ = parse_dependencies(system.get("dependencies") if isinstance(system, dict) else None)
     except PenstockError:
-        return []  # The scheduler refuses it with the reason.
+        return []  # The scheduler raises the error when the job is submitted.
     return [dependency.job for dependency in depends if dependency.job]

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
 
-from penstock.api.service import Answers, ServiceContext
+from penstock.api.responses import DatabaseInfo, InstanceSettings
+from penstock.api.service import InstanceService, ServiceContext
 from penstock.app.configuration import Configuration
 from penstock.app.identity import InstanceIdentity, claim, lock, write_identity
 from penstock.app.kube import KubeRuntime
@@ -147,7 +148,7 @@ async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
     retention = options.configuration.retention
     instance = Instance(runtime.settings, opened.store, runtime.backend, retention=retention)
     context = _service_context(options, identity, opened, runtime, stop)
-    app = create_app(Answers(instance, context))
+    app = create_app(InstanceService(instance, context))
     servers = [asyncio.create_task(serve(app, listening))]
     if tcp:
         guarded = BearerOnly(app, read_token(paths.token))
@@ -259,36 +260,38 @@ def _service_context(
     settings = options.configuration.settings
     began = time.time()
 
-    def database() -> dict[str, object]:
+    def database() -> DatabaseInfo:
         embedded = opened.embedded
         pid = embedded.pid() if embedded is not None else None
         is_up = embedded.is_running() if embedded is not None else True
-        return {
-            "pid": pid,
-            "embedded": embedded is not None,
-            "state": "up" if is_up else "away",
-            "server_version": str(POSTGRES_MAJOR) if embedded is not None else "",
-        }
+        return DatabaseInfo(
+            pid,
+            embedded=embedded is not None,
+            state="up" if is_up else "away",
+            server_version=str(POSTGRES_MAJOR) if embedded is not None else "",
+        )
+
+    def instance_settings() -> InstanceSettings:
+        return runtime.describe(
+            InstanceSettings(
+                policy=", ".join(dict.fromkeys(str(queue.backfill) for queue in settings.queues)),
+                match_policy=settings.match_policy,
+                queue_depth=settings.queue_depth,
+                forecast_depth=settings.forecast_depth,
+            )
+        )
 
     return ServiceContext(
-        identity={
-            "id": identity.id,
-            "version": version("penstock"),
-            "state": str(options.paths.state),
-            "started_at": began,
-            "backend": runtime.kind,
-        },
+        instance_id=identity.id,
+        version=version("penstock"),
+        state_dir=str(options.paths.state),
+        started_at=began,
+        backend=runtime.kind,
         agents=runtime.agents,
         database=database,
-        settings=lambda: {
-            "policy": ", ".join(dict.fromkeys(str(queue.backfill) for queue in settings.queues)),
-            "match_policy": settings.match_policy,
-            "queue_depth": settings.queue_depth,
-            "forecast_depth": settings.forecast_depth,
-            **runtime.facts(),
-        },
+        settings=instance_settings,
         output_paths=runtime.output_paths(),
         shutdown=stop,
         metrics=runtime.metrics,
-        takes_submissions=runtime.ends_tasks,
+        accepts_submissions=runtime.ends_tasks,
     )

@@ -19,6 +19,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from msgspec import structs
+
+from penstock.api.responses import AgentInfo, InstanceSettings
 from penstock.app.audit_snapshot import graph_reading
 from penstock.app.kube_options import KubeOptions
 from penstock.audit.api import read_api
@@ -100,17 +103,18 @@ class KubeRuntime:
     def backend(self) -> Backend:
         return self._backend
 
-    def agents(self) -> list[dict[str, object]]:
+    def agents(self) -> list[AgentInfo]:
         return []
 
-    def facts(self) -> dict[str, object]:
-        return {
-            "server": self._access.server,
-            "schedulers": list(self._options.settings.scheduler_names),
-            "leader": self._election.holder,
-            "is_leader": self._election.is_leader(),
-            "problem": self.problem(),
-        }
+    def describe(self, settings: InstanceSettings) -> InstanceSettings:
+        return structs.replace(
+            settings,
+            server=self._access.server,
+            schedulers=list(self._options.settings.scheduler_names),
+            leader=self._election.holder,
+            is_leader=self._election.is_leader(),
+            problem=self.problem(),
+        )
 
     def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
         return None

@@ -14,6 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
+from msgspec import structs
+
+from penstock.api.responses import AgentInfo, InstanceSettings
 from penstock.app.identity import InstanceIdentity
 from penstock.backends.local.backend import LocalBackend
 from penstock.backends.local.settings import LocalSettings
@@ -37,11 +40,11 @@ class Runtime(Protocol):
     @property
     def backend(self) -> Backend: ...
 
-    def agents(self) -> list[dict[str, object]]:
-        """The processes that stand for nodes, to be shown."""
+    def agents(self) -> list[AgentInfo]:
+        """The agent processes of the local backend; none with Kubernetes."""
 
-    def facts(self) -> dict[str, object]:
-        """What else is to be shown of it."""
+    def describe(self, settings: InstanceSettings) -> InstanceSettings:
+        """The settings with those of the backend added."""
 
     def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
         """Where a task's output is, if that is a file of ours."""
@@ -92,22 +95,23 @@ class LocalRuntime:
     def backend(self) -> Backend:
         return self._backend
 
-    def agents(self) -> list[dict[str, object]]:
+    def agents(self) -> list[AgentInfo]:
         return [
-            {
-                "node": one.node,
-                "rank": one.rank,
-                "pid": one.pid or None,
-                "state": "up" if one.state == "up" else "away",
-                "why": "" if one.state == "up" else one.state,
-                "tasks": one.tasks,
-            }
-            for one in self._backend.status()
+            AgentInfo(
+                node=agent.node,
+                rank=agent.rank,
+                pid=agent.pid or None,
+                state="up" if agent.state == "up" else "away",
+                why="" if agent.state == "up" else agent.state,
+                tasks=agent.tasks,
+            )
+            for agent in self._backend.status()
         ]
 
-    def facts(self) -> dict[str, object]:
+    def describe(self, settings: InstanceSettings) -> InstanceSettings:
         nodes, cores = self._identity.nodes, self._identity.cores
-        return {"oversubscribed": nodes * cores > cores_here(), "nodes": nodes, "cores": cores}
+        is_oversubscribed = nodes * cores > cores_here()
+        return structs.replace(settings, oversubscribed=is_oversubscribed, nodes=nodes, cores=cores)
 
     def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
         return self._backend.output_paths

@@ -15,6 +15,7 @@ import msgspec
 from starlette.responses import Response
 
 from penstock.api.errors import CanNeverRun, UnknownObject
+from penstock.api.responses import ErrorInfo, ErrorResponse
 from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
 
 __all__ = [
@@ -80,18 +81,15 @@ def error_response(error: Exception) -> Response:
     return response
 
 
-def error_document(error: Exception) -> dict[str, object]:
-    known = isinstance(error, PenstockError)
-    message = str(error) if known else "internal error; see the log of the instance"
-    facts = {name: str(getattr(error, name, "")) if known else "" for name in ("where", "found", "expected")}
-    return {
-        "error": {
-            "kind": type(error).__name__ if known else "Defect",
-            "summary": str(getattr(error, "summary", "")) or message,
-            **facts,
-            "message": message,
-        }
-    }
+def error_document(error: Exception) -> ErrorResponse:
+    if not isinstance(error, PenstockError):
+        message = "internal error; see the log of the instance"
+        return ErrorResponse(ErrorInfo("Defect", message, "", "", "", message))
+    message = str(error)
+    summary, where, found, expected = message, "", "", ""
+    if isinstance(error, BadRequest):
+        summary, where, found, expected = error.summary, error.where, error.found, error.expected
+    return ErrorResponse(ErrorInfo(type(error).__name__, summary, where, found, expected, message))
 
 
 def _status(error: PenstockError) -> int:

@@ -1,7 +1,7 @@
-"""Query parameters: a table for each endpoint, read strictly.
+"""Query parameters: a table for each endpoint, parsed strictly.
 
-A parameter that the endpoint does not know is an error that names those it knows, and so is one that is
-given twice: silence would answer another question than the one that was asked.
+An unknown parameter is an error that names the known ones, and a repeated parameter is an error too: ignoring
+either would answer a different request than the client meant.
 """
 
 from __future__ import annotations
@@ -13,140 +13,114 @@ from typing import Any, Final
 
 from starlette.datastructures import QueryParams
 
-from penstock.api.interface import ACTIVE, LIMIT_DEFAULT, JobsQuery
+from penstock.api.requests import ACTIVE, LIMIT_DEFAULT, JobsQuery, parse_results, parse_states
 from penstock.errors import BadRequest
 from penstock.model.job import JobState, Result
 from penstock.model.jobid import parse_jobid
 
-__all__ = ["JOBS_QUERY", "LIMIT_MAX", "Parameter", "jobs_query", "number", "parse_states", "read_query"]
+__all__ = ["JOBS_QUERY", "LIMIT_MAX", "Parameter", "flag", "jobs_query", "number", "read_query"]
 
 LIMIT_MAX: Final = 1_000_000
 _IDS_MAX: Final = 10_000
-_STATES: Final = {state.value.lower(): frozenset([state]) for state in JobState if state is not JobState.NEW}
-_STATES_MANY: Final = {
-    "pending": frozenset(state for state in JobState if state.is_pending),
-    "running": frozenset([JobState.RUN, JobState.CLEANUP]),
-    "active": ACTIVE,
-}
-_STATE_NAMES: Final = {**_STATES, **_STATES_MANY}
-_RESULTS: Final = {result.value.lower(): result for result in Result}
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     name: str
-    about: str
-    read: Callable[[str, str], Any]  # (name, text) -> value
+    description: str
+    parse: Callable[[str, str], Any]  # (name, text) -> value
     schema: Mapping[str, object]
 
 
 def read_query(given: QueryParams, known: Iterable[Parameter]) -> dict[str, Any]:
-    """The values of the parameters that were given and are not empty."""
+    """The values of the parameters that are given and not empty."""
     table = {parameter.name: parameter for parameter in known}
     values: dict[str, Any] = {}
-    seen: set[str] = set()
+    names: set[str] = set()
     for name, text in given.multi_items():
         parameter = table.get(name)
         if parameter is None:
-            names = ", ".join(table) or "no parameters at all"
-            raise BadRequest(
-                "unknown query parameter", where="query", found=repr(name), expected=f"one of {names}"
-            )
-        if name in seen:
+            expected = f"one of {', '.join(table)}" if table else "no query parameter"
+            raise BadRequest("unknown query parameter", where="query", found=repr(name), expected=expected)
+        if name in names:
             raise BadRequest("query parameter given twice", where=f"query {name}", found=repr(text))
-        seen.add(name)
+        names.add(name)
         if text:
-            values[name] = parameter.read(name, text)
+            values[name] = parameter.parse(name, text)
     return values
 
 
-def parse_states(words: Iterable[str], where: str) -> frozenset[JobState]:
-    found: frozenset[JobState] = frozenset()
-    for word in words:
-        states = _STATE_NAMES.get(word.strip().lower())
-        if states is None:
-            raise BadRequest(
-                "unknown state", where=where, found=repr(word), expected="any of " + ", ".join(_STATE_NAMES)
-            )
-        found |= states
-    return found
-
-
 def number(
-    name: str, about: str, *, least: float = 0, most: float = math.inf, whole: bool = False
+    name: str, description: str, *, least: float = 0, most: float = math.inf, whole: bool = False
 ) -> Parameter:
-    def read(name: str, text: str) -> float | int:
-        kind = "a whole number" if whole else "a number"
+    def parse(name: str, text: str) -> float | int:
         try:
             value = int(text) if whole else float(text)
         except ValueError:
             value = math.nan
         if not least <= value <= most or math.isinf(value):
-            limits = f"{kind} from {least:g}" + ("" if math.isinf(most) else f" to {most:g}")
+            noun = "a whole number" if whole else "a number"
+            expected = f"{noun} from {least:g}" + ("" if math.isinf(most) else f" to {most:g}")
             raise BadRequest(
-                "not a number in range", where=f"query {name}", found=repr(text), expected=limits
+                "not a number in range", where=f"query {name}", found=repr(text), expected=expected
             )
         return value
 
     schema: dict[str, object] = {"type": "integer" if whole else "number", "minimum": least}
-    return Parameter(name, about, read, schema if math.isinf(most) else {**schema, "maximum": most})
+    return Parameter(name, description, parse, schema if math.isinf(most) else {**schema, "maximum": most})
 
 
-def flag(name: str, about: str) -> Parameter:
-    def read(name: str, text: str) -> bool:
+def flag(name: str, description: str) -> Parameter:
+    def parse(name: str, text: str) -> bool:
         if text not in ("0", "1"):
             raise BadRequest("not a flag", where=f"query {name}", found=repr(text), expected="0 or 1")
         return text == "1"
 
-    return Parameter(name, about, read, {"type": "integer", "enum": [0, 1]})
+    return Parameter(name, description, parse, {"type": "integer", "enum": [0, 1]})
 
 
-def _text(name: str, about: str) -> Parameter:
-    return Parameter(name, about, lambda _, text: text, {"type": "string"})
+def _text(name: str, description: str) -> Parameter:
+    return Parameter(name, description, lambda _, text: text, {"type": "string"})
 
 
-def _read_states(name: str, text: str) -> frozenset[JobState]:
+def _parse_states(name: str, text: str) -> frozenset[JobState]:
     return parse_states(text.split(","), f"query {name}")
 
 
-def _read_results(name: str, text: str) -> frozenset[Result]:
-    found: set[Result] = set()
-    for word in text.split(","):
-        result = _RESULTS.get(word.strip().lower())
-        if result is None:
-            expected = "any of " + ", ".join(_RESULTS)
-            raise BadRequest("unknown result", where=f"query {name}", found=repr(word), expected=expected)
-        found.add(result)
-    return frozenset(found)
+def _parse_results(name: str, text: str) -> frozenset[Result]:
+    return parse_results(text.split(","), f"query {name}")
 
 
-def _read_ids(name: str, text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    if len(words) > _IDS_MAX:
+def _parse_ids(name: str, text: str) -> tuple[int, ...]:
+    ids = text.split(",")
+    if len(ids) > _IDS_MAX:
         raise BadRequest(
-            "too many ids", where=f"query {name}", found=str(len(words)), expected=f"at most {_IDS_MAX}"
+            "too many ids", where=f"query {name}", found=str(len(ids)), expected=f"at most {_IDS_MAX}"
         )
-    return tuple(parse_jobid(word) for word in words)
+    return tuple(parse_jobid(job_id) for job_id in ids)
 
 
-_WORDS: Final[Mapping[str, object]] = {"type": "string"}
+_LIST: Final[Mapping[str, object]] = {"type": "string"}
 
 JOBS_QUERY: Final = (
-    Parameter("states", "states, with commas between; also pending, running, active", _read_states, _WORDS),
+    Parameter("states", "states, separated by commas; also pending, running, active", _parse_states, _LIST),
     Parameter(
-        "results", "results, with commas between; adds inactive jobs that ended so", _read_results, _WORDS
+        "results",
+        "results, separated by commas; adds inactive jobs that have them",
+        _parse_results,
+        _LIST,
     ),
     _text("queue", "jobs of this queue"),
-    _text("name", "jobs of this name"),
+    _text("name", "jobs with this name"),
     _text("owner", "jobs of this user"),
     number("since", "inactive jobs only if they ended after this time (seconds since 1970)"),
-    number("limit", "at most so many jobs", least=0, most=LIMIT_MAX, whole=True),
-    Parameter("ids", "these jobs, with commas between, whatever their state", _read_ids, _WORDS),
+    number("limit", "the maximum number of jobs", least=0, most=LIMIT_MAX, whole=True),
+    Parameter("ids", "jobs with these ids, separated by commas, in any state", _parse_ids, _LIST),
 )
 
 
 def jobs_query(values: dict[str, Any]) -> JobsQuery:
-    """Without states and results: the active jobs, or, if ids are given, those in any state."""
+    """Without states and results: the active jobs, or the jobs in `ids` in any state."""
     states = values.get("states")
     results = values.get("results", frozenset())
     ids = values.get("ids")

@@ -1,27 +1,28 @@
-"""Server-sent events: an iterator of the service on one side, a reader that may leave on the other.
+"""Server-sent events: the items of an async generator, sent to a client that may disconnect.
 
-A comment line goes out every 15 seconds if there is nothing to say, so that both ends notice a dead
-connection. The reader's leaving is watched for all the time, because a stream that waits for the next
-event would otherwise never learn of it; the iterator is closed then. An error after the first byte cannot
-be a status any more and is sent as an event `error`, after which the stream ends.
+A comment line is sent after 15 seconds without an item, so that both ends notice a dead connection. The
+disconnect of the client is watched for all the time, because a stream that waits for its next item would
+otherwise never notice it; the generator is closed then. An error after the response has started cannot
+be a status any more: it is sent as an event `error`, and the stream ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Final, TypeAlias
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from penstock.api.responses import InstanceEvent, ResponseBody
 from penstock.web.errors import error_document
 
-__all__ = ["KEEP_ALIVE_S", "EventStream", "Frame", "encode_frame"]
+__all__ = ["KEEP_ALIVE_S", "EventStream", "Frame", "encode_frame", "frames"]
 
 KEEP_ALIVE_S: Final = 15.0
 
-Frame: TypeAlias = tuple[str, str, object]  # event name or "", id or "", document
+Frame: TypeAlias = tuple[str, str, object]  # event name or "", id or "", data
 
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -30,37 +31,49 @@ _HEADERS: Final = [
 ]
 
 
+async def frames(
+    items: AsyncGenerator[ResponseBody, None], names: Mapping[type[ResponseBody], str]
+) -> AsyncGenerator[Frame, None]:
+    """Each item with the event name of its type. The id of an instance event is its sequence number."""
+    try:
+        async for item in items:
+            number = str(item.seq) if isinstance(item, InstanceEvent) else ""
+            yield names[type(item)], number, item
+    finally:
+        await items.aclose()
+
+
 class EventStream:
-    """An ASGI answer that lasts as long as the iterator and the reader do."""
+    """An ASGI response that lasts until the generator ends or the client disconnects."""
 
     def __init__(self, frames: AsyncGenerator[Frame, None], keep_alive_s: float = KEEP_ALIVE_S) -> None:
         self._frames = frames
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope  # The answer is the same for every request.
-        gone = asyncio.create_task(_gone(receive))
+        del scope  # The response does not depend on the request.
+        disconnected = asyncio.create_task(_disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await _write(send, b": penstock\n\n")  # The reader sees at once that it is connected.
-            await self._pump(send, gone)
-            if not gone.done():
+            await _write(send, b": penstock\n\n")  # The client sees at once that it is connected.
+            await self._send_frames(send, disconnected)
+            if not disconnected.done():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:
-            pass  # The reader left while we wrote.
+            pass  # The client disconnected during a write.
         finally:
-            gone.cancel()
+            disconnected.cancel()
             await self._frames.aclose()
 
-    async def _pump(self, send: Send, gone: asyncio.Task[None]) -> None:
+    async def _send_frames(self, send: Send, disconnected: asyncio.Task[None]) -> None:
         upcoming: asyncio.Task[Frame | None] | None = None
         try:
             while True:
                 upcoming = upcoming or asyncio.create_task(_next(self._frames))
                 done, _ = await asyncio.wait(
-                    {upcoming, gone}, timeout=self._keep_alive_s, return_when=asyncio.FIRST_COMPLETED
+                    {upcoming, disconnected}, timeout=self._keep_alive_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                if gone in done:
+                if disconnected in done:
                     return
                 if not done:
                     await _write(send, b": still here\n\n")
@@ -82,9 +95,9 @@ class EventStream:
 
 
 def encode_frame(frame: Frame) -> bytes:
-    name, number, document = frame
+    name, number, data = frame
     head = (f"event: {name}\n" if name else "") + (f"id: {number}\n" if number else "")
-    return head.encode() + b"data: " + msgspec.json.encode(document) + b"\n\n"
+    return head.encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 async def _next(frames: AsyncGenerator[Frame, None]) -> Frame | None:
@@ -92,7 +105,7 @@ async def _next(frames: AsyncGenerator[Frame, None]) -> Frame | None:
     return await anext(frames, None)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

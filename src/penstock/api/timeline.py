@@ -1,0 +1,80 @@
+"""The timeline: which job occupies which node from when to when, in the past, now, reserved and forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from penstock.api.documents import job_start, timeline_spans
+from penstock.api.live_jobs import new_of
+from penstock.api.nodes import node_cores
+from penstock.api.requests import TimelineQuery
+from penstock.api.resource_counts import cores
+from penstock.api.responses import JobStartInfo, Timeline, TimelineNode, TimelineSpan
+from penstock.model.job import JobState
+from penstock.model.jobid import encode_jobid
+from penstock.sched.records import JobRow
+from penstock.sched.scheduler import Scheduler
+from penstock.sched.state import live_of
+
+__all__ = ["begin_of", "live_timeline", "with_history"]
+
+_PAST_S: Final = 60.0
+_FUTURE_S: Final = 60.0  # the least that is shown
+_FUTURE_S_MAX: Final = 60_000.0
+
+
+def begin_of(query: TimelineQuery, now: float) -> float:
+    return now - (query.since_s if query.since_s is not None else _PAST_S)
+
+
+def _end_of(query: TimelineQuery, nodes: Iterable[TimelineNode], now: float) -> float:
+    """The end that the query names, else the last known end of a span, within bounds."""
+    if query.until_s is not None:
+        return now + query.until_s
+    ends = [span.to for node in nodes for span in node.spans if span.to is not None]
+    return min(max([*ends, now + _FUTURE_S]), now + _FUTURE_S_MAX)
+
+
+def live_timeline(scheduler: Scheduler, now: float, begin: float) -> Timeline:
+    """The spans of active jobs; to be called through `Instance.query`."""
+    state = scheduler.state
+    known = sorted(state.cluster.nodes.items(), key=lambda item: item[1].rank)
+    nodes = {name: TimelineNode(name, node_cores(node), []) for name, node in known}
+    starts: list[JobStartInfo] = []
+    for job in state.jobs.values():
+        _add(nodes, starts, JobRow(new_of(job), live_of(job)), now)
+    for job_id, planned in state.planned_starts.items():
+        pending = state.jobs.get(job_id)
+        if pending is None or pending.state is not JobState.SCHED:
+            continue
+        for name, milli in planned.cores_milli:
+            if name in nodes:
+                span = TimelineSpan(
+                    job=encode_jobid(job_id),
+                    name=pending.spec.name,
+                    from_=float(planned.start_s),
+                    to=None if planned.end_s is None else float(planned.end_s),
+                    kind="reserved" if planned.is_reservation else "forecast",
+                    cores=cores(milli),
+                )
+                nodes[name].spans.append(span)
+    return Timeline(now, begin, now, list(nodes.values()), starts)
+
+
+def with_history(timeline: Timeline, history: Iterable[JobRow], query: TimelineQuery, now: float) -> Timeline:
+    """A live timeline with the spans of inactive jobs added."""
+    nodes = {node.name: node for node in timeline.nodes}
+    for row in history:
+        _add(nodes, timeline.starts, row, now)
+    end = _end_of(query, timeline.nodes, now)
+    return Timeline(timeline.now, timeline.from_, end, timeline.nodes, timeline.starts)
+
+
+def _add(nodes: dict[str, TimelineNode], starts: list[JobStartInfo], row: JobRow, now: float) -> None:
+    for name, span in timeline_spans(row.new, row.live, now).items():
+        if name in nodes:
+            nodes[name].spans.append(span)
+    start = job_start(row.new, row.live)
+    if start is not None:
+        starts.append(start)
