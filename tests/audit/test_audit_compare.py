@@ -182,7 +182,7 @@ def test_more_than_a_member_uses_is_a_hold_too_many() -> None:
 
 def test_what_keeps_pods_apart_is_known_to_the_graph_alone() -> None:
     triple = example()
-    kind = "apart/default/app=db"
+    kind = "anti-affinity/default/app=db"
     for name, node in triple.graph_nodes.items():
         triple.graph_nodes[name] = replace(node, capacity={**node.capacity, kind: 1024})
     for uid, assignment in triple.graph_members.items():

@@ -16,7 +16,7 @@ from penstock.kube.types import (
     PodStatus,
     ResourceRequirements,
 )
-from penstock.podspec.pod_resources import use_of
+from penstock.podspec.pod_resources import pod_usage
 
 KINDS = ("cpu", "memory", "ephemeral-storage", "hugepages-2Mi", "example.com/gpu", "unheard-of")
 QUANTITIES = ("0", "1", "2", "100m", "1500m", "500u", "1n", "1Gi", "1.5Gi", "3e2", "0.1")
@@ -79,5 +79,5 @@ def pods(draw: st.DrawFn) -> Pod:
 
 @given(pods())
 def test_driver_and_auditor_agree_on_what_a_pod_uses(pod: Pod) -> None:
-    told = {kind: units for kind, units in use_of(pod) if not kind.startswith(GRAPH_ALONE)}
+    told = {kind: units for kind, units in pod_usage(pod) if not kind.startswith(GRAPH_ALONE)}
     assert told == pod_amounts(pod)

@@ -7,18 +7,14 @@ from dataclasses import dataclass, field, replace
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import (
-    BatchJob,
-    Deployment,
     KubeObject,
     Node,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
     PodGroup,
-    ReplicaSet,
-    StatefulSet,
+    UnstructuredObject,
 )
-from penstock.podspec.grouping import controller_of
 from penstock.protocol.facts import (
     ExternalUsageGone,
     ExternalUsageSet,
@@ -32,13 +28,14 @@ from penstock.protocol.facts import (
     WorkloadGone,
     WorkloadSet,
 )
+from tests.backends.kube_objects import as_controller
 
 NOW = 2000.0
 GROUP = "penstock.dev/group"
 SIZE = "penstock.dev/group-size"
 
 
-def mirror_of(*objects: KubeObject) -> ClusterCache:
+def cache_of(*objects: KubeObject) -> ClusterCache:
     cache = ClusterCache(KubeSettings())
     for one in objects:
         put(cache, one)
@@ -49,20 +46,20 @@ def put(cache: ClusterCache, one: KubeObject, *, gone: bool = False) -> None:
     """What a watch of the object's kind does."""
     match one:
         case Pod():
-            (cache.pod_gone if gone else cache.pod_set)(one)
+            (cache.remove_pod if gone else cache.set_pod)(one)
         case Node():
-            (cache.node_gone if gone else cache.node_set)(one)
-        case BatchJob() | ReplicaSet() | StatefulSet() | Deployment():
+            (cache.remove_node if gone else cache.set_node)(one)
+        case UnstructuredObject():
             if gone:
-                cache.controller_gone(one.metadata.uid)
+                cache.remove_controller(one.metadata.uid)
             else:
-                cache.controller_set(controller_of(one))
+                cache.set_controller(as_controller(one))
         case PodGroup():
-            cache.pod_group_set(one, gone=gone)
+            cache.set_pod_group(one, gone=gone)
         case PersistentVolumeClaim():
-            cache.claim_set(one, gone=gone)
+            cache.set_claim(one, gone=gone)
         case PersistentVolume():
-            cache.volume_set(one, gone=gone)
+            cache.set_volume(one, gone=gone)
         case _:
             raise AssertionError(one)
 

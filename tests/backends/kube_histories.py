@@ -8,9 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.backends.kube.cache import GROUP_INADMISSIBLE, ClusterCache, Problem
+from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import KubeObject, Node, Pod
+from penstock.podspec.problems import GROUP_INADMISSIBLE, PodProblem
 from penstock.protocol.facts import Fact, IntentResult, Outcome
 from penstock.protocol.intents import Assignment, Intent, Place, StatusUpdate, WorkloadStatus
 from penstock.sched.records import Recorded
@@ -189,7 +190,7 @@ class Cluster:
     def tell(self, status_updates: tuple[StatusUpdate, ...]) -> None:
         for update in status_updates:
             if update.status is WorkloadStatus.INADMISSIBLE:
-                self.cache.mark_inadmissible(update.workload, Problem(GROUP_INADMISSIBLE, update.reason))
+                self.cache.mark_inadmissible(update.workload, PodProblem(GROUP_INADMISSIBLE, update.reason))
 
     def carry_out(self, intents: tuple[Intent, ...]) -> None:
         if self.is_slow:

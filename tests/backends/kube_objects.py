@@ -8,18 +8,17 @@ from typing import Any
 import msgspec
 
 from penstock.kube.types import (
-    BatchJob,
-    Deployment,
     NativePodGroup,
     Node,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
     PodGroup,
-    ReplicaSet,
-    StatefulSet,
+    UnstructuredObject,
 )
-from penstock.podspec.grouping import JOB_ANNOTATION
+from penstock.podspec.controller_kinds import require_controller_kind
+from penstock.podspec.controllers import Controller, controller_of
+from penstock.podspec.keys import JOB_ANNOTATION
 
 GROUPS = {"Job": "batch/v1", "ReplicaSet": "apps/v1", "StatefulSet": "apps/v1", "Deployment": "apps/v1"}
 Said = dict[str, str] | None
@@ -103,6 +102,14 @@ def template(labels: Said = None, notes: Said = None, scheduler: str = "penstock
     return {"metadata": {"labels": labels, "annotations": notes}, "spec": {"schedulerName": scheduler}}
 
 
+def unstructured(kind: str, raw: dict[str, Any]) -> UnstructuredObject:
+    return msgspec.convert({"apiVersion": GROUPS[kind], "kind": kind, **raw}, UnstructuredObject)
+
+
+def as_controller(found: UnstructuredObject) -> Controller:
+    return controller_of(require_controller_kind(found.api_version, found.kind), found)
+
+
 def job(
     name: str = "train",
     *,
@@ -114,7 +121,7 @@ def job(
     labels: Said = None,
     notes: Said = None,
     **spec: Any,
-) -> BatchJob:
+) -> UnstructuredObject:
     status: dict[str, Any] = {"succeeded": succeeded}
     if over:
         status["conditions"] = [{"type": over, "status": "True"}]
@@ -122,7 +129,7 @@ def job(
         status["startTime"] = time_text(started)
     whole = {"parallelism": wants, "completions": wants, "template": of or template(), **spec}
     raw = {"metadata": metadata(name, labels=labels, notes=notes), "spec": whole, "status": status}
-    return msgspec.convert(raw, BatchJob)
+    return unstructured("Job", raw)
 
 
 def replica_set(
@@ -133,25 +140,25 @@ def replica_set(
     of: dict[str, Any] | None = None,
     labels: Said = None,
     notes: Said = None,
-) -> ReplicaSet:
+) -> UnstructuredObject:
     more = {"ownerReferences": owned_by("Deployment", deployment)} if deployment else {}
     raw = {
         "metadata": metadata(name, labels=labels, notes=notes, **more),
         "spec": {"replicas": wants, "template": of or template()},
     }
-    return msgspec.convert(raw, ReplicaSet)
+    return unstructured("ReplicaSet", raw)
 
 
 def stateful_set(
     name: str = "db", *, wants: int = 3, parallel: bool = False, labels: Said = None
-) -> StatefulSet:
+) -> UnstructuredObject:
     policy = "Parallel" if parallel else "OrderedReady"
     spec = {"replicas": wants, "podManagementPolicy": policy, "template": template()}
-    return msgspec.convert({"metadata": metadata(name, labels=labels), "spec": spec}, StatefulSet)
+    return unstructured("StatefulSet", {"metadata": metadata(name, labels=labels), "spec": spec})
 
 
-def deployment(name: str = "web", *, labels: Said = None, notes: Said = None) -> Deployment:
-    return msgspec.convert({"metadata": metadata(name, labels=labels, notes=notes)}, Deployment)
+def deployment(name: str = "web", *, labels: Said = None, notes: Said = None) -> UnstructuredObject:
+    return unstructured("Deployment", {"metadata": metadata(name, labels=labels, notes=notes)})
 
 
 def node(name: str = "n1", *, cpu: str = "4", ready: bool = True, **more: Any) -> Node:

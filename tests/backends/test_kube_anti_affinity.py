@@ -8,19 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.backends.kube.anti_affinity import FOREIGN, SPAN, AntiAffinity
+from penstock.backends.kube.anti_affinity import UNITS, AntiAffinityTracker
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import Pod, PodAffinityTerm
 from penstock.podspec.anti_affinity import rule_of
 from penstock.protocol.facts import MemberSet, NodeSet
-from tests.backends.kube_caches import NOW, mirror_of, put, told
+from tests.backends.kube_caches import NOW, cache_of, put, told
 from tests.backends.kube_histories import Cluster
 from tests.backends.kube_objects import apart_from, deployment, node, owned_by, pod, replica_set, stateful_set
 from tests.costs import instructions
 
 DB = {"app": "db"}
-KIND = "apart/default/app=db"
+KIND = "anti-affinity/default/app=db"
 
 
 def carrier(name: str, *selectors: dict[str, Any], labels: dict[str, str] | None = None, **more: Any) -> Pod:
@@ -57,18 +57,18 @@ def rules_of(found: Pod) -> list[Any]:
     ],
 )
 def test_a_rule_is_a_kind_that_people_can_read(selector: dict[str, Any], text: str) -> None:
-    anti_affinity = AntiAffinity()
+    anti_affinity = AntiAffinityTracker()
     for name in "ab":
-        anti_affinity.note(name, carrier(name, selector), name)
-    assert anti_affinity.kinds() == {f"apart/default/{text}": SPAN}
+        anti_affinity.set(name, carrier(name, selector), name)
+    assert anti_affinity.node_resources() == {f"anti-affinity/default/{text}": UNITS}
 
 
 def test_what_is_long_or_odd_is_shortened_and_stays_different() -> None:
-    anti_affinity = AntiAffinity()
+    anti_affinity = AntiAffinityTracker()
     odd = [expressed(("app", "In", [value])) for value in ("\n", "\t", 90 * "x", 91 * "x")]
     for name in "ab":
-        anti_affinity.note(name, carrier(name, *odd), name)
-    kinds = list(anti_affinity.kinds())
+        anti_affinity.set(name, carrier(name, *odd), name)
+    kinds = list(anti_affinity.node_resources())
     assert len(set(kinds)) == 4
     assert all(len(kind) < 110 and kind.isprintable() for kind in kinds)
 
@@ -98,12 +98,12 @@ def brute(pods: dict[str, tuple[Pod, str]]) -> tuple[set[str], dict[str, set[tup
             if rule.selects(one.metadata.labels or {}):
                 uses[uid] = 1
             if one.spec.affinity and rule in rules_of(one):
-                uses[uid] = SPAN
+                uses[uid] = UNITS
         if len({pods[uid][1] for uid in uses}) > 1:
-            alone = AntiAffinity()
-            alone.note("a", carrier("a", expressed(*map(_plain, rule.tests)), namespace=rule.namespace), "a")
-            alone.note("b", carrier("b", expressed(*map(_plain, rule.tests)), namespace=rule.namespace), "b")
-            (kind,) = alone.kinds()
+            alone = AntiAffinityTracker()
+            alone.set("a", carrier("a", expressed(*map(_plain, rule.tests)), namespace=rule.namespace), "a")
+            alone.set("b", carrier("b", expressed(*map(_plain, rule.tests)), namespace=rule.namespace), "b")
+            (kind,) = alone.node_resources()
             kinds.add(kind)
             for uid, units in uses.items():
                 amounts[uid].add((kind, units))
@@ -133,38 +133,38 @@ def random_pod(chance: random.Random, name: str, **more: Any) -> Pod:
 @pytest.mark.parametrize("seed", range(30))
 def test_what_is_kept_is_what_all_pods_say(seed: int) -> None:
     chance = random.Random(seed)
-    anti_affinity, pods = AntiAffinity(), dict[str, tuple[Pod, str]]()
+    anti_affinity, pods = AntiAffinityTracker(), dict[str, tuple[Pod, str]]()
     crossed = 0
     for _ in range(150):
         uid = f"p{chance.randrange(12)}"
         if chance.random() < 0.4:
-            anti_affinity.note(uid, None, FOREIGN)
+            anti_affinity.remove(uid)
             pods.pop(uid, None)
         else:
             one = random_pod(chance, uid, namespace="other" if uid in ("p1", "p2", "p3", "p4") else "default")
             pods[uid] = one, chance.choice(["", "w1", "w2"])
-            anti_affinity.note(uid, *pods[uid])
-        before = {one: set(anti_affinity.amounts(one)) for one in pods}
+            anti_affinity.set(uid, *pods[uid])
+        before = {one: set(anti_affinity.usage(one)) for one in pods}
         kinds, amounts = brute(pods)
-        assert set(anti_affinity.kinds()) == kinds
+        assert set(anti_affinity.node_resources()) == kinds
         assert before == amounts
         crossed += len(kinds)
     assert crossed
     for uid in pods:
-        anti_affinity.note(uid, None, FOREIGN)
-    assert not anti_affinity.kinds()
+        anti_affinity.remove(uid)
+    assert not anti_affinity.node_resources()
     anti_affinity.take_dirty()
     assert not any(vars(anti_affinity).values()), "nothing is left of pods that are gone"
 
 
 def test_who_begins_to_cross_is_told_and_who_ceases_too() -> None:
-    cache = mirror_of(node("n1"), carrier("a"), pod("web", labels={"app": "web"}))
+    cache = cache_of(node("n1"), carrier("a"), pod("web", labels={"app": "web"}))
     told(cache)
     put(cache, pod("b", labels=DB))
     facts = told(cache)
     assert isinstance(facts[0], NodeSet), "what is asked for is there before it is"
     asked = {fact.member: dict(fact.requests).get(KIND) for fact in facts if isinstance(fact, MemberSet)}
-    assert asked == {"uid-a": SPAN, "uid-b": 1}
+    assert asked == {"uid-a": UNITS, "uid-b": 1}
     put(cache, carrier("a"), gone=True)
     facts = told(cache)
     assert {fact.member: fact.requests for fact in facts if isinstance(fact, MemberSet)} == {
@@ -177,13 +177,13 @@ def test_who_begins_to_cross_is_told_and_who_ceases_too() -> None:
 def test_a_rule_within_one_work_needs_no_kind() -> None:
     mine = {"job-name": "train"}
     pods = [carrier(name, mine, labels=mine, owner=owned_by("Job", "train")) for name in "abc"]
-    cache = mirror_of(node("n1"), *pods)  # also before their Job is heard of
+    cache = cache_of(node("n1"), *pods)  # also before their Job is heard of
     assert not any(KIND in str(fact) for fact in told(cache))
-    assert all("apart/" not in str(one) for one in cache.snapshot(NOW).nodes)
+    assert all("anti-affinity/" not in str(one) for one in cache.snapshot(NOW).nodes)
 
 
 def test_what_is_on_a_node_uses_the_kind_whoever_has_placed_it() -> None:
-    cache = mirror_of(
+    cache = cache_of(
         carrier("ours", node="n1", placed=True),
         carrier("theirs", node="n2", ours=False),
         pod("selected", node="n2", ours=False, labels=DB),
@@ -191,16 +191,16 @@ def test_what_is_on_a_node_uses_the_kind_whoever_has_placed_it() -> None:
         carrier("waits-for-others", ours=False),
     )
     found = cache.snapshot(NOW)
-    assert {one.member: dict(one.usage)[KIND] for one in found.statuses} == {"uid-ours": SPAN}
+    assert {one.member: dict(one.usage)[KIND] for one in found.statuses} == {"uid-ours": UNITS}
     assert {one.key: dict(one.usage)[KIND] for one in found.external_usage} == {
-        "uid-theirs": SPAN,
+        "uid-theirs": UNITS,
         "uid-selected": 1,
     }
-    assert cache.seen(carrier("ours", node="n1", placed=True), NOW).usage == found.statuses[0].usage
+    assert cache.member_status(carrier("ours", node="n1", placed=True), NOW).usage == found.statuses[0].usage
 
 
 def test_others_among_themselves_need_no_kind() -> None:
-    cache = mirror_of(carrier("a", node="n1", ours=False), carrier("b", node="n2", ours=False))
+    cache = cache_of(carrier("a", node="n1", ours=False), carrier("b", node="n2", ours=False))
     assert all(KIND not in dict(one.usage) for one in cache.snapshot(NOW).external_usage)
 
 
@@ -350,12 +350,12 @@ def test_a_pod_in_a_rule_costs_the_same_among_ten_times_as_many() -> None:
 def _costs(pods: int) -> dict[str, int]:
     """A rule that crosses and selects a tenth of all pods, and a rule by its own name for each Job."""
     cache = ClusterCache(KubeSettings())
-    cache.nodes_listed([node("n1", cpu="64")])
+    cache.replace_nodes([node("n1", cpu="64")])
     waiting = [carrier(f"c{number}") for number in range(pods // 10)]
     for number in range(pods):
         mine = {"job-name": f"j{number // 10}"}
         waiting.append(carrier(f"p{number}", mine, labels=mine, owner=owned_by("Job", f"j{number // 10}")))
-    cache.pods_listed(waiting)
+    cache.replace_pods(waiting)
     assert KIND in str(cache.snapshot(NOW).nodes)
     late = {"job-name": "late"}
     changes = {
@@ -376,10 +376,10 @@ def _costs(pods: int) -> dict[str, int]:
 
 def test_who_has_nothing_to_do_with_rules_pays_nothing_for_them() -> None:
     def cost(rules: int) -> int:
-        anti_affinity = AntiAffinity()
+        anti_affinity = AntiAffinityTracker()
         for number in range(rules):
-            anti_affinity.note(f"c{number}", carrier(f"c{number}", {"app": f"a{number}"}), f"w{number}")
+            anti_affinity.set(f"c{number}", carrier(f"c{number}", {"app": f"a{number}"}), f"w{number}")
         plain = pod("plain", labels={"team": "x"})
-        return instructions(lambda: anti_affinity.note("plain", plain, "w"))
+        return instructions(lambda: anti_affinity.set("plain", plain, "w"))
 
     assert cost(200) <= 1.05 * cost(2)

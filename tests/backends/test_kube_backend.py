@@ -19,7 +19,7 @@ from penstock.errors import Unavailable
 from penstock.kube.errors import NotFound
 from penstock.kube.resources import JOBS
 from penstock.kube.watch import Deleted, Upserted
-from penstock.podspec.grouping import DEADLINE_SET_ANNOTATION, JOB_ANNOTATION
+from penstock.podspec.keys import DEADLINE_SET_ANNOTATION, JOB_ANNOTATION
 from penstock.protocol.facts import (
     Fact,
     IntentResult,
@@ -240,7 +240,7 @@ def test_a_group_that_runs_keeps_its_deadline_though_a_late_pod_waits(run: Run) 
 
 
 def test_what_pauses_over_a_refresh_is_not_doubled_by_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_AGAIN_S", 0.02)
+    monkeypatch.setattr(executor, "_RETRY_S", 0.02)
     life = Life(Server(nodes=[node("n1")], pods=[pod("a", node="n1", placed=True)]))
     life.client.answers["delete"] = [Unavailable("away")] * 10
     end = End(1, 77, ("uid-a",), 15, 1.0, EndReason.CANCEL)
@@ -302,14 +302,14 @@ def test_what_was_told_to_pods_is_forgotten_with_them(run: Run) -> None:
     async def scenario() -> None:
         teller = life.backend._condition_writer
         async with life.running():
-            await life.until(lambda: len(teller._told) == 3)
+            await life.until(lambda: len(teller._written) == 3)
             life.server.receivers["pods"](Deleted(pods[0]))
             life.server.receivers["pods"](Upserted(pod("b", labels=bad, node="n1")))
-            assert list(teller._told) == ["uid-c"]
+            assert list(teller._written) == ["uid-c"]
             life.server.objects["pods"] = []
             life.backend.refresh()
             await life.until(lambda: len(life.snapshots()) == 2)
-            assert not teller._told
+            assert not teller._written
 
     run(life, scenario)
 
@@ -337,7 +337,7 @@ def test_pods_of_a_maker_that_is_gone_are_not_started(run: Run) -> None:
         async with life.running():
             await life.until(life.snapshots)
             problems = life.backend.cache.problems
-            await life.until(lambda: problems["uid-a"].reason == "OwnerGone")
+            await life.until(lambda: problems["uid-a"].reason == "OwnerNotFound")
             await life.until(lambda: "event" in life.client.verbs())
 
     run(life, scenario)

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.backends.kube.cache import GROUP_INADMISSIBLE, Problem
 from penstock.kube.types import Pod
-from penstock.podspec.grouping import controller_of
+from penstock.podspec.problems import GROUP_INADMISSIBLE, PodProblem
 from penstock.protocol.facts import (
     ExternalUsageGone,
     ExternalUsageSet,
@@ -21,8 +20,9 @@ from penstock.protocol.facts import (
     WorkloadGone,
     WorkloadSet,
 )
-from tests.backends.kube_caches import GROUP, NOW, SIZE, mirror_of, put, told
+from tests.backends.kube_caches import GROUP, NOW, SIZE, cache_of, put, told
 from tests.backends.kube_objects import (
+    as_controller,
     claim,
     job,
     native_group,
@@ -38,7 +38,7 @@ KILLED = {"exitCode": 137, "reason": "OOMKilled"}
 
 
 def test_a_heartbeat_is_no_fact() -> None:
-    cache = mirror_of(node("n1"), pod("a"))
+    cache = cache_of(node("n1"), pod("a"))
     assert len(told(cache)) == 3
     put(cache, node("n1", resourceVersion="2"))
     put(cache, pod("a", resourceVersion="2"))
@@ -46,7 +46,7 @@ def test_a_heartbeat_is_no_fact() -> None:
 
 
 def test_a_pod_that_others_have_bound_is_a_hold_and_no_member() -> None:
-    cache = mirror_of(pod("a"))
+    cache = cache_of(pod("a"))
     told(cache)
     put(cache, pod("a", node="n1"))
     hold = ExternalUsageSet("uid-a", "n1", (("cpu", 1000), ("pods", 1)), name="default/a")
@@ -56,7 +56,7 @@ def test_a_pod_that_others_have_bound_is_a_hold_and_no_member() -> None:
 
 
 def test_a_pod_that_we_have_bound_is_observed_until_it_is_gone() -> None:
-    cache = mirror_of(pod("a"))
+    cache = cache_of(pod("a"))
     told(cache)
     put(cache, pod("a", node="n1", placed=True))
     (placed,) = told(cache)
@@ -69,7 +69,7 @@ def test_a_pod_that_we_have_bound_is_observed_until_it_is_gone() -> None:
 
 
 def test_one_that_loses_the_mark_of_our_binding_becomes_a_hold() -> None:
-    cache = mirror_of(pod("a", node="n1", placed=True))
+    cache = cache_of(pod("a", node="n1", placed=True))
     told(cache)
     put(cache, pod("a", node="n1"))
     assert {type(fact) for fact in told(cache)} == {ExternalUsageSet, MemberGone, WorkloadGone}
@@ -77,7 +77,7 @@ def test_one_that_loses_the_mark_of_our_binding_becomes_a_hold() -> None:
 
 def test_what_runs_on_a_node_that_is_back_is_told_again() -> None:
     """With the node all that ran there was over for the scheduler: it would give its units away twice."""
-    cache = mirror_of(
+    cache = cache_of(
         node("n1"), node("n2"), pod("a", node="n1", placed=True), pod("b", node="n2", placed=True)
     )
     told(cache)
@@ -91,7 +91,7 @@ def test_what_runs_on_a_node_that_is_back_is_told_again() -> None:
 
 def test_pods_of_a_job_that_was_deleted_are_not_started_one_by_one() -> None:
     owner = owned_by("Job", "train")
-    cache = mirror_of(job("train"), pod("a", owner=owner), pod("b", owner=owner))
+    cache = cache_of(job("train"), pod("a", owner=owner), pod("b", owner=owner))
     assert [fact.workload for fact in told(cache) if isinstance(fact, MemberSet)] == [
         "default/job/train/uid-train"
     ] * 2
@@ -100,35 +100,35 @@ def test_pods_of_a_job_that_was_deleted_are_not_started_one_by_one() -> None:
     assert not any(isinstance(fact, MemberSet) for fact in facts)
     assert MemberGone("uid-a") in facts
     assert facts[-1] == WorkloadGone("default/job/train/uid-train")
-    assert cache.problems["uid-a"].reason == "OwnerGone"
+    assert cache.problems["uid-a"].reason == "OwnerNotFound"
     assert cache.missing_controllers() == {}, "nobody is asked for who is known not to be there"
 
 
 def test_labels_that_change_do_not_bring_a_lost_owner_back() -> None:
-    cache = mirror_of(pod("a", owner=owned_by("Job", "train")))
+    cache = cache_of(pod("a", owner=owned_by("Job", "train")))
     told(cache)
-    cache.controller_absent("uid-train")
+    cache.mark_controller_absent("uid-train")
     told(cache)
     put(cache, pod("a", owner=owned_by("Job", "train"), labels={GROUP: "ring"}))
     told(cache)
-    assert cache.problems["uid-a"].reason == "OwnerGone"
+    assert cache.problems["uid-a"].reason == "OwnerNotFound"
 
 
 def test_a_maker_that_is_read_late_does_not_come_back_to_life() -> None:
-    cache = mirror_of(pod("a", owner=owned_by("Job", "train")))
+    cache = cache_of(pod("a", owner=owned_by("Job", "train")))
     told(cache)
     put(cache, job("train"), gone=True)  # It was never heard of, and its end was.
-    cache.controller_read(controller_of(job("train")))
+    cache.set_controller_from_read(as_controller(job("train")))
     told(cache)
-    assert cache.problems["uid-a"].reason == "OwnerGone"
-    cache.controller_read(controller_of(job("nobody-asked")))
+    assert cache.problems["uid-a"].reason == "OwnerNotFound"
+    cache.set_controller_from_read(as_controller(job("nobody-asked")))
     assert told(cache) == []
 
 
 def test_a_work_lives_while_somebody_wants_to_make_pods_for_it() -> None:
     """Between two pods of a Job there are none: also a new life has to know that more will come."""
     owner = owned_by("Job", "train")
-    cache = mirror_of(job("train", wants=1), pod("a", owner=owner, node="n1", placed=True, phase="Running"))
+    cache = cache_of(job("train", wants=1), pod("a", owner=owner, node="n1", placed=True, phase="Running"))
     told(cache)
     put(cache, pod("a", owner=owner, node="n1", placed=True, phase="Failed"))
     put(cache, pod("a"), gone=True)
@@ -141,18 +141,20 @@ def test_a_work_lives_while_somebody_wants_to_make_pods_for_it() -> None:
 
 
 def test_an_ordered_stateful_set_keeps_no_work_alive() -> None:
-    assert mirror_of(stateful_set("db")).snapshot(NOW).workloads == ()
-    assert len(mirror_of(stateful_set("db", parallel=True)).snapshot(NOW).workloads) == 1
+    assert cache_of(stateful_set("db")).snapshot(NOW).workloads == ()
+    assert len(cache_of(stateful_set("db", parallel=True)).snapshot(NOW).workloads) == 1
 
 
 def test_a_group_that_was_given_up_is_tried_again_when_somebody_comes() -> None:
     owner = owned_by("Job", "train")
-    cache = mirror_of(job("train"), pod("a", owner=owner), pod("b", owner=owner))
+    cache = cache_of(job("train"), pod("a", owner=owner), pod("b", owner=owner))
     told(cache)
-    cache.mark_inadmissible("default/job/train/uid-train", Problem(GROUP_INADMISSIBLE, "they did not come"))
+    cache.mark_inadmissible(
+        "default/job/train/uid-train", PodProblem(GROUP_INADMISSIBLE, "they did not come")
+    )
     assert told(cache) == [MemberGone("uid-a"), MemberGone("uid-b")]
-    assert cache.take_news()["uid-a"] == Problem(GROUP_INADMISSIBLE, "they did not come")
-    other = mirror_of(job("train"), pod("a", owner=owner), pod("b", owner=owner))
+    assert cache.take_problem_changes()["uid-a"] == PodProblem(GROUP_INADMISSIBLE, "they did not come")
+    other = cache_of(job("train"), pod("a", owner=owner), pod("b", owner=owner))
     other.inherit(cache)
     assert other.snapshot(NOW).members == ()
     put(cache, pod("c", owner=owner))
@@ -172,14 +174,14 @@ def test_a_group_that_was_given_up_says_so_after_a_restart() -> None:
     }
     labels = {GROUP: "ring", SIZE: "2"}
     pods = [pod(name, labels=labels, status={"conditions": [said]}) for name in "ab"]
-    assert mirror_of(*pods).snapshot(NOW).members == ()
-    assert len(mirror_of(*pods, pod("c", labels=labels)).snapshot(NOW).members) == 3
+    assert cache_of(*pods).snapshot(NOW).members == ()
+    assert len(cache_of(*pods, pod("c", labels=labels)).snapshot(NOW).members) == 3
 
 
 def test_a_claim_and_its_volume_wake_those_who_wait_for_them() -> None:
-    cache = mirror_of(pod("a", claim="c"))
+    cache = cache_of(pod("a", claim="c"))
     told(cache)
-    assert cache.problems["uid-a"].text == "volume claim c does not exist"
+    assert cache.problems["uid-a"].message == "PersistentVolumeClaim c does not exist"
     put(cache, claim("c", volume="v"))
     assert told(cache) == []
     put(cache, volume("v", zone="z1"))
@@ -190,14 +192,14 @@ def test_a_claim_and_its_volume_wake_those_who_wait_for_them() -> None:
 
 def test_a_pod_group_wakes_those_who_wait_for_it() -> None:
     spec = {"schedulingGroup": {"podGroupName": "ring"}}
-    cache = mirror_of(pod("a", spec=spec), pod("b", labels={"scheduling.x-k8s.io/pod-group": "ring"}))
+    cache = cache_of(pod("a", spec=spec), pod("b", labels={"scheduling.x-k8s.io/pod-group": "ring"}))
     told(cache)
-    assert cache.problems["uid-a"].reason == "NoPodGroup"
+    assert cache.problems["uid-a"].reason == "PodGroupNotFound"
     put(cache, pod_group("ring", 3))
     facts = told(cache)
     assert [fact.member for fact in facts if isinstance(fact, MemberSet)] == ["uid-b"]
     assert [fact.size for fact in facts if isinstance(fact, WorkloadSet)] == [3]
-    cache.native_group_set(native_group("ring", 4))
+    cache.set_native_group(native_group("ring", 4))
     facts = told(cache)
     assert [fact.member for fact in facts if isinstance(fact, MemberSet)] == ["uid-a"]
     assert cache.native_group("default/podgroup/ring") == "default/ring"
@@ -207,7 +209,7 @@ def test_apart_from_its_like_means_distinct_nodes_for_the_work() -> None:
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "x"}}}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     spec = {"affinity": {"podAntiAffinity": required}}
-    (workload,) = mirror_of(pod("a", labels={"app": "x"}, spec=spec)).snapshot(NOW).workloads
+    (workload,) = cache_of(pod("a", labels={"app": "x"}, spec=spec)).snapshot(NOW).workloads
     assert workload.distinct_nodes
 
 
@@ -218,7 +220,7 @@ def test_a_node_has_a_host_port_while_somebody_asks_for_it() -> None:
         container = {"name": "main", "ports": [{"containerPort": 80, "hostPort": 80}]}
         return pod(name, spec={"containers": [container]}, **more)
 
-    cache = mirror_of(node("n1"), asks("a"), asks("b"))
+    cache = cache_of(node("n1"), asks("a"), asks("b"))
     kinds = [
         capacity.resource for fact in told(cache) if isinstance(fact, NodeSet) for capacity in fact.capacity
     ]
@@ -236,22 +238,22 @@ def test_a_node_has_a_host_port_while_somebody_asks_for_it() -> None:
 
 
 def test_problems_are_news_once() -> None:
-    cache = mirror_of(pod("a", labels={SIZE: "x"}))
+    cache = cache_of(pod("a", labels={SIZE: "x"}))
     told(cache)
-    assert list(cache.take_news()) == ["uid-a"]
+    assert list(cache.take_problem_changes()) == ["uid-a"]
     put(cache, pod("a", labels={SIZE: "x"}, resourceVersion="2"))
     told(cache)
-    assert cache.take_news() == {}
+    assert cache.take_problem_changes() == {}
     put(cache, pod("a", labels={SIZE: "1"}))
     told(cache)
-    assert cache.take_news() == {"uid-a": None}
+    assert cache.take_problem_changes() == {"uid-a": None}
 
 
 def test_an_older_reading_of_a_pod_is_no_news() -> None:
-    cache = mirror_of(pod("a", node="n1", placed=True, resourceVersion="10"))
+    cache = cache_of(pod("a", node="n1", placed=True, resourceVersion="10"))
     told(cache)
-    cache.pod_read(pod("a", resourceVersion="9"))
-    cache.pod_read(pod("b", resourceVersion="99"))
+    cache.set_pod_from_read(pod("a", resourceVersion="9"))
+    cache.set_pod_from_read(pod("b", resourceVersion="99"))
     assert told(cache) == []
     assert cache.pod("uid-b") is None
 
@@ -278,6 +280,6 @@ def test_an_older_reading_of_a_pod_is_no_news() -> None:
     ],
 )
 def test_ends(status: dict[str, object], expected: tuple[int, str, bool]) -> None:
-    found = mirror_of().seen(pod("a", node="n1", placed=True, status=status), NOW)
+    found = cache_of().member_status(pod("a", node="n1", placed=True, status=status), NOW)
     assert found.phase is Phase.ENDED
     assert (found.status, found.message, found.started) == expected

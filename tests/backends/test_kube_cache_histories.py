@@ -9,21 +9,18 @@ import pytest
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import (
-    BatchJob,
-    Deployment,
     KubeObject,
     Node,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
     PodGroup,
-    ReplicaSet,
-    StatefulSet,
+    UnstructuredObject,
 )
-from penstock.podspec.grouping import controller_of
-from tests.backends.kube_caches import NOW, Folded, mirror_of, put, told
+from penstock.podspec.controller_kinds import CONTROLLER_KINDS, require_controller_kind
+from tests.backends.kube_caches import NOW, Folded, cache_of, put, told
 from tests.backends.kube_histories import Cluster, Happenings, changed
-from tests.backends.kube_objects import job, node, owned_by, pod
+from tests.backends.kube_objects import as_controller, job, node, owned_by, pod
 from tests.costs import instructions
 
 
@@ -42,7 +39,7 @@ def test_what_was_told_bit_by_bit_is_what_is_there(seed: int) -> None:
         folded.take(fact)
     objects = list(happenings.objects.values())
     happenings.random.shuffle(objects)
-    folded.assert_equals(mirror_of(*objects).snapshot(NOW))
+    folded.assert_equals(cache_of(*objects).snapshot(NOW))
     folded.assert_equals(cache.snapshot(NOW))
     for one in happenings.of(Pod):
         put(cache, one, gone=True)
@@ -70,17 +67,21 @@ def test_a_list_says_the_same_as_the_changes_before_it(seed: int) -> None:
         for fact in stale.facts(NOW):
             folded.take(fact)
     lists: list[Callable[[], None]] = [
-        lambda: stale.nodes_listed(happenings.of(Node)),  # type: ignore[arg-type]
-        lambda: stale.pods_listed(happenings.of(Pod)),  # type: ignore[arg-type]
-        lambda: stale.pod_groups_listed(happenings.of(PodGroup)),  # type: ignore[arg-type]
-        lambda: stale.claims_listed(happenings.of(PersistentVolumeClaim)),  # type: ignore[arg-type]
-        lambda: stale.volumes_listed(happenings.of(PersistentVolume)),  # type: ignore[arg-type]
+        lambda: stale.replace_nodes(happenings.of(Node)),  # type: ignore[arg-type]
+        lambda: stale.replace_pods(happenings.of(Pod)),  # type: ignore[arg-type]
+        lambda: stale.replace_pod_groups(happenings.of(PodGroup)),  # type: ignore[arg-type]
+        lambda: stale.replace_claims(happenings.of(PersistentVolumeClaim)),  # type: ignore[arg-type]
+        lambda: stale.replace_volumes(happenings.of(PersistentVolume)),  # type: ignore[arg-type]
     ]
-    for kind in (BatchJob, ReplicaSet, StatefulSet, Deployment):
+    for kind in CONTROLLER_KINDS:
         lists.append(
-            lambda kind=kind: stale.controllers_listed(  # type: ignore[misc]
-                kind.__name__.removeprefix("Batch"),
-                map(controller_of, happenings.of(kind)),  # type: ignore[arg-type]
+            lambda kind=kind: stale.replace_controllers(  # type: ignore[misc]
+                kind,
+                [
+                    as_controller(one)
+                    for one in happenings.of(UnstructuredObject)
+                    if isinstance(one, UnstructuredObject) and one.kind == kind.name
+                ],
             )
         )
     happenings.random.shuffle(lists)
@@ -126,15 +127,16 @@ def test_a_change_costs_the_same_in_a_cluster_of_ten_times_the_size() -> None:
 def _costs_of_changes(pods: int) -> dict[str, int]:
     """Instructions for single changes in a cluster with so many waiting pods in gangs of 100."""
     cache = ClusterCache(KubeSettings())
-    cache.nodes_listed([node(f"n{number}", cpu="64") for number in range(pods // 10)])
-    cache.controllers_listed(
-        "Job", (controller_of(job(f"j{number}", wants=100)) for number in range(pods // 100))
+    cache.replace_nodes([node(f"n{number}", cpu="64") for number in range(pods // 10)])
+    cache.replace_controllers(
+        require_controller_kind("batch/v1", "Job"),
+        (as_controller(job(f"j{number}", wants=100)) for number in range(pods // 100)),
     )
     waiting = [
         pod(f"p{number}", owner=owned_by("Job", f"j{number // 100}"), created=1000.0 + number // 100)
         for number in range(pods)
     ]
-    cache.pods_listed(waiting)
+    cache.replace_pods(waiting)
     assert len(cache.snapshot(NOW).members) == pods
     told(cache)
     first, second = waiting[0], waiting[1]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock import failpoints
-from penstock.backends.kube import executor
+from penstock.backends.kube import action_queue, executor
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.executor import IntentExecutor
 from penstock.backends.kube.settings import KubeSettings
@@ -25,13 +25,13 @@ from penstock.kube.errors import (
     TooManyRequests,
     Unreachable,
 )
-from penstock.kube.types import BatchJob, Pod
+from penstock.kube.types import Pod, UnstructuredObject
 from penstock.model.jobid import encode_jobid
-from penstock.podspec.grouping import JOB_ANNOTATION, controller_of
+from penstock.podspec.keys import JOB_ANNOTATION
 from penstock.protocol.facts import Fact, IntentResult, MemberGone, MemberStatus, Outcome, Phase
 from penstock.protocol.intents import Assignment, End, EndReason, Intent, Place, Retract, RetractMode
 from tests.backends.kube_client import FakeClient
-from tests.backends.kube_objects import job, native_group, node, owned_by, pod
+from tests.backends.kube_objects import as_controller, job, native_group, node, owned_by, pod
 
 NOW = 2000.0
 PLACE = Place(1, 77, "default/pod/uid-a", (Assignment("uid-a", 0, "n1"),))
@@ -40,20 +40,23 @@ BOUND = pod(node="n1", placed=True)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(executor, "_BIND_PAUSES_S", (0.0, 0.0, 0.0))
     monkeypatch.setattr(executor, "_EVICT_PAUSE_S", 0.001)
-    monkeypatch.setattr(executor, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(executor, "_RETRY_S", 0.001)
+    monkeypatch.setattr(action_queue, "_FAULT_PAUSE_S", 0.001)
 
 
 class Around:
-    def __init__(self, *objects: Pod | BatchJob, is_in_office: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, *objects: Pod | UnstructuredObject, is_in_office: Callable[[], bool] = lambda: True
+    ) -> None:
         self.cache = ClusterCache(KubeSettings())
-        self.cache.node_set(node("n1", cpu="2"))
+        self.cache.set_node(node("n1", cpu="2"))
         for one in objects:
             if isinstance(one, Pod):
-                self.cache.pod_set(one)
+                self.cache.set_pod(one)
             else:
-                self.cache.controller_set(controller_of(one))
+                self.cache.set_controller(as_controller(one))
         self.cache.facts(NOW)
         self.is_in_office = is_in_office
         self.facts: list[Fact] = []
@@ -86,7 +89,7 @@ def carry_out(
             actions.put(intent)
         if probe:
             actions.put_probe(probe)
-        workers = [asyncio.create_task(actions.workload()) for _ in range(2)]
+        workers = [asyncio.create_task(actions.run_worker()) for _ in range(2)]
         try:
             async with asyncio.timeout(5):
                 while len(context.facts) < want or not until():
@@ -99,7 +102,7 @@ def carry_out(
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-            actions.drop()
+            actions.clear()
 
     asyncio.run(scenario())
     return context.facts
@@ -216,10 +219,11 @@ def test_a_node_that_is_gone_and_one_without_room_are_conflicts() -> None:
     gone = replace(PLACE, assignments=(Assignment("uid-a", 0, "n9"),))
     (first,) = carry_out(Around(pod()), client, gone)
     assert isinstance(first, IntentResult)
-    assert (first.outcome, "no node n9" in first.detail) == (Outcome.CONFLICT, True)
+    assert (first.outcome, first.detail == "node n9 does not exist") == (Outcome.CONFLICT, True)
     (second,) = carry_out(Around(pod(), pod("b", ours=False, node="n1", cpu="1500m")), client, PLACE)
     assert isinstance(second, IntentResult)
-    assert (second.outcome, "others have taken" in second.detail) == (Outcome.CONFLICT, True)
+    assert second.outcome is Outcome.CONFLICT
+    assert second.detail == "node n1 no longer has the requested resources"
     assert client.asked == []
 
 
@@ -231,14 +235,14 @@ def test_a_pod_that_is_over_takes_no_room() -> None:
 def test_a_pod_takes_room_as_it_is_and_no_longer_as_it_was() -> None:
     context = Around(pod(), pod("b", ours=False, node="n1", cpu="2"))
     for version in "234":
-        context.cache.pod_set(pod("b", ours=False, node="n1", cpu="1", resourceVersion=version))
+        context.cache.set_pod(pod("b", ours=False, node="n1", cpu="1", resourceVersion=version))
     assert outcomes(carry_out(context, FakeClient(), PLACE)) == [Outcome.APPLIED]
 
 
 def test_a_pod_that_is_gone_takes_no_room() -> None:
     other = pod("b", ours=False, node="n1", cpu="2")
     context = Around(pod(), other)
-    context.cache.pod_gone(other)
+    context.cache.remove_pod(other)
     assert outcomes(carry_out(context, FakeClient(), PLACE)) == [Outcome.APPLIED]
 
 
@@ -252,7 +256,7 @@ def test_seats_that_are_settled_are_left_alone() -> None:
 def test_a_native_pod_group_is_told_once_all_are_there() -> None:
     spec = {"schedulingGroup": {"podGroupName": "ring"}}
     context = Around(pod("a", spec=spec), pod("b", spec=spec))
-    context.cache.native_group_set(native_group("ring"))
+    context.cache.set_native_group(native_group("ring"))
     assignments = (Assignment("uid-a", 0, "n1"), Assignment("uid-b", 1, "n1"))
     client = FakeClient()
     carry_out(
@@ -269,7 +273,7 @@ def test_a_native_pod_group_is_not_told_out_of_office() -> None:
     answers = iter([True])
     context = Around(pod("a", spec={"schedulingGroup": {"podGroupName": "ring"}}))
     context.is_in_office = lambda: next(answers, False)
-    context.cache.native_group_set(native_group("ring"))
+    context.cache.set_native_group(native_group("ring"))
     client = FakeClient()
     carry_out(context, client, replace(PLACE, workload="default/podgroup/ring"))
     assert client.verbs() == ["bind"]
@@ -288,7 +292,7 @@ def test_a_limit_of_ours_becomes_the_deadline_of_the_job_once() -> None:
     client = FakeClient()
     carry_out(context, client, replace(PLACE, assignments=assignments, end_at=2060.5), want=2)
     patches = [what for verb, what in client.asked if verb == "patch"]
-    notes = {"penstock.dev/deadline-set": "161", "penstock.dev/deadline-asked": None}
+    notes = {"penstock.dev/deadline-set": "161", "penstock.dev/deadline-original": None}
     body = {
         "metadata": {"uid": "uid-train", "annotations": notes},
         "spec": {"activeDeadlineSeconds": 161},
@@ -307,15 +311,15 @@ def deadline(client: FakeClient) -> tuple[object, object, object]:
     """What was set, last: the deadline, and whose it is noted to be."""
     body = [what[1] for verb, what in client.asked if verb == "patch"][-1]
     notes = body["metadata"]["annotations"]
-    found = (notes["penstock.dev/deadline-set"], notes["penstock.dev/deadline-asked"])
+    found = (notes["penstock.dev/deadline-set"], notes["penstock.dev/deadline-original"])
     return body["spec"]["activeDeadlineSeconds"], *found
 
 
-def had_limit(seconds: int, asked: str = "") -> BatchJob:
+def had_limit(seconds: int, asked: str = "") -> UnstructuredObject:
     """A Job in its next attempt: its deadline was set by us, in the place of what its owner has asked for."""
     notes = {"penstock.dev/deadline-set": str(seconds)}
     if asked:
-        notes["penstock.dev/deadline-asked"] = asked
+        notes["penstock.dev/deadline-original"] = asked
     return job(started=1000.0, activeDeadlineSeconds=seconds, notes=notes)
 
 
@@ -328,7 +332,9 @@ def had_limit(seconds: int, asked: str = "") -> BatchJob:
         (job(started=1000.0, activeDeadlineSeconds=5000), (1060, "1060", "5000")),
     ],
 )
-def test_each_attempt_has_its_whole_limit(made: BatchJob, expected: tuple[object, object, object]) -> None:
+def test_each_attempt_has_its_whole_limit(
+    made: UnstructuredObject, expected: tuple[object, object, object]
+) -> None:
     client = FakeClient()
     carry_out(Around(made, limited()), client, replace(PLACE, end_at=2060.0))
     assert client.verbs().count("patch") == 1
@@ -378,7 +384,7 @@ def test_the_deadline_of_a_job_that_has_not_started_is_set_when_it_has() -> None
 
     def until() -> bool:
         if context.facts:
-            context.cache.controller_set(controller_of(job(started=1900.0)))
+            context.cache.set_controller(as_controller(job(started=1900.0)))
             context.cache.facts(NOW)
         return "patch" in client.verbs()
 
@@ -398,9 +404,9 @@ def test_a_deadline_is_not_tried_for_ever(end: str) -> None:
             return False
         match end:
             case "the pod is gone":
-                context.cache.pod_gone(limited())
+                context.cache.remove_pod(limited())
             case "the Job is over":
-                context.cache.controller_set(controller_of(job(started=1900.0, over="Failed")))
+                context.cache.set_controller(as_controller(job(started=1900.0, over="Failed")))
                 context.cache.facts(NOW)
             case "the limit has passed":
                 now = 2060.0
@@ -426,7 +432,7 @@ def test_a_deadline_is_not_set_out_of_office() -> None:
 
 
 def test_a_busy_server_is_given_the_time_that_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_ASKED_S_MAX", 0.05)
+    monkeypatch.setattr(executor, "_RETRY_AFTER_S_MAX", 0.05)
     client = FakeClient(bind=[TooManyRequests(429, retry_after_s=600.0)])
     began = time.monotonic()
     assert outcomes(carry_out(Around(pod()), client, PLACE)) == [Outcome.APPLIED]
@@ -480,11 +486,11 @@ def test_what_was_put_off_is_dropped_with_the_rest(monkeypatch: pytest.MonkeyPat
         actions = IntentExecutor(client, context, lambda: NOW)  # type: ignore[arg-type]
         actions.put(Retract(2, 77, ("uid-a",), RetractMode.EVICT))
         for pause_s in (0.01, 0.1):  # a life each
-            worker = asyncio.create_task(actions.workload())
+            worker = asyncio.create_task(actions.run_worker())
             await asyncio.sleep(pause_s)
             worker.cancel()
             await asyncio.gather(worker, return_exceptions=True)
-            actions.drop()
+            actions.clear()
         assert client.verbs() == ["evict"]
         assert context.facts == []
 
@@ -508,7 +514,7 @@ def test_a_job_is_ended_by_its_deadline_once() -> None:
 
 
 @pytest.mark.parametrize("made", [job(over="Failed"), job(started=1900.0, activeDeadlineSeconds=100)])
-def test_a_job_that_is_ending_already_is_let_be(made: BatchJob) -> None:
+def test_a_job_that_is_ending_already_is_let_be(made: UnstructuredObject) -> None:
     client = FakeClient()
     context = Around(made, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
     assert outcomes(carry_out(context, client, END)) == [Outcome.APPLIED]
@@ -530,7 +536,7 @@ def test_the_end_of_a_job_is_not_tried_for_ever_when_its_pods_are_gone() -> None
     context = Around(job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
 
     def gone() -> None:
-        context.cache.pod_gone(pod())
+        context.cache.remove_pod(pod())
         raise ApiConflict(409, message="the uid is another")
 
     client = FakeClient(patch=[gone, *[ApiConflict(409)] * 50])
@@ -554,7 +560,7 @@ def test_a_signal_alone_is_refused_politely(caplog: pytest.LogCaptureFixture) ->
     client = FakeClient()
     assert outcomes(carry_out(Around(BOUND), client, replace(END, grace_s=None))) == [Outcome.APPLIED]
     assert client.asked == []
-    assert "cannot be sent a signal" in caplog.text
+    assert "cannot signal pod default/a" in caplog.text
 
 
 OF_A_JOB = (job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
@@ -562,7 +568,9 @@ OF_A_JOB = (job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", 
 
 @pytest.mark.parametrize("known", [(BOUND,), OF_A_JOB], ids=["by itself", "of a job"])
 @pytest.mark.parametrize("intent", [END, Retract(2, 77, ("uid-a",), RetractMode.EVICT)], ids=["end", "evict"])
-def test_nothing_is_taken_away_out_of_office(known: tuple[Pod | BatchJob, ...], intent: Intent) -> None:
+def test_nothing_is_taken_away_out_of_office(
+    known: tuple[Pod | UnstructuredObject, ...], intent: Intent
+) -> None:
     client = FakeClient()
     assert carry_out(Around(*known, is_in_office=lambda: False), client, intent, want=0) == []
     assert client.asked == []
@@ -586,7 +594,7 @@ def test_a_fault_in_an_action_is_told_as_unknown_and_ends_nothing(
     client = FakeClient(**{verb: [ZeroDivisionError("who thought of that")]})
     other = Place(9, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
     facts = carry_out(context, client, intent, other, want=2)
-    why = "a fault of ours: who thought of that"
+    why = "internal error: who thought of that"
     assert IntentResult(intent.intent, "uid-a", Outcome.UNKNOWN, why) in facts
     assert IntentResult(9, "uid-b", Outcome.APPLIED) in facts
     assert "Traceback" in caplog.text
@@ -635,7 +643,7 @@ def test_what_was_done_can_be_wanted_again() -> None:
 def test_a_native_pod_group_is_told_once_though_all_was_wanted_again() -> None:
     spec = {"schedulingGroup": {"podGroupName": "ring"}}
     context = Around(pod("a", spec=spec), pod("b", spec=spec))
-    context.cache.native_group_set(native_group("ring"))
+    context.cache.set_native_group(native_group("ring"))
     assignments = (Assignment("uid-a", 0, "n1"), Assignment("uid-b", 1, "n1"))
     client = FakeClient(bind=[None, Unreachable("no way")])
     place = replace(PLACE, workload="default/podgroup/ring", assignments=assignments)

@@ -7,17 +7,22 @@ from typing import Any
 
 import pytest
 
-from penstock.backends.kube.pod_conditions import ConditionWriter, Message, message_of, problem_message
+from penstock.backends.kube.pod_conditions import (
+    ConditionWriter,
+    PodCondition,
+    condition_of_problem,
+    condition_of_update,
+)
 from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.errors import ApiConflict, Forbidden, TooManyRequests, Unreachable
 from penstock.kube.types import Pod
-from penstock.podspec.pod_status import UNRESOLVED, Problem
+from penstock.podspec.problems import OWNER_NOT_SYNCED, PodProblem
 from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import pod, time_text
 
-WAITING = Message("Unschedulable", "2 of 3 nodes are busy")
-NEVER = Message("Unschedulable", "it can never run here", is_urgent=True)
+WAITING = PodCondition("Unschedulable", "2 of 3 nodes are busy")
+NEVER = PodCondition("Unschedulable", "it can never run here", is_urgent=True)
 
 
 class Room:
@@ -58,7 +63,7 @@ class Room:
 
     def remembered(self) -> int:
         teller = self.teller
-        return len(teller._told) + len(teller._waiting) + len(teller._urgent)
+        return len(teller._written) + len(teller._waiting) + len(teller._urgent)
 
 
 def test_a_message_is_a_condition_and_an_event() -> None:
@@ -86,7 +91,7 @@ def test_a_message_is_a_condition_and_an_event() -> None:
 def test_the_newest_message_is_written_and_the_others_never() -> None:
     room = Room(pod("a"))
     for number in range(5):
-        room.teller.set("uid-a", Message("Unschedulable", f"text {number}"))
+        room.teller.set("uid-a", PodCondition("Unschedulable", f"text {number}"))
         room.now += 0.2
     assert room.conditions() == [("a", "text 4")], "it has waited since the first"
 
@@ -142,14 +147,14 @@ def test_the_time_of_a_condition_that_stays_false_is_kept() -> None:
 
 def test_a_start_that_drifts_is_no_news_and_one_that_slips_is_told_in_its_time() -> None:
     room = Room(pod("a"), condition_interval_s=15.0)
-    room.teller.set("uid-a", Message("Unschedulable", "busy", start_at=2000.0))
+    room.teller.set("uid-a", PodCondition("Unschedulable", "busy", start_at=2000.0))
     room.now += 1.0
     assert room.conditions() == [("a", f"expected to start at {time_text(2000.0)}: busy")]
-    room.teller.set("uid-a", Message("Unschedulable", "busy", start_at=2025.0))
+    room.teller.set("uid-a", PodCondition("Unschedulable", "busy", start_at=2025.0))
     room.now += 100.0
     assert room.write() == []
     room.now = 1002.0
-    room.teller.set("uid-a", Message("Unschedulable", "busy", start_at=2400.0))
+    room.teller.set("uid-a", PodCondition("Unschedulable", "busy", start_at=2400.0))
     room.now = 1010.0
     assert room.write() == [], "the same pod is not told so often"
     room.now = 1017.0
@@ -160,10 +165,10 @@ def test_a_start_that_drifts_is_no_news_and_one_that_slips_is_told_in_its_time()
 def test_an_event_for_each_news_and_only_for_that() -> None:
     room = Room(pod("a"))
     for text in ("one", "two"):
-        room.teller.set("uid-a", Message("Unschedulable", text))
+        room.teller.set("uid-a", PodCondition("Unschedulable", text))
         room.now += 100.0
         room.write()
-    room.teller.set("uid-a", Message("GroupIncomplete", "three", is_urgent=True))
+    room.teller.set("uid-a", PodCondition("GroupIncomplete", "three", is_urgent=True))
     room.write()
     assert [what[2] for verb, what in room.client.asked if verb == "event"] == ["one", "three"]
 
@@ -357,12 +362,12 @@ def test_nothing_is_written_out_of_office() -> None:
     ],
 )
 def test_the_condition_of_each_status(status: WorkloadStatus, reason: str, is_urgent: bool) -> None:
-    message = message_of(StatusUpdate("default/job/x/1", 1, status, "why"))
+    message = condition_of_update(StatusUpdate("default/job/x/1", 1, status, "why"))
     assert (message.reason, message.is_urgent) == (reason, is_urgent)
     is_never = status is WorkloadStatus.UNSATISFIABLE
     assert message.text == ("it can never run here: why" if is_never else "why")
 
 
 def test_a_maker_that_has_not_been_heard_of_yet_is_not_urgent() -> None:
-    assert not problem_message(Problem(UNRESOLVED, "x")).is_urgent
-    assert problem_message(Problem("InvalidSpec", "x")).is_urgent
+    assert not condition_of_problem(PodProblem(OWNER_NOT_SYNCED, "x")).is_urgent
+    assert condition_of_problem(PodProblem("InvalidSpec", "x")).is_urgent

@@ -24,6 +24,7 @@ from penstock.model.constraint import (
     matches,
 )
 from penstock.podspec.constraints import Requirements, requirements_of
+from penstock.podspec.problems import PodProblem
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -237,6 +238,16 @@ def test_a_cordoned_node_takes_who_tolerates_that() -> None:
 # Pods among each other
 
 
+ANTI_AFFINITY_RULE = (
+    "required anti-affinity is supported only with topologyKey kubernetes.io/hostname, "
+    "in the pod's namespace, and with a selector that matches the pod's own labels"
+)
+
+
+def texts_of(requirements: Requirements) -> list[str]:
+    return [problem.message for problem in requirements.problems]
+
+
 def anti_affinity(*terms: Any) -> dict[str, Any]:
     return {"podAntiAffinity": {REQUIRED: list(terms)}}
 
@@ -282,8 +293,9 @@ def test_a_pod_apart_from_its_like_wants_nodes_of_its_own(term: Any) -> None:
 )
 def test_a_pod_apart_from_others_is_refused(term: Any) -> None:
     requirements = required_of(labels={"app": "x"}, affinity=anti_affinity(term))
-    place = f"spec.affinity.podAntiAffinity.{REQUIRED}[0] (on {term['topologyKey']})"
-    assert requirements.refusals == (f"{place} is not honoured",)
+    where = f"spec.affinity.podAntiAffinity.{REQUIRED}[0] (topologyKey {term['topologyKey']})"
+    assert texts_of(requirements) == [f"{where}: {ANTI_AFFINITY_RULE}"]
+    assert [problem.reason for problem in requirements.problems] == ["UnsupportedSpec"]
     assert not requirements.distinct_nodes
 
 
@@ -302,18 +314,25 @@ def test_each_thing_that_is_not_honoured_is_told() -> None:
         volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}],
     )
     assert requirements.distinct_nodes
-    assert list(requirements.refusals) == [
-        f"spec.affinity.podAffinity.{REQUIRED}[0] (on {ZONE}) is not honoured",
-        f"spec.affinity.podAntiAffinity.{REQUIRED}[1] (on {REGION}) is not honoured",
-        f"spec.topologySpreadConstraints[1] (DoNotSchedule, on {ZONE}) is not honoured",
-        "spec.resourceClaims[0] (gpu) is not honoured",
-        "spec.volumes[0] (scratch) is a generic ephemeral volume, which is not honoured",
+    assert texts_of(requirements) == [
+        f"spec.affinity.podAffinity.{REQUIRED}[0] (topologyKey {ZONE}): "
+        "required pod affinity is not supported; use preferred affinity",
+        f"spec.affinity.podAntiAffinity.{REQUIRED}[1] (topologyKey {REGION}): {ANTI_AFFINITY_RULE}",
+        f"spec.topologySpreadConstraints[1] ({ZONE}): DoNotSchedule is not supported; use ScheduleAnyway",
+        "spec.resourceClaims[0] (gpu): resource claims are not supported; request an extended resource",
+        "spec.volumes[0] (scratch): generic ephemeral volumes are not supported; "
+        "use a PersistentVolumeClaim that is bound",
     ]
+    assert {problem.reason for problem in requirements.problems} == {"UnsupportedSpec"}
 
 
 # Volumes
 
-PERSISTENT_VOLUME_CLAIMS = [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]
+UNBOUND = (
+    "PersistentVolumeClaim c is not bound to a volume, and Penstock does not bind claims; "
+    "use a StorageClass with volumeBindingMode Immediate"
+)
+CLAIM_VOLUMES = [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]
 
 
 def bound(**more: Any) -> dict[str, Any]:
@@ -324,35 +343,43 @@ def bound(**more: Any) -> dict[str, Any]:
 def claiming(claim: Any, volume: Any = None) -> Requirements:
     claims = {"c": claim} if claim is not None else {}
     volumes = {"v": volume} if volume is not None else {}
-    return required_of(Volumes(claims, volumes), volumes=PERSISTENT_VOLUME_CLAIMS)
+    return required_of(Volumes(claims, volumes), volumes=CLAIM_VOLUMES)
 
 
 @pytest.mark.parametrize(
-    ("claim", "text"),
+    ("claim", "reason", "text"),
     [
-        (None, "volume claim c does not exist"),
+        (None, "VolumeNotReady", "PersistentVolumeClaim c does not exist"),
         (
             bound(metadata={"name": "c", "deletionTimestamp": "2026-01-01T00:00:00Z"}),
-            "volume claim c is being deleted",
+            "VolumeNotReady",
+            "PersistentVolumeClaim c is being deleted",
         ),
-        (bound(status={"phase": "Lost"}), "volume claim c has lost its volume"),
+        (
+            bound(status={"phase": "Lost"}),
+            "VolumeNotReady",
+            "PersistentVolumeClaim c has lost its volume (phase Lost)",
+        ),
         (
             {"metadata": {"name": "c"}},
-            "volume claim c is not bound to a volume yet, and claims are not bound for pods here",
+            "VolumeNotReady",
+            UNBOUND,
         ),
         (
             {"metadata": {"name": "c"}, "spec": {"volumeName": "v"}},
-            "volume claim c is not bound to a volume yet, and claims are not bound for pods here",
+            "VolumeNotReady",
+            UNBOUND,
         ),
-        (bound(), "volume v of volume claim c does not exist"),
+        (bound(), "VolumeNotReady", "PersistentVolume v of PersistentVolumeClaim c does not exist"),
         (
             bound(spec={"volumeName": "v", "accessModes": ["ReadWriteOncePod"]}),
-            "volume claim c is for one pod at a time (ReadWriteOncePod), which is not honoured",
+            "UnsupportedSpec",
+            "PersistentVolumeClaim c: access mode ReadWriteOncePod is not supported; use ReadWriteOnce",
         ),
     ],
 )
-def test_a_claim_that_cannot_be_used_is_a_refusal(claim: Any, text: str) -> None:
-    assert claiming(claim).refusals == (text,)
+def test_a_claim_that_cannot_be_used_is_a_problem(claim: Any, reason: str, text: str) -> None:
+    assert claiming(claim).problems == (PodProblem(reason, text),)
 
 
 def test_volumes_without_claims_restrict_nothing() -> None:
@@ -364,7 +391,7 @@ def test_volumes_without_claims_restrict_nothing() -> None:
 def test_a_bound_volume_says_on_which_nodes_it_can_be_used() -> None:
     terms = [{"matchExpressions": [expression("In", "a", "b", key="host")]}]
     local = claiming(bound(), {"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}})
-    assert local.refusals == ()
+    assert local.problems == ()
     assert goes(local, host="a")
     assert not goes(local, host="c")
     assert not goes(local)
@@ -399,7 +426,7 @@ def test_a_bound_volume_stays_in_its_zones(
     labels: dict[str, str], properties: dict[str, str], expected: bool
 ) -> None:
     zoned = claiming(bound(), {"metadata": {"name": "v", "labels": labels}})
-    assert zoned.refusals == ()
+    assert zoned.problems == ()
     assert allowed(zoned, properties) is expected
 
 
@@ -417,7 +444,7 @@ def test_pods_of_one_template_have_one_constraint() -> None:
             ),
             **anti_affinity(repelling()),
         },
-        "volumes": PERSISTENT_VOLUME_CLAIMS,
+        "volumes": CLAIM_VOLUMES,
     }
     volumes = Volumes({"c": bound()}, {"v": {"metadata": {"name": "v", "labels": {ZONE: "b__a"}}}})
     first = requirements_of(pod_of(name="p0", labels={"app": "x", "i": "0"}, **spec), volumes)

@@ -7,10 +7,20 @@ from typing import Any
 import pytest
 
 from penstock.kube.types import Pod
-from penstock.podspec.grouping import Controller, GroupMembership, controller_of, membership_of, workload_fact
+from penstock.podspec.controllers import Controller
+from penstock.podspec.grouping import GroupMembership, membership_of, workload_fact
 from penstock.podspec.settings import TranslationSettings
 from penstock.protocol.facts import Requeue, WorkloadSet
-from tests.backends.kube_objects import deployment, job, owned_by, pod, replica_set, stateful_set, template
+from tests.backends.kube_objects import (
+    as_controller,
+    deployment,
+    job,
+    owned_by,
+    pod,
+    replica_set,
+    stateful_set,
+    template,
+)
 
 SETTINGS = TranslationSettings(queues=("default", "night"))
 NAMES = [
@@ -55,7 +65,7 @@ def test_every_key_names_the_group_wherever_it_stands(key: str, place: str, on: 
     made = pod(owner=owned_by("ReplicaSet", "web-1"), **(keys if on == "pod" else {}))
     controller = replica_set(deployment="web", **(keys if on == "maker" else {}))
     above = deployment(**(keys if on == "above" else {}))
-    found = membership(made, controller_of(controller), controller_of(above))
+    found = membership(made, as_controller(controller), as_controller(above))
     assert (found.workload, found.name) == ("default/group/ring", "ring")
     assert found.pod_group == "default/ring"
 
@@ -68,35 +78,35 @@ def test_every_key_says_the_size_wherever_it_stands(key: str, place: str, on: st
     made = pod(owner=owned_by("ReplicaSet", "web-1"), **(keys if on == "pod" else {}))
     controller = replica_set(deployment="web", **(keys if on == "maker" else {}))
     above = deployment(**(keys if on == "above" else {}))
-    assert fact(membership(made, controller_of(controller), controller_of(above))).size == 7
+    assert fact(membership(made, as_controller(controller), as_controller(above))).size == 7
 
 
 def test_the_nearest_counts_and_an_annotation_more_than_a_label() -> None:
     key = "penstock.dev/group"
-    controller = controller_of(job(labels={key: "far"}))
+    controller = as_controller(job(labels={key: "far"}))
     assert membership(pod(labels={key: "near"}), controller).name == "near"
     assert membership(pod(labels={key: "label"}, notes={key: "note"}), controller).name == "note"
     assert membership(pod(labels={key: ""}), controller).name == "far"
 
 
 def test_a_forerunners_key_on_the_pod_counts_more_than_ours_on_its_maker() -> None:
-    controller = controller_of(job(labels={"penstock.dev/group": "ours"}))
+    controller = as_controller(job(labels={"penstock.dev/group": "ours"}))
     assert membership(pod(labels={"fluxnetes.group-name": "theirs"}), controller).name == "theirs"
 
 
 def test_without_a_name_pods_of_one_maker_are_a_group() -> None:
-    assert membership(pod(), controller_of(job())).workload == "default/job/train/uid-train"
-    found = membership(pod(), controller_of(replica_set(deployment="web")), controller_of(deployment()))
+    assert membership(pod(), as_controller(job())).workload == "default/job/train/uid-train"
+    found = membership(pod(), as_controller(replica_set(deployment="web")), as_controller(deployment()))
     assert found.workload == "default/deployment/web/uid-web"
     assert (
-        membership(pod(), controller_of(stateful_set(parallel=True))).workload
+        membership(pod(), as_controller(stateful_set(parallel=True))).workload
         == "default/statefulset/db/uid-db"
     )
     assert membership(pod("solo")).workload == "default/pod/uid-solo"
 
 
 def test_a_stateful_set_that_makes_one_after_the_other_has_single_pods() -> None:
-    controller = controller_of(stateful_set(wants=3))
+    controller = as_controller(stateful_set(wants=3))
     found = membership(pod("db-0"), controller)
     assert (found.workload, found.is_single) == ("default/pod/uid-db-0", True)
     assert fact(found).size == 1
@@ -106,7 +116,7 @@ def test_a_stateful_set_that_makes_one_after_the_other_has_single_pods() -> None
 
 def test_a_stateful_set_that_is_told_its_size_is_a_group_all_the_same() -> None:
     found = membership(
-        pod("db-0", labels={"penstock.dev/group-size": "3"}), controller_of(stateful_set(wants=3))
+        pod("db-0", labels={"penstock.dev/group-size": "3"}), as_controller(stateful_set(wants=3))
     )
     assert (found.workload, found.is_single) == ("default/statefulset/db/uid-db", False)
     assert fact(found).size == 3
@@ -116,7 +126,7 @@ def test_a_stateful_set_that_is_told_its_size_is_a_group_all_the_same() -> None:
 
 
 def test_an_explicit_size_counts_before_a_pod_group_and_that_before_the_maker() -> None:
-    controller = controller_of(job(wants=5))
+    controller = as_controller(job(wants=5))
     named = {"scheduling.x-k8s.io/pod-group": "ring"}
     told = membership(pod(labels={**named, "penstock.dev/group-size": "2"}), controller)
     grouped = membership(pod(labels=named), controller)
@@ -129,9 +139,9 @@ def test_an_explicit_size_counts_before_a_pod_group_and_that_before_the_maker() 
 
 def test_makers_of_one_group_want_together() -> None:
     named = {"penstock.dev/group": "ring"}
-    launcher = membership(pod("l", labels=named), controller_of(job("launcher", wants=1)))
+    launcher = membership(pod("l", labels=named), as_controller(job("launcher", wants=1)))
     workers = [
-        membership(pod(f"w{i}", labels=named), controller_of(job("workers", wants=4))) for i in range(4)
+        membership(pod(f"w{i}", labels=named), as_controller(job("workers", wants=4))) for i in range(4)
     ]
     assert fact(launcher, *workers).size == 5
 
@@ -149,26 +159,26 @@ def test_makers_of_one_group_want_together() -> None:
     ],
 )
 def test_what_a_maker_wants_at_a_time(made: Any, wants: int) -> None:
-    assert controller_of(made).wants == wants
+    assert as_controller(made).desired_pods == wants
 
 
 @pytest.mark.parametrize("condition", ["Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"])
 def test_a_job_is_over_as_soon_as_its_end_is_decided(condition: str) -> None:
-    assert controller_of(job(over=condition)).is_over
-    assert not controller_of(job(over="Suspended")).is_over
+    assert as_controller(job(over=condition)).is_finished
+    assert not as_controller(job(over="Suspended")).is_finished
 
 
 def test_a_pod_needs_its_pod_group_where_nothing_else_says_the_size() -> None:
     named = {"scheduling.x-k8s.io/pod-group": "ring"}
     assert membership(pod(labels=named)).needs_pod_group
-    assert not membership(pod(labels=named), controller_of(job())).needs_pod_group
+    assert not membership(pod(labels=named), as_controller(job())).needs_pod_group
     assert not membership(pod(labels={**named, "penstock.dev/group-size": "2"})).needs_pod_group
     assert not membership(pod(labels={"penstock.dev/group": "ring"})).needs_pod_group
 
 
 def test_a_pod_group_of_kubernetes_own_names_its_group() -> None:
     spec = {"schedulingGroup": {"podGroupName": "native"}}
-    found = membership(pod(spec=spec, labels={"penstock.dev/group": "other"}), controller_of(job()))
+    found = membership(pod(spec=spec, labels={"penstock.dev/group": "other"}), as_controller(job()))
     assert (found.workload, found.is_native) == ("default/podgroup/native", True)
     assert (found.pod_group, found.needs_pod_group) == ("default/native", True)
 
@@ -205,8 +215,14 @@ def test_what_is_not_understood_is_named_with_what_would_be_right(
 ) -> None:
     problems = membership(pod(notes={f"penstock.dev/{key}": value})).problems
     assert len(problems) == 1
-    assert problems[0].startswith(f"penstock.dev/{key} is {value[:80]!r}, expected ")
+    assert problems[0].startswith(f"invalid penstock.dev/{key} on the pod: found {value[:80]!r}, expected ")
     assert expected in problems[0]
+
+
+def test_a_bad_value_on_a_controller_names_the_controller() -> None:
+    found = membership(pod(), as_controller(job("train", labels={"penstock.dev/group-size": "x"})))
+    expected = "invalid penstock.dev/group-size on Job train: found 'x', expected a number from 1 to 65536"
+    assert found.problems == (expected,)
 
 
 def test_all_problems_are_told_at_once() -> None:
@@ -227,7 +243,7 @@ def test_what_is_said_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "has_owner"),
+    ("owner", "is_enforceable"),
     [
         (None, True),
         (owned_by("Job", "train"), True),
@@ -237,12 +253,12 @@ def test_what_is_said_is_taken() -> None:
         (owned_by("Job", "v", api_version="batch.volcano.sh/v1alpha1"), False),
     ],
 )
-def test_a_limit_of_ours_is_for_jobs_and_for_pods_without_an_owner(owner: Any, has_owner: bool) -> None:
+def test_a_limit_of_ours_is_for_jobs_and_for_pods_without_an_owner(owner: Any, is_enforceable: bool) -> None:
     found = membership(pod(owner=owner, notes={"penstock.dev/limit": "90"}))
     assert found.limit_s == 90
-    assert (not found.problems) is has_owner
-    if not has_owner:
-        assert found.problems[0].startswith("penstock.dev/limit cannot be kept for pods of a ")
+    assert (not found.problems) is is_enforceable
+    if not is_enforceable:
+        assert found.problems[0].startswith("penstock.dev/limit cannot be enforced for pods of a ")
 
 
 def test_the_longest_limit_counts_and_is_kept_by_us() -> None:
@@ -260,25 +276,25 @@ def test_deadlines_of_pods_count_if_all_have_one() -> None:
 
 
 def test_the_deadline_of_a_job_is_an_instant() -> None:
-    early = membership(pod("a"), controller_of(job("a", started=1000.0, activeDeadlineSeconds=60)))
-    late = membership(pod("b"), controller_of(job("b", started=1000.0, activeDeadlineSeconds=90)))
+    early = membership(pod("a"), as_controller(job("a", started=1000.0, activeDeadlineSeconds=60)))
+    late = membership(pod("b"), as_controller(job("b", started=1000.0, activeDeadlineSeconds=90)))
     assert fact(early, late).deadline_at == 1060.0
-    assert fact(membership(pod(), controller_of(job(activeDeadlineSeconds=60)))).deadline_at is None
+    assert fact(membership(pod(), as_controller(job(activeDeadlineSeconds=60)))).deadline_at is None
 
 
 @pytest.mark.parametrize(
     ("stands", "notes", "expected"),
     [
         (60, {"penstock.dev/deadline-set": "60"}, None),
-        (60, {"penstock.dev/deadline-set": "60", "penstock.dev/deadline-asked": "900"}, 1900.0),
-        (30, {"penstock.dev/deadline-set": "60", "penstock.dev/deadline-asked": "900"}, 1030.0),
-        (60, {"penstock.dev/deadline-set": "60", "penstock.dev/deadline-asked": "soon"}, None),
+        (60, {"penstock.dev/deadline-set": "60", "penstock.dev/deadline-original": "900"}, 1900.0),
+        (30, {"penstock.dev/deadline-set": "60", "penstock.dev/deadline-original": "900"}, 1030.0),
+        (60, {"penstock.dev/deadline-set": "60", "penstock.dev/deadline-original": "soon"}, None),
     ],
 )
 def test_a_deadline_that_we_have_set_says_nothing_of_what_the_owner_wants(
     stands: int, notes: dict[str, str], expected: float | None
 ) -> None:
-    made = controller_of(job(started=1000.0, activeDeadlineSeconds=stands, notes=notes))
+    made = as_controller(job(started=1000.0, activeDeadlineSeconds=stands, notes=notes))
     assert fact(membership(pod(), made)).deadline_at == expected
 
 
@@ -317,6 +333,6 @@ def test_the_index_of_a_pod(key: str) -> None:
 
 
 def test_a_template_is_read_like_a_pod() -> None:
-    controller = controller_of(job(of=template(labels={"penstock.dev/group": "ring"})))
-    assert controller.template is not None
-    assert controller.template.metadata.labels == {"penstock.dev/group": "ring"}
+    controller = as_controller(job(of=template(labels={"penstock.dev/group": "ring"})))
+    (pod_set,) = controller.pod_sets
+    assert pod_set.template.metadata.labels == {"penstock.dev/group": "ring"}

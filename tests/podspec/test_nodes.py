@@ -116,7 +116,7 @@ def test_a_bad_quantity_is_told_with_its_place(text: str) -> None:
             "NodeStatusUnknown",
         ),
         (({"type": "Ready", "status": "Unknown"},), False, "Unknown"),
-        ((), False, "its kubelet has not said so"),
+        ((), False, "the kubelet has not reported the Ready condition"),
     ],
 )
 def test_a_node_is_up_if_it_says_that_it_is_ready(
@@ -156,15 +156,15 @@ def test_levels_are_told_outermost_first_and_left_out_where_a_label_is_missing()
         "topology.kubernetes.io/zone": "a",
         "topology.kubernetes.io/region": "eu",
     }
-    assert node_fact(node_of(labels=labels), topology_levels, ()).topology_levels == (
+    assert node_fact(node_of(labels=labels), topology_levels, {}).topology_levels == (
         ("region", "eu"),
         ("zone", "a"),
         ("rack", "r7"),
     )
     del labels["topology.kubernetes.io/zone"]
     labels["topology.kubernetes.io/region"] = ""
-    assert node_fact(node_of(labels=labels), topology_levels, ()).topology_levels == (("rack", "r7"),)
-    assert node_fact(node_of(), topology_levels, ()).topology_levels == ()
+    assert node_fact(node_of(labels=labels), topology_levels, {}).topology_levels == (("rack", "r7"),)
+    assert node_fact(node_of(), topology_levels, {}).topology_levels == ()
 
 
 def test_a_heartbeat_changes_nothing() -> None:
@@ -200,24 +200,24 @@ def test_levels_are_read_after_regions_and_zones(
 @pytest.mark.parametrize(
     ("text", "summary"),
     [
-        ("rack", "not a level"),
-        ("rack=a,", "not a level"),
-        ("=example.com/rack", "not a name for a level"),
-        ("Rack=example.com/rack", "not a name for a level"),
-        ("node=example.com/node", "not a name for a level"),
-        ("cpu=example.com/cpu", "not a name for a level"),
-        ("rack=", "not the key of a label"),
-        ("rack=example.com/a/b", "not the key of a label"),
-        ("rack=a=b", "not the key of a label"),
-        ("rack=a,rack=b", "the level is there already"),
-        ("rack=a,row=a", "the level is there already"),
-        ("zone=example.com/zone", "the level is there already"),
-        (",".join(f"l{number}=l{number}" for number in range(LEVELS_MAX)), "too many levels"),
+        ("rack", "not a topology level"),
+        ("rack=a,", "not a topology level"),
+        ("=example.com/rack", "invalid name of a topology level"),
+        ("Rack=example.com/rack", "invalid name of a topology level"),
+        ("node=example.com/node", "invalid name of a topology level"),
+        ("cpu=example.com/cpu", "invalid name of a topology level"),
+        ("rack=", "invalid label key"),
+        ("rack=example.com/a/b", "invalid label key"),
+        ("rack=a=b", "invalid label key"),
+        ("rack=a,rack=b", "duplicate topology level"),
+        ("rack=a,row=a", "duplicate topology level"),
+        ("zone=example.com/zone", "duplicate topology level"),
+        (",".join(f"l{number}=l{number}" for number in range(LEVELS_MAX)), "too many topology levels"),
     ],
 )
 def test_what_are_no_levels_is_refused(text: str, summary: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_topology_levels(text)
-    assert (caught.value.summary, caught.value.where) == (summary, "levels")
+    assert (caught.value.summary, caught.value.where) == (summary, "kube.topology_levels")
     assert caught.value.found
     assert caught.value.expected

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from penstock.errors import BadRequest
 from penstock.kube.types import Pod
-from penstock.podspec.pod_resources import host_port_kinds, pod_requests, port_kind, units_of, use_of
+from penstock.podspec.pod_resources import (
+    host_port_resource,
+    host_port_resources,
+    pod_requests,
+    pod_usage,
+    units_of,
+)
 
 MI = 1 << 20
 GI = 1 << 30
@@ -101,9 +107,9 @@ def test_example_6_a_resize_counts_in_full_until_it_is_refused_for_good() -> Non
             {"type": "PodResizePending", "status": "True", "reason": reason},
         )
 
-    assert use_of(resized()) == asked(cpu=2000)
-    assert use_of(pending("Deferred")) == asked(cpu=2000)
-    assert use_of(pending("Infeasible")) == asked(cpu=1000)
+    assert pod_usage(resized()) == asked(cpu=2000)
+    assert pod_usage(pending("Deferred")) == asked(cpu=2000)
+    assert pod_usage(pending("Infeasible")) == asked(cpu=1000)
     assert pod_requests(pending("Infeasible")) == asked(cpu=2000)
 
 
@@ -112,7 +118,7 @@ def test_example_6_a_resize_counts_in_full_until_it_is_refused_for_good() -> Non
 
 def test_a_pod_of_which_nothing_is_told_uses_what_it_asks_for() -> None:
     pod = pod_of(container("1", "1Gi"), status={"containerStatuses": [{"name": "main"}]})
-    assert use_of(pod) == pod_requests(pod) == asked(cpu=1000, memory=GI)
+    assert pod_usage(pod) == pod_requests(pod) == asked(cpu=1000, memory=GI)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_a_pod_of_which_nothing_is_told_uses_what_it_asks_for() -> None:
 )
 def test_the_largest_of_wanted_had_and_given_counts(has: str, given: str, units: int) -> None:
     told = {"name": "main", "resources": {"requests": {"cpu": has}}, "allocatedResources": {"cpu": given}}
-    assert use_of(pod_of(container("1"), status={"containerStatuses": [told]})) == asked(cpu=units)
+    assert pod_usage(pod_of(container("1"), status={"containerStatuses": [told]})) == asked(cpu=units)
 
 
 def test_status_counts_for_sidecars_and_not_for_init_containers() -> None:
@@ -130,17 +136,17 @@ def test_status_counts_for_sidecars_and_not_for_init_containers() -> None:
 
     status = {"initContainerStatuses": [told("first"), told("aside")]}
     init = (container("1", name="first"), sidecar("1", name="aside"))
-    assert use_of(pod_of(container("1"), init=init, status=status)) == asked(cpu=6000)
+    assert pod_usage(pod_of(container("1"), init=init, status=status)) == asked(cpu=6000)
     status = {"initContainerStatuses": [told("first")]}
-    assert use_of(pod_of(container("1"), init=init, status=status)) == asked(cpu=2000)
+    assert pod_usage(pod_of(container("1"), init=init, status=status)) == asked(cpu=2000)
 
 
 def test_what_a_pod_as_a_whole_was_given_counts() -> None:
     status = {"resources": {"requests": {"cpu": "3"}}, "allocatedResources": {"cpu": "2"}}
     whole = {"requests": {"cpu": "1", "memory": "1Gi"}}
-    assert use_of(pod_of(container(), resources=whole, status=status)) == asked(cpu=3000, memory=GI)
+    assert pod_usage(pod_of(container(), resources=whole, status=status)) == asked(cpu=3000, memory=GI)
     status["conditions"] = [{"type": "PodResizePending", "reason": "Infeasible"}]
-    assert use_of(pod_of(container(), resources=whole, status=status)) == asked(cpu=3000)
+    assert pod_usage(pod_of(container(), resources=whole, status=status)) == asked(cpu=3000)
 
 
 # Names, units, ports
@@ -225,7 +231,7 @@ def test_a_bad_quantity_in_a_status_is_told_with_its_container() -> None:
     with pytest.raises(
         BadRequest, match=r"status of container main: allocatedResources\[cpu\]: not a quantity"
     ):
-        use_of(pod_of(container("1"), status={"containerStatuses": [told]}))
+        pod_usage(pod_of(container("1"), status={"containerStatuses": [told]}))
 
 
 def test_host_ports_of_containers_and_sidecars_are_kinds_of_which_one_is_asked_for() -> None:
@@ -245,10 +251,10 @@ def test_host_ports_of_containers_and_sidecars_are_kinds_of_which_one_is_asked_f
         ),
     )
     kinds = ("hostport/SCTP/2", "hostport/TCP/8080", "hostport/UDP/53")
-    assert host_port_kinds(pod) == kinds
-    assert pod_requests(pod) == use_of(pod) == asked(cpu=1000, **dict.fromkeys(kinds, 1))
-    assert port_kind("", 8080) == port_kind("TCP", 8080) == "hostport/TCP/8080"
-    assert host_port_kinds(pod_of(container("1"))) == ()
+    assert host_port_resources(pod) == kinds
+    assert pod_requests(pod) == pod_usage(pod) == asked(cpu=1000, **dict.fromkeys(kinds, 1))
+    assert host_port_resource("", 8080) == host_port_resource("TCP", 8080) == "hostport/TCP/8080"
+    assert host_port_resources(pod_of(container("1"))) == ()
     assert pod_requests(pod_of(container("1", **ports({"containerPort": 80})))) == asked(cpu=1000)
 
 
@@ -260,8 +266,8 @@ def test_a_host_port_is_asked_for_whoever_of_the_pod_has_it(of: str) -> None:
         if of == "a container"
         else pod_of(container("1"), init=(sidecar(**port),))
     )
-    assert host_port_kinds(pod) == ("hostport/TCP/8080",)
-    assert pod_requests(pod) == use_of(pod) == asked(cpu=1000, **{"hostport/TCP/8080": 1})
+    assert host_port_resources(pod) == ("hostport/TCP/8080",)
+    assert pod_requests(pod) == pod_usage(pod) == asked(cpu=1000, **{"hostport/TCP/8080": 1})
 
 
 def test_pods_of_one_template_share_their_ask() -> None:
@@ -338,7 +344,7 @@ def test_an_ask_is_what_the_formula_says(
     )
     expected = {name: formula(name, containers, init, whole, overhead) for name in NAMES}
     assert pod_requests(pod) == asked(**{name: units for name, units in expected.items() if units})
-    assert use_of(pod) == pod_requests(pod)
+    assert pod_usage(pod) == pod_requests(pod)
 
 
 @settings(max_examples=100, deadline=None)
@@ -354,4 +360,4 @@ def test_use_is_the_largest_of_three(
         name: ceil(max(QUANTITIES[side.get(name, "")] for side in sides) * (1000 if name == "cpu" else 1))
         for name in NAMES
     }
-    assert use_of(pod) == asked(**{name: units for name, units in expected.items() if units})
+    assert pod_usage(pod) == asked(**{name: units for name, units in expected.items() if units})

@@ -5,7 +5,7 @@ Amounts are whole units by kind, as a node of Kubernetes names them: `cpu` in mi
 absent is 0. A member is named by the uid of its pod, and so is the hold of a pod that is not ours. The hold
 of a pod whose job is over is named `left over: <uid>`; that of what a member uses beyond what it was given,
 `more: <uid>`. Kinds that the graph alone knows begin with `hostport/`, to keep host ports apart, or with
-`apart/`, to keep pods apart that ask for it.
+`anti-affinity/`, to keep pods apart that ask for it.
 
 The readings are not of one instant. What differs only because something happened in between is gone in the
 next ones; whoever compares must look twice.
@@ -39,7 +39,7 @@ ResourceUsage = Mapping[str, int]
 
 LEFT_OVER: Final = "left over: "
 MORE: Final = "more: "
-GRAPH_ALONE: Final = ("hostport/", "apart/")  # what such kinds begin with
+GRAPH_ALONE: Final = ("hostport/", "anti-affinity/")  # what such kinds begin with
 PLACING: Final = "placing"  # the phase of a member whose binding is under way
 
 

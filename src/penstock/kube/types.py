@@ -14,12 +14,10 @@ import msgspec
 
 __all__ = [
     "Affinity",
-    "BatchJob",
     "Condition",
     "Container",
     "ContainerState",
     "ContainerStatus",
-    "Deployment",
     "KubeObject",
     "LabelSelector",
     "NativePodGroup",
@@ -36,10 +34,9 @@ __all__ = [
     "PodSpec",
     "PodTemplateSpec",
     "PodToleration",
-    "ReplicaSet",
     "ResourceRequirements",
     "SelectorRequirement",
-    "StatefulSet",
+    "UnstructuredObject",
     "Volume",
 ]
 
@@ -274,46 +271,13 @@ class Node(KubeObject, frozen=True):
     status: _NodeStatus = _NodeStatus()
 
 
-class _JobSpec(_ApiStruct, frozen=True):
-    parallelism: int | None = None
-    completions: int | None = None
-    suspend: bool = False
-    active_deadline_seconds: int | None = None
-    template: PodTemplateSpec = PodTemplateSpec()
+class UnstructuredObject(KubeObject, frozen=True):
+    """An object of any kind, with its spec and status as plain JSON. Items of a list have no `kind`."""
 
-
-class _JobStatus(_ApiStruct, frozen=True):
-    start_time: str | None = None
-    succeeded: int = 0
-    conditions: tuple[Condition, ...] | None = None
-
-
-class BatchJob(KubeObject, frozen=True):
-    spec: _JobSpec = _JobSpec()
-    status: _JobStatus = _JobStatus()
-
-
-class _ReplicaSetSpec(_ApiStruct, frozen=True):
-    replicas: int | None = None
-    template: PodTemplateSpec = PodTemplateSpec()
-
-
-class ReplicaSet(KubeObject, frozen=True):
-    spec: _ReplicaSetSpec = _ReplicaSetSpec()
-
-
-class _StatefulSetSpec(_ApiStruct, frozen=True):
-    replicas: int | None = None
-    pod_management_policy: str = ""
-    template: PodTemplateSpec = PodTemplateSpec()
-
-
-class StatefulSet(KubeObject, frozen=True):
-    spec: _StatefulSetSpec = _StatefulSetSpec()
-
-
-class Deployment(KubeObject, frozen=True):
-    """Asked for its labels and annotations alone: its ReplicaSets have the rest."""
+    api_version: str = ""
+    kind: str = ""
+    spec: dict[str, object] = {}
+    status: dict[str, object] = {}
 
 
 class _PodGroupSpec(_ApiStruct, frozen=True):

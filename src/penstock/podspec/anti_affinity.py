@@ -1,7 +1,9 @@
 """Required anti-affinity on the host name: the rules in a pod's spec, and the resource that stands for each.
 
-A *rule* is a namespace and a label selector. Pods *carry* it (it stands in a required anti-affinity term of
-theirs) or are *selected* by it, or both.
+A *rule* is a namespace and a label selector. A pod *carries* a rule that is one of its required anti-
+affinity terms; it is *selected* by a rule whose selector matches its labels. A pod can be both.
+
+`penstock.backends.kube.anti_affinity` turns rules into capacity of nodes and requests of pods.
 """
 
 from __future__ import annotations
@@ -15,71 +17,82 @@ from typing import Final
 
 from penstock.kube.types import LabelSelector, Pod, PodAffinityTerm
 
-__all__ = ["Rule", "Test", "kind_of", "rule_of", "rules_of"]
+__all__ = ["AntiAffinityRule", "LabelTest", "resource_of", "rule_of", "rules_of"]
 
 _HOSTNAME: Final = "kubernetes.io/hostname"
-_TEXT_MAX: Final = 80
-_ODD: Final = re.compile(r"[^A-Za-z0-9_./-]")  # in no label, though a selector may ask for it
-_UNREADABLE: Final = re.compile(r"[^A-Za-z0-9_./=!,() -]")
+_TEXT_MAX: Final = 72
+_INVALID_IN_LABEL: Final = re.compile(r"[^A-Za-z0-9_./-]")  # a selector may contain it nevertheless
+_UNPRINTABLE: Final = re.compile(r"[^A-Za-z0-9_./=!,() -]")
 
-Test = tuple[str, str, tuple[str, ...]]  # the key of a label, an operator, values in order
+LabelTest = tuple[str, str, tuple[str, ...]]  # label key, operator, sorted values
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AntiAffinityRule:
     namespace: str
-    tests: tuple[Test, ...]  # each once and in order, so that equal rules are equal values
+    tests: tuple[LabelTest, ...]  # sorted and without duplicates, so that equivalent rules are equal
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        return all(_external_usage(test, labels) for test in self.tests)
+        return all(_passes(test, labels) for test in self.tests)
 
 
-def rule_of(namespace: str, term: PodAffinityTerm) -> Rule | None:
-    """The rule in a term of a pod's anti-affinity; None if it is about other places or namespaces."""
+def rule_of(namespace: str, term: PodAffinityTerm) -> AntiAffinityRule | None:
+    """The rule in an anti-affinity term of a pod; None for another topology key or other namespaces."""
     selector = term.label_selector
-    is_here = term.namespace_selector is None and set(term.namespaces or ()) <= {namespace}
-    if term.topology_key != _HOSTNAME or not is_here or selector is None:
+    is_local = term.namespace_selector is None and set(term.namespaces or ()) <= {namespace}
+    if term.topology_key != _HOSTNAME or not is_local or selector is None:
         return None
-    return Rule(namespace, _tests(selector))
+    return AntiAffinityRule(namespace, _tests(selector))
 
 
-def _tests(selector: LabelSelector) -> tuple[Test, ...]:
-    tests: set[Test] = {(key, "In", (value,)) for key, value in (selector.match_labels or {}).items()}
+def rules_of(pod: Pod) -> Iterable[AntiAffinityRule]:
+    """The rules that a pod carries, each once."""
+    affinity = pod.spec.affinity
+    if affinity is None or affinity.pod_anti_affinity is None:
+        return ()
+    terms = affinity.pod_anti_affinity.required or ()
+    rules = (rule_of(pod.metadata.namespace, term) for term in terms)
+    return dict.fromkeys(rule for rule in rules if rule is not None)
+
+
+def _tests(selector: LabelSelector) -> tuple[LabelTest, ...]:
+    tests: set[LabelTest] = {(key, "In", (value,)) for key, value in (selector.match_labels or {}).items()}
     for one in selector.match_expressions or ():
         values = one.values or () if one.operator in ("In", "NotIn") else ()
         tests.add((one.key, one.operator, tuple(sorted(set(values)))))
     return tuple(sorted(tests))
 
 
-def _external_usage(test: Test, labels: Mapping[str, str]) -> bool:
+def _passes(test: LabelTest, labels: Mapping[str, str]) -> bool:
     key, operator, values = test
-    held = labels.get(key)
+    value = labels.get(key)
     match operator:
         case "In":
-            return held is not None and held in values
+            return value is not None and value in values
         case "NotIn":
-            return held is None or held not in values
+            return value is None or value not in values
         case "Exists":
-            return held is not None
+            return value is not None
         case "DoesNotExist":
-            return held is None
+            return value is None
     return False
 
 
 @lru_cache(maxsize=4096)
-def kind_of(rule: Rule) -> str:
-    """`apart/<namespace>/<selector>`, the selector as people write it, and short."""
-    text = ",".join(map(_shown, rule.tests)) or "*"
-    is_odd = any(
-        _ODD.search(word) for key, operator, values in rule.tests for word in (key, operator, *values)
-    )
-    if is_odd or len(text) > _TEXT_MAX:
+def resource_of(rule: AntiAffinityRule) -> str:
+    """`anti-affinity/<namespace>/<selector>`, with the selector as kubectl writes it.
+
+    A selector that is long, or contains what no label can, is cut and made unique by a digest.
+    """
+    text = ",".join(map(_selector_text, rule.tests)) or "*"
+    words = (word for key, operator, values in rule.tests for word in (key, operator, *values))
+    if len(text) > _TEXT_MAX or any(_INVALID_IN_LABEL.search(word) for word in words):
         digest = sha256(repr(rule.tests).encode()).hexdigest()[:12]
-        text = f"{_UNREADABLE.sub('?', text)[:_TEXT_MAX]}~{digest}"
-    return f"apart/{rule.namespace}/{text}"
+        text = f"{_UNPRINTABLE.sub('?', text)[:_TEXT_MAX]}~{digest}"
+    return f"anti-affinity/{rule.namespace}/{text}"
 
 
-def _shown(test: Test) -> str:
+def _selector_text(test: LabelTest) -> str:
     key, operator, values = test
     match operator:
         case "In" if len(values) == 1:
@@ -93,12 +106,3 @@ def _shown(test: Test) -> str:
         case "DoesNotExist":
             return f"!{key}"
     return f"{key} {operator}"
-
-
-def rules_of(pod: Pod) -> Iterable[Rule]:
-    affinity = pod.spec.affinity
-    if affinity is None or affinity.pod_anti_affinity is None:
-        return ()
-    terms = affinity.pod_anti_affinity.required or ()
-    rules = (rule_of(pod.metadata.namespace, term) for term in terms)
-    return dict.fromkeys(rule for rule in rules if rule is not None)

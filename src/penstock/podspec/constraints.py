@@ -1,16 +1,17 @@
-"""Where a pod may go, as a constraint, and what it asks for that is not honoured.
+"""On which nodes a pod may run, as a constraint, and which of its requirements are not supported.
 
-A pod's node selector, required node affinity and tolerations, and the places of its bound volumes, become one
-constraint. What cannot be said as a constraint on single nodes is a refusal: a pod that has one is left
-alone and told so, since to place it all the same would break what it asks for. Preferences (preferred
-affinity, `ScheduleAnyway`) are passed over by design, and limits on how many volumes a node can attach are
-not counted.
+Node selector, required node affinity, tolerations and the node affinity of bound volumes become one
+constraint. A requirement that cannot be expressed as a constraint on single nodes is a problem: the pod is
+not scheduled, since ignoring a requirement would break what the user relies on. Preferences (preferred
+affinity, `ScheduleAnyway`) are ignored by design, and attach limits of CSI drivers are not counted.
 
-Required anti-affinity to pods like itself, on the host name, is what people write to get one pod per node.
-It becomes distinct nodes within the pod's group, and what `anti_affinity` makes of it beyond that. Two
-nodes with the same host name label count as two. Anything else that is required of other pods is refused.
+Required anti-affinity to pods with the pod's own labels, on the host name, is the usual way to request one
+pod per node. It becomes `distinct_nodes` within the pod's group, and a resource beyond the group
+(`anti_affinity`). Two nodes with the same host name label count as two. Other required relations to pods
+are not supported.
 
-Pods of one template give equal values, and mostly the same object, so that equal requests are found quickly.
+Pods of one template yield equal values, mostly the same object, so that equal requests are recognised
+quickly.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ from penstock.model.constraint import (
     ValueOperator,
 )
 from penstock.podspec.anti_affinity import rule_of
+from penstock.podspec.problems import UNSUPPORTED_SPEC, VOLUME_NOT_READY, PodProblem
 
 __all__ = ["Requirements", "VolumeLookup", "requirements_of"]
 
-_BOUND: Final = "pv.kubernetes.io/bind-completed"
-_ONE_POD: Final = "ReadWriteOncePod"
+_BOUND_ANNOTATION: Final = "pv.kubernetes.io/bind-completed"
+_ONCE_POD: Final = "ReadWriteOncePod"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
-_ZONE_JOINT: Final = "__"
-_ZONE_KEYS: Final = {  # by the label of a volume: what a node may have instead
+_ZONE_SEPARATOR: Final = "__"
+_ZONE_KEYS: Final = {  # label of a volume -> label that a node may have in its place
     "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
     "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
     "topology.kubernetes.io/zone": "",
@@ -62,7 +64,7 @@ _NOWHERE: Final = Not(())
 
 
 class VolumeLookup(Protocol):
-    """What is known of claims and volumes."""
+    """Finds claims and volumes by name."""
 
     def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None: ...
 
@@ -72,8 +74,8 @@ class VolumeLookup(Protocol):
 @dataclass(frozen=True, slots=True)
 class Requirements:
     constraint: Constraint
-    distinct_nodes: bool = False  # no two of its group on one node
-    refusals: tuple[str, ...] = ()  # what it asks for and does not get, as sentences to be shown
+    distinct_nodes: bool = False  # no two pods of its group on one node
+    problems: tuple[PodProblem, ...] = ()  # what is not supported first
 
 
 def requirements_of(pod: Pod, volumes: VolumeLookup) -> Requirements:
@@ -85,7 +87,7 @@ def requirements_of(pod: Pod, volumes: VolumeLookup) -> Requirements:
         or spec.resource_claims
         or any(_has_claim(volume) for volume in spec.volumes or ())
     ):
-        return _bare(spec.tolerations or ())
+        return _only_tolerations(spec.tolerations or ())
     parts: list[Constraint] = [
         Value(key, ValueOperator.IN, (value,)) for key, value in sorted((spec.node_selector or {}).items())
     ]
@@ -95,29 +97,32 @@ def requirements_of(pod: Pod, volumes: VolumeLookup) -> Requirements:
         if required is not None:
             parts.append(_any_of(_term(term) for term in required.node_selector_terms))
     parts.append(_tolerates(spec.tolerations or ()))
-    distinct_nodes, refusals = _other_pods(pod)
-    refusals += _beside_pods(pod)
-    for claim in _claims(pod):
-        places, refused = _claimed(pod.metadata.namespace, claim, volumes)
-        parts += places
-        refusals += refused
-    return Requirements(_shared(_all_of(parts)), distinct_nodes, tuple(refusals))
+    distinct_nodes, problems = _pod_relations(pod)
+    problems += _unsupported(pod)
+    not_ready: list[PodProblem] = []
+    for name in _claims(pod):
+        found = _claim_constraints(pod.metadata.namespace, name, volumes)
+        if isinstance(found, PodProblem):
+            (problems if found.reason == UNSUPPORTED_SPEC else not_ready).append(found)
+        else:
+            parts += found
+    return Requirements(_interned(_all_of(parts)), distinct_nodes, (*problems, *not_ready))
 
 
 @lru_cache(maxsize=1024)
-def _bare(tolerations: tuple[types.PodToleration, ...]) -> Requirements:
+def _only_tolerations(tolerations: tuple[types.PodToleration, ...]) -> Requirements:
     return Requirements(_tolerates(tolerations))
 
 
 @lru_cache(maxsize=4096)
-def _shared(constraint: Constraint) -> Constraint:
-    """The first of equals: thousands of pods then have one tree in common."""
+def _interned(constraint: Constraint) -> Constraint:
+    """The first of equal constraints, so that thousands of pods share one tree."""
     return constraint
 
 
 @lru_cache(maxsize=1024)
 def _tolerates(tolerations: tuple[types.PodToleration, ...]) -> Tolerates:
-    """Each once and in order. What can tolerate nothing that forbids is left out."""
+    """Sorted and without duplicates, and without tolerations that tolerate no taint which keeps pods off."""
     kept = {
         Toleration(
             toleration.key,
@@ -132,13 +137,14 @@ def _tolerates(tolerations: tuple[types.PodToleration, ...]) -> Tolerates:
     return Tolerates(tuple(sorted(kept, key=lambda t: (t.key, t.operator.value, t.value, t.effect))))
 
 
-# Nodes
+# Node selector terms
 
 
 def _term(term: types.NodeSelectorTerm, *, has_fields: bool = True) -> Constraint | None:
-    """What a term of a node selector asks for; None if it matches nothing, as one that asks for nothing does.
+    """A term of a node selector; None if it matches no node.
 
-    One bad requirement spoils its term. Fields are those of a node: a volume's term is tested on labels only.
+    As in Kubernetes, an empty term matches nothing, and so does a term with an invalid requirement.
+    `has_fields` is False for the terms of a volume, which Kubernetes tests on labels only.
     """
     if not term.match_expressions and not term.match_fields:
         return None
@@ -175,7 +181,7 @@ def _label_test(requirement: types.SelectorRequirement) -> Value | None:
 
 
 def _is_integer(text: str) -> bool:
-    """Without a sign: a value with one is no value of a label, and Kubernetes takes only such."""
+    """Without a sign, since Kubernetes accepts only values that a label can have."""
     return _INTEGER.fullmatch(text) is not None and int(text) <= _INTEGER_MAX
 
 
@@ -221,29 +227,33 @@ def _claims(pod: Pod) -> list[str]:
     )
 
 
-def _claimed(namespace: str, name: str, volumes: VolumeLookup) -> tuple[list[Constraint], list[str]]:
-    """Where a claim lets its pods go, or why it lets them go nowhere."""
+def _claim_constraints(namespace: str, name: str, volumes: VolumeLookup) -> list[Constraint] | PodProblem:
+    """On which nodes the volume of a claim can be used, or why the claim cannot be used."""
     claim = volumes.claim(namespace, name)
+    where = f"PersistentVolumeClaim {name}"
     if claim is None:
-        return [], [f"volume claim {name} does not exist"]
+        return PodProblem(VOLUME_NOT_READY, f"{where} does not exist")
     if claim.metadata.deletion_timestamp is not None:
-        return [], [f"volume claim {name} is being deleted"]
+        return PodProblem(VOLUME_NOT_READY, f"{where} is being deleted")
     if claim.status.phase == "Lost":
-        return [], [f"volume claim {name} has lost its volume"]
-    if _ONE_POD in claim.spec.access_modes:
-        text = f"volume claim {name} is for one pod at a time ({_ONE_POD}), which is not honoured"
-        return [], [text]
-    if not claim.spec.volume_name or _BOUND not in (claim.metadata.annotations or {}):
-        text = f"volume claim {name} is not bound to a volume yet, and claims are not bound for pods here"
-        return [], [text]
+        return PodProblem(VOLUME_NOT_READY, f"{where} has lost its volume (phase Lost)")
+    if _ONCE_POD in claim.spec.access_modes:
+        text = f"{where}: access mode {_ONCE_POD} is not supported; use ReadWriteOnce"
+        return PodProblem(UNSUPPORTED_SPEC, text)
+    if not claim.spec.volume_name or _BOUND_ANNOTATION not in (claim.metadata.annotations or {}):
+        text = (
+            f"{where} is not bound to a volume, and Penstock does not bind claims; "
+            "use a StorageClass with volumeBindingMode Immediate"
+        )
+        return PodProblem(VOLUME_NOT_READY, text)
     volume = volumes.volume(claim.spec.volume_name)
     if volume is None:
-        text = f"volume {claim.spec.volume_name} of volume claim {name} does not exist"
-        return [], [text]
-    return _places(volume), []
+        text = f"PersistentVolume {claim.spec.volume_name} of {where} does not exist"
+        return PodProblem(VOLUME_NOT_READY, text)
+    return _volume_constraints(volume)
 
 
-def _places(volume: PersistentVolume) -> list[Constraint]:
+def _volume_constraints(volume: PersistentVolume) -> list[Constraint]:
     parts: list[Constraint] = []
     affinity = volume.spec.node_affinity
     if affinity is not None and affinity.required is not None:
@@ -259,64 +269,73 @@ def _places(volume: PersistentVolume) -> list[Constraint]:
 
 
 def _zone_test(key: str, joined: str) -> Constraint | None:
-    """That a node is in one of a volume's zones; None for a label that says nothing."""
-    zones = tuple(sorted({zone.strip() for zone in joined.split(_ZONE_JOINT)}))
+    """That a node is in one of a volume's zones; None if the label names an empty zone."""
+    zones = tuple(sorted({zone.strip() for zone in joined.split(_ZONE_SEPARATOR)}))
     if "" in zones:
         return None
     test = Value(key, ValueOperator.IN, zones)
-    instead = _ZONE_KEYS[key]
-    if not instead:
+    alternative = _ZONE_KEYS[key]
+    if not alternative:
         return test
     absent = Value(key, ValueOperator.DOES_NOT_EXIST)
-    return Or((test, And((absent, Value(instead, ValueOperator.IN, zones)))))
+    return Or((test, And((absent, Value(alternative, ValueOperator.IN, zones)))))
 
 
-# What is not honoured
+# What is not supported
 
 
-def _beside_pods(pod: Pod) -> list[str]:
+def _unsupported(pod: Pod) -> list[PodProblem]:
     spec = pod.spec
-    refusals = [
-        f"spec.topologySpreadConstraints[{index}] (DoNotSchedule, on {spread.topology_key}) is not honoured"
+    texts = [
+        f"spec.topologySpreadConstraints[{index}] ({spread.topology_key}): DoNotSchedule is not supported; "
+        "use ScheduleAnyway"
         for index, spread in enumerate(spec.topology_spread_constraints or ())
         if spread.when_unsatisfiable != "ScheduleAnyway"
     ]
-    refusals += [
-        f"spec.resourceClaims[{index}] ({claim.name}) is not honoured"
+    texts += [
+        f"spec.resourceClaims[{index}] ({claim.name}): resource claims are not supported; "
+        "request an extended resource"
         for index, claim in enumerate(spec.resource_claims or ())
     ]
-    refusals += [
-        f"spec.volumes[{index}] ({volume.name}) is a generic ephemeral volume, which is not honoured"
+    texts += [
+        f"spec.volumes[{index}] ({volume.name}): generic ephemeral volumes are not supported; "
+        "use a PersistentVolumeClaim that is bound"
         for index, volume in enumerate(spec.volumes or ())
         if volume.ephemeral is not None
     ]
-    return refusals
+    return [PodProblem(UNSUPPORTED_SPEC, text) for text in texts]
 
 
-def _other_pods(pod: Pod) -> tuple[bool, list[str]]:
-    """Whether a pod wants to be apart from its like, and what else it requires of other pods."""
+def _pod_relations(pod: Pod) -> tuple[bool, list[PodProblem]]:
+    """Whether a pod has anti-affinity to its own labels, and its other required relations to pods."""
     affinity = pod.spec.affinity
     if affinity is None:
         return False, []
-    refusals: list[str] = []
+    problems: list[PodProblem] = []
     if affinity.pod_affinity is not None:
         for index, term in enumerate(affinity.pod_affinity.required or ()):
-            refusals.append(_unhonoured("podAffinity", index, term))
+            where = _term_path("podAffinity", index, term)
+            text = f"{where}: required pod affinity is not supported; use preferred affinity"
+            problems.append(PodProblem(UNSUPPORTED_SPEC, text))
     distinct_nodes = False
     if affinity.pod_anti_affinity is not None:
         for index, term in enumerate(affinity.pod_anti_affinity.required or ()):
-            if _is_apart_from_itself(pod, term):
+            if _excludes_own_labels(pod, term):
                 distinct_nodes = True
-            else:
-                refusals.append(_unhonoured("podAntiAffinity", index, term))
-    return distinct_nodes, refusals
+                continue
+            where = _term_path("podAntiAffinity", index, term)
+            text = (
+                f"{where}: required anti-affinity is supported only with topologyKey kubernetes.io/hostname, "
+                "in the pod's namespace, and with a selector that matches the pod's own labels"
+            )
+            problems.append(PodProblem(UNSUPPORTED_SPEC, text))
+    return distinct_nodes, problems
 
 
-def _unhonoured(part: str, index: int, term: types.PodAffinityTerm) -> str:
-    place = f"spec.affinity.{part}.{_REQUIRED}[{index}]"
-    return f"{place} (on {term.topology_key}) is not honoured"
+def _term_path(relation: str, index: int, term: types.PodAffinityTerm) -> str:
+    return f"spec.affinity.{relation}.{_REQUIRED}[{index}] (topologyKey {term.topology_key})"
 
 
-def _is_apart_from_itself(pod: Pod, term: types.PodAffinityTerm) -> bool:
+def _excludes_own_labels(pod: Pod, term: types.PodAffinityTerm) -> bool:
     rule = rule_of(pod.metadata.namespace, term)
     return rule is not None and rule.selects(pod.metadata.labels or {})

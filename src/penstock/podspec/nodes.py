@@ -1,10 +1,11 @@
-"""A Node as a fact: what it has, what it lies in, what is written on it.
+"""A Node as a fact: its capacity, its topology domains, its labels and taints.
 
-What a node can give is its allocatable, each resource a divisible pool. Labels become properties, and the
-taints that forbid become one more (`TAINTS_PROPERTY`); a cordon is such a taint, since a pod can tolerate it.
-A node is down only when its kubelet does not say that it is ready: tolerations cannot make it start anything.
+The capacity of a node is its allocatable, each resource as one divisible pool. Labels become properties,
+and the taints that keep pods off become one more property (`TAINTS_PROPERTY`). A cordon counts as a taint,
+since a pod can tolerate it. A node is down only while its Ready condition is not True: no toleration makes
+a kubelet that is not ready start a pod.
 
-Nothing that changes by the clock alone is in a fact, so a heartbeat gives the same one again.
+A fact contains nothing that changes with time alone, so that a heartbeat yields an equal fact.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ __all__ = ["DEFAULT_TOPOLOGY_LEVELS", "LEVELS_MAX", "TopologyLevel", "node_fact"
 LEVELS_MAX: Final = 8
 
 _CORDON: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
-_KIND: Final = re.compile(r"[a-z][a-z0-9_-]{0,30}")
+_LEVEL_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _LABEL: Final = re.compile(
     r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 )
-_TAKEN: Final = frozenset(["cluster", "node", "slot", "cpu", "memory", "ephemeral-storage", PODS])
-_FORM: Final = "kind=label, with commas between: rack=example.com/rack,block=example.com/block"
+_RESERVED: Final = frozenset(["cluster", "node", "slot", "cpu", "memory", "ephemeral-storage", PODS])
+_FORM: Final = "NAME=LABEL, separated by commas, such as rack=example.com/rack,block=example.com/block"
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyLevel:
-    """A kind of place that nodes lie in, and the label that says in which."""
+    """A level such as `rack`, and the node label whose value names the domain."""
 
-    kind: str
+    name: str
     label: str
 
 
@@ -48,44 +49,50 @@ DEFAULT_TOPOLOGY_LEVELS: Final = (
 
 
 def parse_topology_levels(text: str) -> tuple[TopologyLevel, ...]:
-    """The levels of a cluster, outermost first: regions, zones, and then those that the text adds."""
+    """The topology levels of a cluster, outermost first: region, zone, and then those in the text."""
     topology_levels = list(DEFAULT_TOPOLOGY_LEVELS)
     for part in text.split(",") if text.strip() else ():
-        kind, equals, label = (piece.strip() for piece in part.partition("="))
+        name, equals, label = (piece.strip() for piece in part.partition("="))
         if not equals:
-            raise _bad_topology_levels("not a level", part, _FORM)
-        if _KIND.fullmatch(kind) is None or kind in _TAKEN:
+            raise _bad_topology_levels("not a topology level", part, _FORM)
+        if _LEVEL_NAME.fullmatch(name) is None or name in _RESERVED:
             raise _bad_topology_levels(
-                "not a name for a level", kind, "a short word in lower case that names no resource"
+                "invalid name of a topology level",
+                name,
+                "a lower-case word of at most 31 characters that is not the name of a resource",
             )
         if _LABEL.fullmatch(label) is None:
-            raise _bad_topology_levels("not the key of a label", label, "a key such as example.com/rack")
-        if any(
-            kind == topology_level.kind or label == topology_level.label for topology_level in topology_levels
-        ):
-            raise _bad_topology_levels("the level is there already", part, "each kind and each label once")
-        topology_levels.append(TopologyLevel(kind, label))
+            raise _bad_topology_levels("invalid label key", label, "a label key such as example.com/rack")
+        if any(name == one.name or label == one.label for one in topology_levels):
+            raise _bad_topology_levels(
+                "duplicate topology level",
+                part,
+                "each name and each label once; region and zone are built in",
+            )
+        topology_levels.append(TopologyLevel(name, label))
     if len(topology_levels) > LEVELS_MAX:
         raise _bad_topology_levels(
-            "too many levels", str(len(topology_levels)), f"at most {LEVELS_MAX}, region and zone included"
+            "too many topology levels",
+            str(len(topology_levels)),
+            f"at most {LEVELS_MAX}, region and zone included",
         )
     return tuple(topology_levels)
 
 
-def node_fact(node: Node, topology_levels: Sequence[TopologyLevel], extra: Mapping[str, int]) -> NodeSet:
-    """What the scheduler is told of a node. `extra` is what every node has because pods ask for it.
+def node_fact(
+    node: Node, topology_levels: Sequence[TopologyLevel], virtual_resources: Mapping[str, int]
+) -> NodeSet:
+    """`virtual_resources`: units of host ports and anti-affinity rules, of which every node has the same.
 
-    A quantity that cannot be read is a `BadRequest` that says where in the node it stands.
+    A quantity that cannot be read is a `BadRequest` with its location in the node.
     """
     labels = node.metadata.labels or {}
     not_ready = _why_not_ready(node)
     return NodeSet(
         node=node.metadata.name,
-        capacity=_capacity(node.status.allocatable or {}, extra),
+        capacity=_capacity(node.status.allocatable or {}, virtual_resources),
         topology_levels=tuple(
-            (topology_level.kind, name)
-            for topology_level in topology_levels
-            if (name := labels.get(topology_level.label))
+            (level.name, domain) for level in topology_levels if (domain := labels.get(level.label))
         ),
         labels=_properties(labels, node),
         up=not not_ready,
@@ -93,19 +100,19 @@ def node_fact(node: Node, topology_levels: Sequence[TopologyLevel], extra: Mappi
     )
 
 
-def _capacity(allocatable: Mapping[str, str], extra: Mapping[str, int]) -> tuple[Capacity, ...]:
-    """In the order of kinds. What a node has none of is left out, except that it always tells of pods."""
+def _capacity(allocatable: Mapping[str, str], virtual_resources: Mapping[str, int]) -> tuple[Capacity, ...]:
+    """Sorted by resource. A resource of which the node has none is left out, except `pods`."""
     units = {
-        name: units_of(name, text, "status.allocatable")
-        for name, text in allocatable.items()
-        if name == PODS or is_counted(name)
+        resource: units_of(resource, text, "status.allocatable")
+        for resource, text in allocatable.items()
+        if resource == PODS or is_counted(resource)
     }
-    units.update(extra)
+    units.update(virtual_resources)
     units.setdefault(PODS, 0)
     return tuple(
-        Capacity(kind, amount, divisible=True)
-        for kind, amount in sorted(units.items())
-        if amount or kind == PODS
+        Capacity(resource, count, divisible=True)
+        for resource, count in sorted(units.items())
+        if count or resource == PODS
     )
 
 
@@ -124,14 +131,14 @@ def _properties(labels: Mapping[str, str], node: Node) -> tuple[tuple[str, str],
 
 
 def _why_not_ready(node: Node) -> str:
-    """Empty for a node that is ready."""
+    """Empty if the node is ready."""
     for condition in node.status.conditions or ():
         if condition.type == "Ready":
             if condition.status == "True":
                 return ""
             return f"not ready: {condition.reason or condition.status or 'no reason given'}"
-    return "not ready: its kubelet has not said so"
+    return "not ready: the kubelet has not reported the Ready condition"
 
 
 def _bad_topology_levels(summary: str, found: str, expected: str) -> BadRequest:
-    return BadRequest(summary, where="levels", found=repr(found), expected=expected)
+    return BadRequest(summary, where="kube.topology_levels", found=repr(found), expected=expected)

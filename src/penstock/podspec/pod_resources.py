@@ -1,14 +1,14 @@
-"""What pods ask for and what they use, in units that a scheduler can add up.
+"""Resource requests and usage of pods, in integer units per resource.
 
-Of a pod that is to be placed its spec alone counts: containers and sidecars add up, each init container
-stands beside the sidecars that were started before it, and the larger of both is asked for; what a pod asks
-for as a whole replaces that, and overhead comes on top. Of a pod on a node the larger of what it wants, has
-been given and has counts, so that a resize under way takes what it may need. Requests that were left out in
-favour of limits are filled in by the API server, so limits are not looked at.
+The requests of a pod that waits are computed from its spec alone, by Kubernetes' rules: containers and
+sidecars add up; each init container runs beside the sidecars that were started before it; the larger of
+both sums counts; pod-level requests replace that sum, and overhead is added. For a pod on a node the
+largest of desired, allocated and actual resources counts, so that a resize in progress is covered. Limits
+are not read: the API server copies them to requests that are left out.
 
-Sums are exact, in billionths, and rounded up at the end, as Kubernetes does it: two requests of half a
-millicore are one millicore. Each pod takes one of its node's `pods`, and each host port is a kind of its own
-of which a node has one.
+Sums are exact, in billionths, and rounded up once at the end, as Kubernetes does: two requests of half a
+millicore are one millicore. Each pod uses one unit of its node's `pods`. Each host port is a resource of
+which every node has one unit.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from penstock.model.quantity import QUANTITY_MAX, BadQuantity, parse_quantity
 __all__ = [
     "PODS",
     "ResourceList",
-    "host_port_kinds",
+    "host_port_resource",
+    "host_port_resources",
     "is_counted",
     "pod_requests",
-    "port_kind",
+    "pod_usage",
     "units_of",
-    "use_of",
 ]
 
 ResourceList = tuple[tuple[str, int], ...]
@@ -42,13 +42,13 @@ _NAMES: Final = frozenset([_CPU, "memory", "ephemeral-storage"])
 _PREFIXES: Final = ("hugepages-", "attachable-volumes-")
 _SIDECAR: Final = "Always"  # the restart policy that makes an init container one
 
-_Exact = dict[str, int]  # billionths, by name
+_Billionths = dict[str, int]  # by resource
 
 
 def pod_requests(pod: Pod) -> ResourceList:
-    """What a pod that is to be placed asks for: kinds in order, all above zero. Its status plays no part.
+    """The requests of a pod, sorted by resource, without zeros. Its status is not read.
 
-    Bad quantities are a `BadRequest` that says where in the pod they stand.
+    A quantity that cannot be read is a `BadRequest` with its location in the pod.
     """
     spec = pod.spec
     containers = spec.containers
@@ -60,46 +60,46 @@ def pod_requests(pod: Pod) -> ResourceList:
         and spec.resources is None
     ):
         requests = containers[0].resources.requests
-        return _plain_ask(tuple(requests.items()) if requests else ())
-    whole = spec.resources.requests if spec.resources is not None else None
+        return _single_container_requests(tuple(requests.items()) if requests else ())
+    pod_level = spec.resources.requests if spec.resources is not None else None
     return _total(
         spec,
         [_own(container, "spec.containers", index) for index, container in enumerate(containers)],
         [_own(container, "spec.initContainers", i) for i, container in enumerate(spec.init_containers or ())],
-        _pod_level(_exact(whole, "spec.resources.requests")),
+        _pod_level(_exact(pod_level, "spec.resources.requests")),
     )
 
 
-def use_of(pod: Pod) -> ResourceList:
-    """What a pod on a node uses. As `pod_requests` for one of which the kubelet has told nothing else."""
+def pod_usage(pod: Pod) -> ResourceList:
+    """What a pod on a node uses: its requests, unless its status reports other resources."""
     spec, status = pod.spec, pod.status
     statuses = {
-        told.name: told
-        for told in (*(status.container_statuses or ()), *(status.init_container_statuses or ()))
-        if told.resources is not None
+        one.name: one
+        for one in (*(status.container_statuses or ()), *(status.init_container_statuses or ()))
+        if one.resources is not None
     }
-    if _is_as_wanted(pod, statuses):
+    if _matches_spec(pod, statuses):
         return pod_requests(pod)
     infeasible = _is_infeasible(pod)
 
-    def effective(container: Container, part: str, index: int) -> _Exact:
+    def effective(container: Container, part: str, index: int) -> _Billionths:
         own = _own(container, part, index)
-        told = statuses.get(container.name)
-        if told is None or told.resources is None:
+        reported = statuses.get(container.name)
+        if reported is None or reported.resources is None:
             return own
         where = f"status of container {container.name}"
-        has = _exact(told.resources.requests, f"{where}: resources.requests")
-        given = _exact(told.allocated_resources, f"{where}: allocatedResources")
-        return _greatest((has, given) if infeasible else (own, has, given))
+        actual = _exact(reported.resources.requests, f"{where}: resources.requests")
+        allocated = _exact(reported.allocated_resources, f"{where}: allocatedResources")
+        return _greatest((actual, allocated) if infeasible else (own, actual, allocated))
 
-    whole = _pod_level(
+    pod_level = _pod_level(
         _exact(spec.resources.requests if spec.resources is not None else None, "spec.resources.requests")
     )
     if status.resources is not None:
-        has = _exact(status.resources.requests, "status.resources.requests")
-        given = _exact(status.allocated_resources, "status.allocatedResources")
-        larger = _greatest((has, given) if infeasible else (whole, has, given))
-        whole = {name: larger.get(name, 0) for name in whole}
+        actual = _exact(status.resources.requests, "status.resources.requests")
+        allocated = _exact(status.allocated_resources, "status.allocatedResources")
+        larger = _greatest((actual, allocated) if infeasible else (pod_level, actual, allocated))
+        pod_level = {resource: larger.get(resource, 0) for resource in pod_level}
     return _total(
         spec,
         [effective(container, "spec.containers", i) for i, container in enumerate(spec.containers)],
@@ -107,37 +107,37 @@ def use_of(pod: Pod) -> ResourceList:
             (effective if _is_sidecar(container) else _own)(container, "spec.initContainers", i)
             for i, container in enumerate(spec.init_containers or ())
         ],
-        whole,
+        pod_level,
     )
 
 
-def port_kind(protocol: str, port: int) -> str:
-    """The kind under which a node has a host port once.
+def host_port_resource(protocol: str, port: int) -> str:
+    """The resource that stands for a host port; every node has one unit.
 
     The address is left out: Kubernetes lets two pods share a port of a node if both name an address and the
-    addresses differ. Here they conflict, so a node can be refused that would do, but never the other way.
+    addresses differ. Here they conflict, so that a node may be skipped that would do, but never the reverse.
     """
     return f"hostport/{protocol or 'TCP'}/{port}"
 
 
-def host_port_kinds(pod: Pod) -> tuple[str, ...]:
-    """Of containers and sidecars, each once, in order."""
+def host_port_resources(pod: Pod) -> tuple[str, ...]:
+    """The host ports of containers and sidecars, sorted and without duplicates."""
     spec = pod.spec
     if spec.init_containers is None and not any(container.ports for container in spec.containers):
         return ()
-    return _port_kinds(spec)
+    return _host_ports(spec)
 
 
 @lru_cache(maxsize=4096)
 def is_counted(name: str) -> bool:
-    """Whether a resource of this name plays a part in where a pod can go; others are passed over."""
+    """Whether a resource of this name is scheduled by; others are ignored, as by kube-scheduler."""
     if name in _NAMES or name.startswith(_PREFIXES):
         return True
     return "/" in name and (not name.startswith("requests.") or "kubernetes.io/" in name)
 
 
 def units_of(name: str, text: str, where: str) -> int:
-    """A quantity in the units of its kind, rounded up: millicores, bytes, pieces."""
+    """A quantity in the units of its resource, rounded up: millicores, bytes, pieces."""
     try:
         units = parse_quantity(text, scale=_scale(name))
     except BadQuantity as error:
@@ -148,45 +148,47 @@ def units_of(name: str, text: str, where: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _plain_ask(requests: tuple[tuple[str, str], ...]) -> ResourceList:
-    """The ask of a pod with one container and nothing special, which is most of them."""
-    amounts = [
+def _single_container_requests(requests: tuple[tuple[str, str], ...]) -> ResourceList:
+    """The requests of a pod with one container and nothing special, as most pods are."""
+    units_by_resource = [
         (name, units)
         for name, text in requests
         if is_counted(name) and (units := units_of(name, text, "spec.containers[0].resources.requests"))
     ]
-    amounts.append((PODS, 1))
-    return tuple(sorted(amounts))
+    units_by_resource.append((PODS, 1))
+    return tuple(sorted(units_by_resource))
 
 
-def _total(spec: PodSpec, containers: list[_Exact], inits: list[_Exact], whole: _Exact) -> ResourceList:
-    total: _Exact = {}
-    for amounts in containers:
-        _add(total, amounts)
-    sidecars: _Exact = {}
-    peaks: list[_Exact] = []
-    for container, amounts in zip(spec.init_containers or (), inits, strict=True):
+def _total(
+    spec: PodSpec, containers: list[_Billionths], inits: list[_Billionths], pod_level: _Billionths
+) -> ResourceList:
+    total: _Billionths = {}
+    for requests in containers:
+        _add(total, requests)
+    sidecars: _Billionths = {}
+    peaks: list[_Billionths] = []
+    for container, requests in zip(spec.init_containers or (), inits, strict=True):
         peak = dict(sidecars)
-        _add(peak, amounts)
+        _add(peak, requests)
         peaks.append(peak)
         if _is_sidecar(container):
-            _add(sidecars, amounts)
+            _add(sidecars, requests)
     _add(total, sidecars)
     total = _greatest((total, *peaks))
-    total.update(whole)
+    total.update(pod_level)
     _add(total, _exact(spec.overhead, "spec.overhead"))
     rounded = [(name, _rounded_up(name, exact)) for name, exact in total.items() if exact > 0]
     rounded.append((PODS, 1))
-    rounded.extend((kind, 1) for kind in _port_kinds(spec))
+    rounded.extend((port, 1) for port in _host_ports(spec))
     rounded.sort()
     return tuple(rounded)
 
 
-def _own(container: Container, part: str, index: int) -> _Exact:
+def _own(container: Container, part: str, index: int) -> _Billionths:
     return _exact(container.resources.requests, f"{part}[{index}].resources.requests")
 
 
-def _exact(requests: Mapping[str, str] | None, where: str) -> _Exact:
+def _exact(requests: Mapping[str, str] | None, where: str) -> _Billionths:
     if not requests:
         return {}
     return {name: _billionths(name, text, where) for name, text in requests.items() if is_counted(name)}
@@ -194,7 +196,7 @@ def _exact(requests: Mapping[str, str] | None, where: str) -> _Exact:
 
 @lru_cache(maxsize=4096)
 def _billionths(name: str, text: str, where: str) -> int:
-    """Exact; but what is larger than 9 billion is rounded up to units first."""
+    """Exact, except that a quantity above 9 billion is rounded up to units first."""
     units = units_of(name, text, where)
     try:
         return parse_quantity(text, scale=_NANO)
@@ -205,7 +207,9 @@ def _billionths(name: str, text: str, where: str) -> int:
 def _rounded_up(name: str, exact: int) -> int:
     units = -(-exact * _scale(name) // _NANO)
     if units > QUANTITY_MAX:
-        raise _bad("the pod asks for more than can be counted", name, str(units), "spec", str(QUANTITY_MAX))
+        raise _bad(
+            "the pod requests more than can be counted", name, str(units), "spec", f"at most {QUANTITY_MAX}"
+        )
     return units
 
 
@@ -213,25 +217,25 @@ def _scale(name: str) -> int:
     return 1000 if name == _CPU else 1
 
 
-def _add(total: _Exact, amounts: Mapping[str, int]) -> None:
-    for name, exact in amounts.items():
+def _add(total: _Billionths, more: Mapping[str, int]) -> None:
+    for name, exact in more.items():
         total[name] = total.get(name, 0) + exact
 
 
-def _greatest(alternatives: Iterable[_Exact]) -> _Exact:
-    greatest: _Exact = {}
-    for amounts in alternatives:
-        for name, exact in amounts.items():
+def _greatest(alternatives: Iterable[_Billionths]) -> _Billionths:
+    greatest: _Billionths = {}
+    for alternative in alternatives:
+        for name, exact in alternative.items():
             if exact > greatest.get(name, -1):
                 greatest[name] = exact
     return greatest
 
 
-def _pod_level(amounts: _Exact) -> _Exact:
-    """What a pod can ask for as a whole; other names have no meaning there."""
+def _pod_level(requests: _Billionths) -> _Billionths:
+    """The resources that a pod can request as a whole; others are ignored there."""
     return {
         name: exact
-        for name, exact in amounts.items()
+        for name, exact in requests.items()
         if name in (_CPU, "memory") or name.startswith("hugepages-")
     }
 
@@ -241,35 +245,36 @@ def _is_sidecar(container: Container) -> bool:
 
 
 def _is_infeasible(pod: Pod) -> bool:
-    """Whether a resize was refused for good: then what is wanted will not be had."""
+    """Whether the kubelet has rejected a resize for good: then the desired resources do not count."""
     for condition in pod.status.conditions or ():
         if condition.type == "PodResizePending":
             return condition.reason == "Infeasible"
     return False
 
 
-def _is_as_wanted(pod: Pod, statuses: Mapping[str, ContainerStatus]) -> bool:
-    """Whether the kubelet tells of nothing but what the spec says, which is the rule."""
+def _matches_spec(pod: Pod, statuses: Mapping[str, ContainerStatus]) -> bool:
+    """Whether the status reports the resources of the spec, as it does for most pods."""
     if pod.status.resources is not None:
         return False
     for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
-        told = statuses.get(container.name)
-        if told is not None and told.resources is not None:
-            wanted = container.resources.requests or {}
-            if (told.resources.requests or {}) != wanted or (told.allocated_resources or wanted) != wanted:
+        reported = statuses.get(container.name)
+        if reported is not None and reported.resources is not None:
+            desired = container.resources.requests or {}
+            actual, allocated = reported.resources.requests or {}, reported.allocated_resources or desired
+            if actual != desired or allocated != desired:
                 return False
     return True
 
 
-def _port_kinds(spec: PodSpec) -> tuple[str, ...]:
+def _host_ports(spec: PodSpec) -> tuple[str, ...]:
     sidecars = filter(_is_sidecar, spec.init_containers or ())
-    kinds = {
-        port_kind(port.protocol, port.host_port)
+    ports = {
+        host_port_resource(port.protocol, port.host_port)
         for container in (*spec.containers, *sidecars)
         for port in container.ports or ()
         if port.host_port > 0
     }
-    return tuple(sorted(kinds))
+    return tuple(sorted(ports))
 
 
 def _bad(summary: str, name: str, text: str, where: str, expected: str) -> BadRequest:

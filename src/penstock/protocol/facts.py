@@ -39,7 +39,8 @@ __all__ = [
 class Capacity:
     """What a node has of one kind: whole units, each a vertex, or one divisible pool.
 
-    A kind `apart/<where>/<whom>` is no resource: a world uses it to keep members apart from each other.
+    `anti-affinity/<namespace>/<selector>` is a virtual resource, by which a backend keeps members on
+    different nodes.
     """
 
     resource: str

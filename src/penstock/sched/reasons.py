@@ -24,8 +24,8 @@ from penstock.sched.state import SchedulerState
 __all__ = ["WaitBlocker", "WaitCause", "WaitReason", "jobs_ahead", "member_wait_reason", "wait_reason"]
 
 
-_APART: Final = re.compile(r"apart/[^/]*/(.+?): \d+ of \d+")
-_APART_NOWHERE: Final = re.compile(r"asks for apart/[^/]*/(.+?) in a place that has none")
+_APART: Final = re.compile(r"anti-affinity/[^/]*/(.+?): \d+ of \d+")
+_APART_NOWHERE: Final = re.compile(r"asks for anti-affinity/[^/]*/(.+?) in a place that has none")
 _BLOCKERS_NAMED_MAX: Final = 3
 
 

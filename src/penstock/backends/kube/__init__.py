@@ -1,5 +1,5 @@
-"""The world of Kubernetes: pods as members, nodes as a graph, bindings as placements.
+"""The Kubernetes backend: pods are members, nodes form the resource graph, a placement is a binding.
 
-Pure translation is in `asks`, `constraints`, `nodes` and `groups`; `cache` keeps what the API server has
-told and makes facts of it; `backend` speaks to the API server.
+`penstock.podspec` translates single objects; `cache` tracks them together and derives facts; `backend`
+watches the API server, and `executor` carries out intents there.
 """

@@ -1,18 +1,18 @@
-"""Pods that keep others off their nodes: required anti-affinity on the host name, as kinds that nodes have.
+"""Required anti-affinity on the host name, expressed as a resource of which every node has a fixed capacity.
 
-A *rule* is a namespace and a label selector. Pods *carry* it (it stands in a required anti-affinity term of
-theirs) or are *selected* by it, or both. No pod that it selects may be beside one that carries it, whoever
-came first; pods that are only selected do not mind each other. So every node has `SPAN` units of a kind that
-is the rule's own: whoever carries it uses all of them, whoever is only selected uses one, and the engine
-chooses as it does with anything else that is scarce.
+Of two pods on one node, neither may be selected by a rule that the other carries, whichever came first;
+pods that are only selected do not exclude each other. So every node has `UNITS` units of a resource that
+stands for the rule: a pod that carries the rule uses all of them, a pod that is only selected uses one. The
+engine then keeps the pods on different nodes as it does with any scarce resource.
 
-Within one work distinct nodes say the same, and most rules are about one work: each Job can have a rule about
-its own name. A rule has its kind only while it *crosses*: while those who carry it or are selected by it
-belong to at least two groups. A group is a work of ours; all pods on nodes that are not ours are one more.
+Within one group `distinct_nodes` has the same effect, and most rules concern one group: each Job can have a
+rule about its own name. A rule has its resource only while it is *shared*: while the pods that carry it or
+are selected by it belong to at least two groups. A group is a workload of ours; all external pods form one
+more.
 
-What follows is a function of the pods that are known, whatever came before. Rules that select a pod are found
-by one label that each of them asks for (its *anchor*), so pods with other labels cost nothing; only a rule
-that asks for no label by value is tried on every pod of its namespace.
+The result is a function of the tracked pods alone, not of the order of their changes. The rules that select
+a pod are found by one label that the rule requires by value (its *anchor*), so that pods with other labels
+cost nothing; only a rule without such a label is tested on every pod of its namespace.
 """
 
 from __future__ import annotations
@@ -22,54 +22,52 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.kube.types import Pod
-from penstock.podspec.anti_affinity import Rule, Test, kind_of, rules_of
+from penstock.podspec.anti_affinity import AntiAffinityRule, LabelTest, resource_of, rules_of
 
-__all__ = ["FOREIGN", "SPAN", "AntiAffinity"]
+__all__ = ["EXTERNAL_PODS", "UNITS", "AntiAffinityTracker"]
 
-SPAN: Final = 1024  # more than any node has pods
-FOREIGN: Final = ""  # the group of all pods on nodes that are not ours
+UNITS: Final = 1024  # more than the pods on any node
+EXTERNAL_PODS: Final = ""  # the group of all pods that are on nodes and not ours
 
-_UNUSED_KEYS_MAX: Final = 16  # label keys that are kept in order although no rule asks for them
+_UNUSED_INDEXES_MAX: Final = 16  # label indexes that are kept although no rule is anchored at them
 
 
 @dataclass(eq=False, slots=True)
-class _Kept:
-    """A rule that somebody carries, and all whom it is about."""
+class _TrackedRule:
+    """A rule that at least one pod carries, and the pods that carry it or are selected by it."""
 
-    rule: Rule
-    kind: str
-    anchor: Test | None  # the label that all selected pods have
-    pods: dict[str, int] = field(default_factory=dict)  # units that each uses while it crosses
+    rule: AntiAffinityRule
+    resource: str
+    anchor: LabelTest | None  # a label that all selected pods have
+    pods: dict[str, int] = field(default_factory=dict)  # units that each uses while the rule is shared
     carriers: int = 0
-    groups: dict[str, int] = field(default_factory=dict)  # pods of each
-    crosses: bool = False
+    groups: dict[str, int] = field(default_factory=dict)  # group -> number of its pods
+    is_shared: bool = False
 
 
 @dataclass(eq=False, slots=True)
-class _Party:
-    """A pod that is on a node or wants to be."""
-
+class _TrackedPod:
     namespace: str
     labels: Mapping[str, str]
     group: str
-    carries: tuple[Rule, ...]
-    rules: dict[Rule, _Kept] = field(default_factory=dict)  # those that it carries or that select it
+    carries: tuple[AntiAffinityRule, ...]
+    rules: dict[AntiAffinityRule, _TrackedRule] = field(default_factory=dict)  # carried or selecting
 
-    def says_the_same(self, other: _Party) -> bool:
+    def is_equivalent(self, other: _TrackedPod) -> bool:
         return (self.labels, self.group, self.carries) == (other.labels, other.group, other.carries)
 
 
 @dataclass(eq=False, slots=True)
-class _Key:
-    """Pods by the values of a label that rules are anchored at."""
+class _LabelIndex:
+    """The pods and the anchored rules of a namespace, by the value of one label."""
 
-    pods: dict[str, dict[str, None]] = field(default_factory=dict)  # by value
-    rules: dict[str, dict[Rule, _Kept]] = field(default_factory=dict)  # by value
+    pods: dict[str, dict[str, None]] = field(default_factory=dict)
+    rules: dict[str, dict[AntiAffinityRule, _TrackedRule]] = field(default_factory=dict)
 
-    def put(self, uid: str, value: str) -> None:
+    def add(self, uid: str, value: str) -> None:
         self.pods.setdefault(value, {})[uid] = None
 
-    def drop(self, uid: str, value: str) -> None:
+    def remove(self, uid: str, value: str) -> None:
         del self.pods[value][uid]
         if not self.pods[value]:
             del self.pods[value]
@@ -77,158 +75,158 @@ class _Key:
 
 @dataclass(eq=False, slots=True)
 class _Namespace:
-    parties: dict[str, _Party] = field(default_factory=dict)
-    keys: dict[str, _Key] = field(default_factory=dict)
-    loose: dict[Rule, _Kept] = field(default_factory=dict)  # rules without an anchor
+    pods: dict[str, _TrackedPod] = field(default_factory=dict)
+    indexes: dict[str, _LabelIndex] = field(default_factory=dict)  # by label key
+    unanchored: dict[AntiAffinityRule, _TrackedRule] = field(default_factory=dict)
 
 
-class AntiAffinity:
+class AntiAffinityTracker:
     def __init__(self) -> None:
-        self._parties: dict[str, _Party] = {}
+        self._pods: dict[str, _TrackedPod] = {}
         self._namespaces: dict[str, _Namespace] = {}
-        self._rules: dict[Rule, _Kept] = {}
-        self._crossing: dict[str, int] = {}
-        self._unused: dict[tuple[str, str], None] = {}  # namespaces and keys that no rule is anchored at
+        self._rules: dict[AntiAffinityRule, _TrackedRule] = {}
+        self._shared: dict[str, int] = {}  # resource of each shared rule -> its units
+        self._unused: dict[tuple[str, str], None] = {}  # namespace and label key of indexes without a rule
         self._dirty: dict[str, None] = {}
 
-    def kinds(self) -> dict[str, int]:
-        """What each node has of the kinds of all rules that cross."""
-        return dict(self._crossing)
+    def node_resources(self) -> dict[str, int]:
+        """The units that every node has of the resource of each shared rule."""
+        return dict(self._shared)
 
-    def amounts(self, uid: str) -> list[tuple[str, int]]:
-        """What a pod uses of them."""
-        party = self._parties.get(uid)
-        rules = party.rules.values() if party is not None else ()
-        return [(kept.kind, kept.pods[uid]) for kept in rules if kept.crosses]
+    def usage(self, uid: str) -> list[tuple[str, int]]:
+        """What a pod uses of these resources."""
+        pod = self._pods.get(uid)
+        rules = pod.rules.values() if pod is not None else ()
+        return [(rule.resource, rule.pods[uid]) for rule in rules if rule.is_shared]
 
     def take_dirty(self) -> Iterable[str]:
-        """Pods that may use something else of them than they did at the last call."""
+        """Pods whose usage may have changed since the last call."""
         dirty, self._dirty = self._dirty, {}
         return dirty
 
-    def note(self, uid: str, pod: Pod | None, group: str) -> None:
-        """A pod as it is; None: it is on no node, and will not be."""
-        before = self._parties.get(uid)
-        if pod is None:
-            if before is not None:
-                self._leave(uid, before)
-            return
+    def set(self, uid: str, pod: Pod, group: str) -> None:
+        before = self._pods.get(uid)
         labels = pod.metadata.labels or {}
-        party = _Party(pod.metadata.namespace, labels, group, tuple(rules_of(pod)))
+        tracked = _TrackedPod(pod.metadata.namespace, labels, group, tuple(rules_of(pod)))
         if before is None:
-            self._join(uid, party)
-        elif not before.says_the_same(party):
-            self._leave(uid, before)
-            self._join(uid, party)
+            self._add(uid, tracked)
+        elif not before.is_equivalent(tracked):
+            self._remove(uid, before)
+            self._add(uid, tracked)
 
-    def _join(self, uid: str, party: _Party) -> None:
-        here = self._namespaces.setdefault(party.namespace, _Namespace())
-        self._parties[uid] = here.parties[uid] = party
-        found = list(here.loose.values())
-        for name, value in party.labels.items() if here.keys else ():
-            key = here.keys.get(name)
-            if key is not None:
-                key.put(uid, value)
-                found.extend(key.rules.get(value, {}).values())
-        for kept in found:
-            if kept.rule.selects(party.labels):
-                self._enter(kept, uid, party, 1)
-        for rule in party.carries:
-            self._enter(self._rules.get(rule) or self._begin(rule, here), uid, party, SPAN)
+    def remove(self, uid: str) -> None:
+        before = self._pods.get(uid)
+        if before is not None:
+            self._remove(uid, before)
 
-    def _leave(self, uid: str, party: _Party) -> None:
-        here = self._namespaces[party.namespace]
-        for name, value in party.labels.items() if here.keys else ():
-            key = here.keys.get(name)
-            if key is not None:
-                key.drop(uid, value)
-        for kept in party.rules.values():
-            if kept.pods.pop(uid) == SPAN:
-                kept.carriers -= 1
-            kept.groups[party.group] -= 1
-            if not kept.groups[party.group]:
-                del kept.groups[party.group]
-            self._look_at(kept)
-            if not kept.carriers:
-                self._end(kept, here)
-        del self._parties[uid], here.parties[uid]
-        if not here.parties:
-            del self._namespaces[party.namespace]
-            for name in here.keys:
-                self._unused.pop((party.namespace, name), None)
+    def _add(self, uid: str, pod: _TrackedPod) -> None:
+        namespace = self._namespaces.setdefault(pod.namespace, _Namespace())
+        self._pods[uid] = namespace.pods[uid] = pod
+        candidates = list(namespace.unanchored.values())
+        for key, value in pod.labels.items() if namespace.indexes else ():
+            index = namespace.indexes.get(key)
+            if index is not None:
+                index.add(uid, value)
+                candidates.extend(index.rules.get(value, {}).values())
+        for tracked in candidates:
+            if tracked.rule.selects(pod.labels):
+                self._enter(tracked, uid, pod, 1)
+        for rule in pod.carries:
+            self._enter(self._rules.get(rule) or self._add_rule(rule, namespace), uid, pod, UNITS)
 
-    def _enter(self, kept: _Kept, uid: str, party: _Party, units: int) -> None:
-        before = kept.pods.get(uid, 0)
-        kept.pods[uid] = max(before, units)
-        if units == SPAN and before != SPAN:
-            kept.carriers += 1
+    def _remove(self, uid: str, pod: _TrackedPod) -> None:
+        namespace = self._namespaces[pod.namespace]
+        for key, value in pod.labels.items() if namespace.indexes else ():
+            index = namespace.indexes.get(key)
+            if index is not None:
+                index.remove(uid, value)
+        for tracked in pod.rules.values():
+            if tracked.pods.pop(uid) == UNITS:
+                tracked.carriers -= 1
+            tracked.groups[pod.group] -= 1
+            if not tracked.groups[pod.group]:
+                del tracked.groups[pod.group]
+            self._update_shared(tracked)
+            if not tracked.carriers:
+                self._remove_rule(tracked, namespace)
+        del self._pods[uid], namespace.pods[uid]
+        if not namespace.pods:
+            del self._namespaces[pod.namespace]
+            for key in namespace.indexes:
+                self._unused.pop((pod.namespace, key), None)
+
+    def _enter(self, tracked: _TrackedRule, uid: str, pod: _TrackedPod, units: int) -> None:
+        before = tracked.pods.get(uid, 0)
+        tracked.pods[uid] = max(before, units)
+        if units == UNITS and before != UNITS:
+            tracked.carriers += 1
         if not before:
-            party.rules[kept.rule] = kept
-            kept.groups[party.group] = kept.groups.get(party.group, 0) + 1
-        self._look_at(kept)
+            pod.rules[tracked.rule] = tracked
+            tracked.groups[pod.group] = tracked.groups.get(pod.group, 0) + 1
+        self._update_shared(tracked)
 
-    def _look_at(self, kept: _Kept) -> None:
-        crosses = kept.carriers > 0 and len(kept.groups) > 1
-        if crosses == kept.crosses:
+    def _update_shared(self, tracked: _TrackedRule) -> None:
+        is_shared = tracked.carriers > 0 and len(tracked.groups) > 1
+        if is_shared == tracked.is_shared:
             return
-        kept.crosses = crosses
-        self._dirty.update(dict.fromkeys(kept.pods))
-        if crosses:
-            self._crossing[kept.kind] = SPAN
+        tracked.is_shared = is_shared
+        self._dirty.update(dict.fromkeys(tracked.pods))
+        if is_shared:
+            self._shared[tracked.resource] = UNITS
         else:
-            del self._crossing[kept.kind]
+            del self._shared[tracked.resource]
 
-    # Rules that are carried by somebody, or by nobody any more
+    # Rules: tracked from their first carrier to their last
 
-    def _begin(self, rule: Rule, here: _Namespace) -> _Kept:
+    def _add_rule(self, rule: AntiAffinityRule, namespace: _Namespace) -> _TrackedRule:
         by_value = [test for test in rule.tests if test[1] == "In"]
         anchor = min(by_value, key=lambda test: (len(test[2]), test[0]), default=None)
-        kept = self._rules[rule] = _Kept(rule, kind_of(rule), anchor)
-        candidates: Iterable[str] = here.parties
+        tracked = self._rules[rule] = _TrackedRule(rule, resource_of(rule), anchor)
+        candidates: Iterable[str] = namespace.pods
         if anchor is None:
-            here.loose[rule] = kept
+            namespace.unanchored[rule] = tracked
         else:
-            name, _, values = anchor
-            key = here.keys.get(name) or self._index(name, here)
-            self._unused.pop((rule.namespace, name), None)
+            key, _, values = anchor
+            index = namespace.indexes.get(key) or self._add_index(key, namespace)
+            self._unused.pop((rule.namespace, key), None)
             for value in values:
-                key.rules.setdefault(value, {})[rule] = kept
-            candidates = [uid for value in values for uid in key.pods.get(value, ())]
+                index.rules.setdefault(value, {})[rule] = tracked
+            candidates = [uid for value in values for uid in index.pods.get(value, ())]
         for uid in candidates:
-            party = here.parties[uid]
-            if rule.selects(party.labels):
-                self._enter(kept, uid, party, 1)
-        return kept
+            pod = namespace.pods[uid]
+            if rule.selects(pod.labels):
+                self._enter(tracked, uid, pod, 1)
+        return tracked
 
-    def _index(self, name: str, here: _Namespace) -> _Key:
-        key = here.keys[name] = _Key()
-        for uid, party in here.parties.items():
-            value = party.labels.get(name)
+    def _add_index(self, key: str, namespace: _Namespace) -> _LabelIndex:
+        index = namespace.indexes[key] = _LabelIndex()
+        for uid, pod in namespace.pods.items():
+            value = pod.labels.get(key)
             if value is not None:
-                key.put(uid, value)
-        return key
+                index.add(uid, value)
+        return index
 
-    def _end(self, kept: _Kept, here: _Namespace) -> None:
-        rule = kept.rule
+    def _remove_rule(self, tracked: _TrackedRule, namespace: _Namespace) -> None:
+        rule = tracked.rule
         del self._rules[rule]
-        for uid in kept.pods:
-            del here.parties[uid].rules[rule]
-        if kept.anchor is None:
-            del here.loose[rule]
+        for uid in tracked.pods:
+            del namespace.pods[uid].rules[rule]
+        if tracked.anchor is None:
+            del namespace.unanchored[rule]
             return
-        name, _, values = kept.anchor
-        rules = here.keys[name].rules
+        key, _, values = tracked.anchor
+        rules = namespace.indexes[key].rules
         for value in values:
             del rules[value][rule]
             if not rules[value]:
                 del rules[value]
         if not rules:
-            self._unused[(rule.namespace, name)] = None
-            self._sweep()
+            self._unused[(rule.namespace, key)] = None
+            self._drop_unused_indexes()
 
-    def _sweep(self) -> None:
-        """Forgets the keys that no rule asks for, when they are many: the same are mostly asked for again."""
-        if len(self._unused) > _UNUSED_KEYS_MAX:
-            for namespace, name in self._unused:
-                del self._namespaces[namespace].keys[name]
+    def _drop_unused_indexes(self) -> None:
+        """Drops indexes in batches, since most rules come back with the same label key."""
+        if len(self._unused) > _UNUSED_INDEXES_MAX:
+            for namespace, key in self._unused:
+                del self._namespaces[namespace].indexes[key]
             self._unused.clear()

@@ -1,16 +1,21 @@
-"""What the API server has told, and the facts that follow from it. No I/O, no clock.
+"""The cluster as the watches have delivered it, and the facts that follow from it. No I/O, no clock.
 
-Objects come in one by one, or as complete lists; each only marks what may have changed. `facts` then
-compares what is derived from the objects with what was told before, and tells the difference: a heartbeat, a
-replay or a list that says nothing new is no fact. `snapshot` tells everything.
+Objects arrive one by one or as complete lists; each arrival only marks what may have changed. `facts`
+derives the present state of what is marked and reports the differences (`reported`). `snapshot` reports
+everything.
 
-A pod is one of four things. *Foreign*: on a node, and not placed by us: a hold. *Ours and placed*: on a node,
-bound by us (the binding has left an annotation): observations, until it ends or is gone. *Ours and waiting*:
-on no node, understood, its makers known: a member of a work. *Ours and set aside*: it asks for something that
-is not honoured, its work was given up, or it cannot be understood: told to its owner, not to the scheduler.
+A pod is in one of four states:
 
-Who made whom is in `controllers`, which work a pod belongs to in `workloads`, what a pod claims in
-`volumes`, whom it keeps off its node in `anti_affinity`, and what a single pod shows in `seeing`.
+- *external*: on a node, not bound by us. Its usage is reported as external usage.
+- *bound by us*: on a node, with the annotation that our binding leaves. Its status is reported until it ends.
+- *waiting*: of ours, on no node, its spec understood and its controllers known. Reported as a member.
+- *with a problem*: of ours, on no node, and not schedulable as it is: an unsupported requirement, a missing
+  object, an inadmissible group. Its condition says so; the scheduler does not know of it.
+
+Relations between objects are tracked elsewhere: pods and their controllers in `controllers`, workloads and
+PodGroups in `workloads`, claims and volumes in `volumes`, host ports in `host_ports`, anti-affinity rules
+in `anti_affinity`, usage per node in `node_usage`. What one object means by itself is in
+`penstock.podspec`.
 """
 
 from __future__ import annotations
@@ -18,14 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from penstock.backends.kube.anti_affinity import FOREIGN, AntiAffinity
-from penstock.backends.kube.controllers import Controllers
-from penstock.backends.kube.host_ports import HostPorts
+from penstock.backends.kube.anti_affinity import EXTERNAL_PODS, AntiAffinityTracker
+from penstock.backends.kube.controllers import ControllerTracker
+from penstock.backends.kube.host_ports import HostPortTracker
 from penstock.backends.kube.inadmissible import InadmissibleWorkloads
 from penstock.backends.kube.node_usage import NodeUsage
-from penstock.backends.kube.settings import KubeSettings
-from penstock.backends.kube.volumes import Volumes
-from penstock.backends.kube.workloads import Workloads
+from penstock.backends.kube.reported import ReportedFacts
+from penstock.backends.kube.volumes import VolumeTracker
+from penstock.backends.kube.workloads import WorkloadTracker
 from penstock.errors import BadRequest
 from penstock.kube.types import (
     NativePodGroup,
@@ -38,63 +43,41 @@ from penstock.kube.types import (
     PodGroup,
 )
 from penstock.podspec.constraints import requirements_of
-from penstock.podspec.grouping import Controller, GroupMembership, controller_ref_of, membership_of
+from penstock.podspec.controller_kinds import ControllerKind
+from penstock.podspec.controllers import Controller
+from penstock.podspec.grouping import GroupMembership, membership_of
+from penstock.podspec.members import member_of
 from penstock.podspec.nodes import node_fact
-from penstock.podspec.pod_resources import ResourceList, pod_requests
-from penstock.podspec.pod_status import (
-    GROUP_INADMISSIBLE,
-    UNRESOLVED,
-    Problem,
-    external_usage_of,
-    is_over,
-    is_placed_by_us,
-    seen_of,
-)
-from penstock.protocol.facts import (
-    ExternalUsageGone,
-    ExternalUsageSet,
-    Fact,
-    MemberGone,
-    MemberSet,
-    MemberStatus,
-    NodeGone,
-    NodeSet,
-    Snapshot,
-    WorkloadGone,
-    WorkloadSet,
-)
+from penstock.podspec.pod_resources import ResourceList
+from penstock.podspec.pod_status import external_usage_of, is_bound_by_us, is_terminal, member_status_of
+from penstock.podspec.problems import OWNER_NOT_FOUND, OWNER_NOT_SYNCED, PodProblem
+from penstock.podspec.settings import TranslationSettings
+from penstock.protocol.facts import Fact, MemberSet, MemberStatus, NodeGone, NodeSet, Snapshot
 
-__all__ = ["GROUP_INADMISSIBLE", "ClusterCache", "Problem"]
+__all__ = ["ClusterCache"]
 
 
 class ClusterCache:
-    def __init__(self, settings: KubeSettings) -> None:
+    def __init__(self, settings: TranslationSettings) -> None:
         self._settings = settings
         self._nodes: dict[str, Node] = {}
         self._pods: dict[str, Pod] = {}
-        self._controllers = Controllers(settings)
-        self._workloads = Workloads(settings, self._controllers)
-        self._volumes = Volumes()
-        self._ports = HostPorts()
-        self._anti_affinity = AntiAffinity()
+        self._controllers = ControllerTracker(settings)
+        self._workloads = WorkloadTracker(settings, self._controllers)
+        self._volumes = VolumeTracker()
+        self._host_ports = HostPortTracker()
+        self._anti_affinity = AntiAffinityTracker()
         self._node_usage = NodeUsage()
-        self._inadmissible = InadmissibleWorkloads(self.waiting_pods, self._touch)
-        self._unresolved: dict[str, None] = {}  # pods whose makers are not known
-        self.problems: dict[str, Problem] = {}  # of pods that are set aside
-        # What was told:
-        self._reported_nodes: dict[str, NodeSet] = {}
-        self._reported_resources: dict[str, int] = {}  # what every node has because pods ask for it
-        self._reported_external_usage: dict[str, ExternalUsageSet] = {}
-        self._reported_workloads: dict[str, WorkloadSet] = {}
-        self._reported_members: dict[str, MemberSet] = {}
-        self._reported_status: dict[str, MemberStatus] = {}
-        self._reported_gone: set[str] = set()  # nodes that were there once
-        # What may have changed since:
+        self._inadmissible = InadmissibleWorkloads(self.waiting_pods, self._mark_pods)
+        self._reported = ReportedFacts()
+        self._virtual_resources: dict[str, int] = {}  # of every node, as last reported
+        self._unsynced: dict[str, None] = {}  # pods whose controllers are not known
+        self.problems: dict[str, PodProblem] = {}  # by pod
+        self._changed_problems: dict[str, None] = {}  # pods
         self._dirty_nodes: dict[str, None] = {}
         self._dirty_pods: dict[str, None] = {}
-        self._news: dict[str, None] = {}  # pods whose problem is another
 
-    # What others ask
+    # Queries
 
     def pod(self, uid: str) -> Pod | None:
         return self._pods.get(uid)
@@ -105,393 +88,330 @@ class ClusterCache:
     def has_node(self, name: str) -> bool:
         return name in self._nodes
 
-    def waiting_pods(self, workload: str) -> list[Pod]:
-        """Those of a work that are on no node."""
-        return [pod for pod in self.pods_of(workload) if not pod.spec.node_name]
-
     def pods_of(self, workload: str) -> list[Pod]:
         return [self._pods[uid] for uid in self._workloads.pods(workload)]
 
+    def waiting_pods(self, workload: str) -> list[Pod]:
+        """The pods of a workload that are on no node."""
+        return [pod for pod in self.pods_of(workload) if not pod.spec.node_name]
+
     def native_group(self, workload: str) -> str:
-        """The name of the work's own PodGroup of Kubernetes, if it has one."""
+        """The PodGroup of scheduling.k8s.io that names the workload, as "NAMESPACE/NAME"; empty: none."""
         return self._workloads.native_group(workload)
 
     def job_of(self, pod: Pod) -> Controller | None:
-        """The Job that has made a pod."""
+        """The Job that has created a pod."""
         return self._controllers.job_of(pod)
 
     def own_limit_s(self, uid: str) -> int | None:
+        """The value of penstock.dev/limit for a pod."""
         membership = self._workloads.membership(uid)
         return membership.limit_s if membership is not None else None
 
-    def has_room(self, node: str, pod: Pod) -> bool:
-        """Whether a node still has what a pod asks for, counting every pod that is known to be there."""
-        found = self._reported_nodes.get(node)
-        return found is not None and self._node_usage.has(found, pod)
+    def fits(self, node: str, pod: Pod) -> bool:
+        """Whether a node still has what a pod requests, counting every pod that is known to be there."""
+        found = self._reported.node(node)
+        return found is not None and self._node_usage.fits(found, pod)
+
+    def is_ours(self, pod: Pod) -> bool:
+        return pod.spec.scheduler_name in self._settings.scheduler_names
 
     def missing_controllers(self) -> dict[str, tuple[str, OwnerReference]]:
-        """Makers of waiting pods that have not been heard of, by uid, with their namespaces."""
+        """Unknown controllers of waiting pods, by uid, with their namespaces."""
         missing: dict[str, tuple[str, OwnerReference]] = {}
-        for uid in self._unresolved:
+        for uid in self._unsynced:
             pod = self._pods.get(uid)
-            ancestry = self._controllers.ancestry(pod.metadata) if pod is not None else None
-            if pod is not None and ancestry is not None and ancestry.missing is not None:
-                missing[ancestry.missing.uid] = (pod.metadata.namespace, ancestry.missing)
+            chain = self._controllers.chain_of(pod.metadata) if pod is not None else None
+            if pod is not None and chain is not None and chain.missing is not None:
+                missing[chain.missing.uid] = (pod.metadata.namespace, chain.missing)
         return missing
 
-    def take_news(self) -> dict[str, Problem | None]:
-        """Pods that were set aside since the last call, and why; None: not any more."""
-        news, self._news = self._news, {}
-        return {uid: self.problems.get(uid) for uid in news if uid in self._pods}
+    def take_problem_changes(self) -> dict[str, PodProblem | None]:
+        """Pods whose problem has changed since the last call; None: it is resolved."""
+        changed, self._changed_problems = self._changed_problems, {}
+        return {uid: self.problems.get(uid) for uid in changed if uid in self._pods}
 
     # Nodes
 
-    def nodes_listed(self, nodes: Iterable[Node]) -> None:
+    def replace_nodes(self, nodes: Iterable[Node]) -> None:
         listed = {node.metadata.name: node for node in nodes}
         self._dirty_nodes.update(dict.fromkeys([*self._nodes, *listed]))
         self._nodes = listed
 
-    def node_set(self, node: Node) -> None:
+    def set_node(self, node: Node) -> None:
         self._nodes[node.metadata.name] = node
         self._dirty_nodes[node.metadata.name] = None
 
-    def node_gone(self, node: Node) -> None:
+    def remove_node(self, node: Node) -> None:
         self._nodes.pop(node.metadata.name, None)
         self._dirty_nodes[node.metadata.name] = None
 
     # Pods
 
-    def pods_listed(self, pods: Iterable[Pod]) -> None:
+    def replace_pods(self, pods: Iterable[Pod]) -> None:
         listed = {pod.metadata.uid: pod for pod in pods}
         for uid in [uid for uid in self._pods if uid not in listed]:
-            self._drop_pod(uid)
+            self._remove_pod(uid)
         for pod in listed.values():
-            self.pod_set(pod)
+            self.set_pod(pod)
 
-    def pod_read(self, pod: Pod) -> None:
-        """A pod as it was read by itself: no news if it is gone by now, or was seen later than that."""
+    def set_pod_from_read(self, pod: Pod) -> None:
+        """A pod that was read by itself; ignored if the watch has delivered its deletion or a later one."""
         before = self._pods.get(pod.metadata.uid)
         if before is not None and _version(before.metadata) <= _version(pod.metadata):
-            self.pod_set(pod)
+            self.set_pod(pod)
 
-    def pod_set(self, pod: Pod) -> None:
+    def set_pod(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         before = self._pods.get(uid)
-        self._node_usage.count(before, pod)
+        self._node_usage.replace(before, pod)
         self._pods[uid] = pod
         self._dirty_pods[uid] = None
-        if before is None or is_over(pod) or not _says_the_same(before, pod):
-            self._relate(uid, pod)
+        if before is None or is_terminal(pod) or not _declares_the_same(before, pod):
+            self._track(uid, pod)
 
-    def pod_gone(self, pod: Pod) -> None:
-        self._drop_pod(pod.metadata.uid)
+    def remove_pod(self, pod: Pod) -> None:
+        self._remove_pod(pod.metadata.uid)
 
-    def _drop_pod(self, uid: str) -> None:
+    def _remove_pod(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
         if pod is not None:
             self._dirty_pods[uid] = None
-            self._node_usage.count(pod, None)
-            self._unrelate(uid)
-            self._anti_affinity.note(uid, None, FOREIGN)
+            self._node_usage.replace(pod, None)
+            self._untrack(uid)
+            self._anti_affinity.remove(uid)
 
-    def is_ours(self, pod: Pod) -> bool:
-        return pod.spec.scheduler_name in self._settings.scheduler_names
-
-    def _relate(self, uid: str, pod: Pod) -> None:
-        """Notes the work of a pod of ours that can still run, who made it, and what it claims."""
-        is_foreign = bool(pod.spec.node_name) and not is_placed_by_us(pod)
-        if is_over(pod) or is_foreign or not self.is_ours(pod):
-            self._unrelate(uid)
-            self._anti_affinity.note(uid, pod if pod.spec.node_name and not is_over(pod) else None, FOREIGN)
+    def _track(self, uid: str, pod: Pod) -> None:
+        """Tracks the relations of a pod. External and terminated pods have at most anti-affinity."""
+        is_external = bool(pod.spec.node_name) and not is_bound_by_us(pod)
+        if is_terminal(pod) or is_external or not self.is_ours(pod):
+            self._untrack(uid)
+            if pod.spec.node_name and not is_terminal(pod):
+                self._anti_affinity.set(uid, pod, EXTERNAL_PODS)
+            else:
+                self._anti_affinity.remove(uid)
             return
-        ancestry = self._controllers.ancestry(pod.metadata)
-        controllers = ancestry.controllers
-        membership = membership_of(pod, controllers, self._settings)
+        chain = self._controllers.chain_of(pod.metadata)
+        membership = membership_of(pod, chain.controllers, self._settings)
         if pod.spec.affinity is not None and requirements_of(pod, self._volumes).distinct_nodes:
             membership = replace(membership, distinct_nodes=True)
-        self._workloads.place(uid, membership)
-        self._controllers.note(uid, pod, controllers)
-        self._volumes.note(uid, pod)
-        self._ports.note(uid, pod)
-        # Those of a maker that is not heard of stay together, whatever works they will belong to.
-        missing = ancestry.missing if not membership.pod_group else None
-        self._anti_affinity.note(uid, pod, membership.workload if missing is None else f"owner/{missing.uid}")
+        self._workloads.add_pod(uid, membership)
+        self._controllers.track_pod(uid, pod, chain.controllers)
+        self._volumes.track_pod(uid, pod)
+        self._host_ports.set(uid, pod)
+        # Pods of one unknown controller count as one group until the controller says which workload it is.
+        missing = chain.missing if not membership.pod_group else None
+        group = membership.workload if missing is None else f"owner/{missing.uid}"
+        self._anti_affinity.set(uid, pod, group)
 
-    def _unrelate(self, uid: str) -> None:
-        self._workloads.leave(uid)
-        self._controllers.note(uid, None)
-        self._volumes.note(uid, None)
-        self._ports.note(uid, None)
+    def _untrack(self, uid: str) -> None:
+        self._workloads.remove_pod(uid)
+        self._controllers.untrack_pod(uid)
+        self._volumes.untrack_pod(uid)
+        self._host_ports.remove(uid)
 
-    # Makers, PodGroups, volumes
+    # Controllers, PodGroups, volumes
 
-    def controllers_listed(self, kind: str, controllers: Iterable[Controller]) -> None:
-        self._controllers.listed(kind, controllers)
+    def replace_controllers(self, kind: ControllerKind, controllers: Iterable[Controller]) -> None:
+        self._controllers.replace_all(kind, controllers)
 
-    def controller_set(self, controller: Controller) -> None:
+    def set_controller(self, controller: Controller) -> None:
         self._controllers.set(controller)
 
-    def controller_read(self, controller: Controller) -> None:
-        """A maker as it was read by itself: no news if it was heard of meanwhile, or is gone by now."""
-        self._controllers.read(controller)
+    def set_controller_from_read(self, controller: Controller) -> None:
+        """A controller that was read by itself; ignored if the watch has delivered it or its deletion."""
+        self._controllers.set_from_read(controller)
 
-    def controller_gone(self, uid: str) -> None:
-        self._controllers.gone(uid)
+    def remove_controller(self, uid: str) -> None:
+        self._controllers.remove(uid)
 
-    def controller_absent(self, uid: str) -> None:
-        """It was asked for, and there is none."""
-        self._controllers.absent(uid)
+    def mark_controller_absent(self, uid: str) -> None:
+        """A read has shown that the controller does not exist."""
+        self._controllers.mark_absent(uid)
 
-    def pod_groups_listed(self, groups: Iterable[PodGroup]) -> None:
-        self._touch(self._workloads.pod_groups_listed(groups))
+    def replace_pod_groups(self, groups: Iterable[PodGroup]) -> None:
+        self._mark_pods(self._workloads.replace_pod_groups(groups))
 
-    def pod_group_set(self, group: PodGroup, *, gone: bool = False) -> None:
-        self._touch(self._workloads.pod_group_set(group, gone=gone))
+    def set_pod_group(self, group: PodGroup, *, gone: bool = False) -> None:
+        self._mark_pods(self._workloads.set_pod_group(group, gone=gone))
 
-    def native_groups_listed(self, groups: Iterable[NativePodGroup]) -> None:
-        self._touch(self._workloads.native_groups_listed(groups))
+    def replace_native_groups(self, groups: Iterable[NativePodGroup]) -> None:
+        self._mark_pods(self._workloads.replace_native_groups(groups))
 
-    def native_group_set(self, group: NativePodGroup, *, gone: bool = False) -> None:
-        self._touch(self._workloads.native_group_set(group, gone=gone))
+    def set_native_group(self, group: NativePodGroup, *, gone: bool = False) -> None:
+        self._mark_pods(self._workloads.set_native_group(group, gone=gone))
 
-    def claims_listed(self, claims: Iterable[PersistentVolumeClaim]) -> None:
-        self._touch(self._volumes.claims_listed(claims))
+    def replace_claims(self, claims: Iterable[PersistentVolumeClaim]) -> None:
+        self._mark_pods(self._volumes.replace_claims(claims))
 
-    def claim_set(self, claim: PersistentVolumeClaim, *, gone: bool = False) -> None:
-        self._touch(self._volumes.claim_set(claim, gone=gone))
+    def set_claim(self, claim: PersistentVolumeClaim, *, gone: bool = False) -> None:
+        self._mark_pods(self._volumes.set_claim(claim, gone=gone))
 
-    def volumes_listed(self, volumes: Iterable[PersistentVolume]) -> None:
-        self._touch(self._volumes.volumes_listed(volumes))
+    def replace_volumes(self, volumes: Iterable[PersistentVolume]) -> None:
+        self._mark_pods(self._volumes.replace_volumes(volumes))
 
-    def volume_set(self, volume: PersistentVolume, *, gone: bool = False) -> None:
-        self._touch(self._volumes.volume_set(volume, gone=gone))
+    def set_volume(self, volume: PersistentVolume, *, gone: bool = False) -> None:
+        self._mark_pods(self._volumes.set_volume(volume, gone=gone))
 
-    def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None:
-        return self._volumes.claim(namespace, name)
-
-    def volume(self, name: str) -> PersistentVolume | None:
-        return self._volumes.volume(name)
-
-    def _touch(self, pods: Iterable[str]) -> None:
+    def _mark_pods(self, pods: Iterable[str]) -> None:
         self._dirty_pods.update(dict.fromkeys(pods))
 
-    # Works that were given up
+    # Inadmissible workloads
 
-    def mark_inadmissible(self, workload: str, problem: Problem) -> None:
-        """The job of a work has ended while pods of it still wait: they wait for somebody to act."""
+    def mark_inadmissible(self, workload: str, problem: PodProblem) -> None:
+        """The job of a workload has ended while pods of it wait; they wait until the user acts."""
         self._inadmissible.add(workload, problem)
 
     def inherit(self, before: ClusterCache) -> None:
-        """Takes over what no object tells, from the mirror that was in use until now."""
+        """Takes over from the cache in use until now what no object in the cluster records."""
         self._inadmissible.inherit(before._inadmissible)
 
     # Facts
 
     def snapshot(self, now: float) -> Snapshot:
-        """Everything, as if nothing had been told."""
-        self._reported_nodes, self._reported_external_usage, self._reported_workloads = {}, {}, {}
-        self._reported_members, self._reported_status = {}, {}
-        self._reported_gone = set()
-        self._settle_controllers()
-        self._reported_resources = self._kinds()
+        """Everything, as if nothing had been reported before."""
+        self._reported = ReportedFacts()
+        self._apply_controller_changes()
+        self._virtual_resources = self._current_virtual_resources()
         self._dirty_nodes = dict.fromkeys(self._nodes)
         self._dirty_pods = dict.fromkeys(self._pods)
         self._workloads.dirty = dict.fromkeys([*self._workloads.all(), *self._inadmissible.workloads()])
         self.facts(now)
-        return Snapshot(
-            tuple(self._reported_nodes.values()),
-            tuple(self._reported_external_usage.values()),
-            tuple(self._reported_workloads.values()),
-            tuple(self._reported_members.values()),
-            tuple(self._reported_status.values()),
-        )
+        return self._reported.snapshot()
 
     def facts(self, now: float) -> list[Fact]:
-        """What has changed since the last call, in an order that can be taken in one by one."""
+        """What has changed since the last call, in an order in which the facts can be applied one by one.
+
+        Nodes have a virtual resource before pods request it and lose it after the last of them, and a node is
+        removed after the pods on it.
+        """
         facts: list[Fact] = []
-        self._settle_controllers()
-        kinds = self._kinds()
-        self._report_resources({**self._reported_resources, **kinds})
-        self._touch(self._anti_affinity.take_dirty())
-        gone_nodes = self._node_facts(facts)
+        gone_nodes: list[NodeGone] = []
+        self._apply_controller_changes()
+        virtual_resources = self._current_virtual_resources()
+        self._set_virtual_resources({**self._virtual_resources, **virtual_resources})
+        self._mark_pods(self._anti_affinity.take_dirty())
+        self._report_nodes(facts, gone_nodes)
         while self._dirty_pods or self._workloads.dirty:
             pods, self._dirty_pods = self._dirty_pods, {}
             workloads, self._workloads.dirty = self._workloads.dirty, {}
-            self._workload_facts(workloads, facts)
+            for workload in workloads:
+                fact = self._workloads.fact(workload)
+                if fact is not None:
+                    self._reported.report_workload(fact, facts)
             for uid in pods:
-                self._pod_facts(uid, facts, now)
-            self._ended_workloads(workloads, facts)
-        self._report_resources(kinds)  # What nobody asks for any more goes after those who have asked for it.
-        self._node_facts(facts)
-        facts.extend(gone_nodes)
-        return facts
+                self._report_pod(uid, facts, now)
+            self._report_ended_workloads(workloads, facts)
+        self._set_virtual_resources(virtual_resources)
+        self._report_nodes(facts, gone_nodes)
+        return [*facts, *gone_nodes]
 
-    def _settle_controllers(self) -> None:
-        """Pods of makers that have changed may belong elsewhere now, and those of what these have made."""
-        pods, workloads = self._controllers.settle()
+    def _apply_controller_changes(self) -> None:
+        """Pods below controllers that have changed may belong to another workload."""
+        pods, workloads = self._controllers.take_changes()
         self._workloads.dirty.update(dict.fromkeys(workloads))
-        self._touch(pods)
+        self._mark_pods(pods)
         for uid in pods:
-            self._relate(uid, self._pods[uid])
+            self._track(uid, self._pods[uid])
 
-    def _kinds(self) -> dict[str, int]:
-        """What every node has because pods ask for it."""
-        return {**self._ports.kinds(), **self._anti_affinity.kinds()}
+    def _current_virtual_resources(self) -> dict[str, int]:
+        """Host ports and anti-affinity rules that pods of ours use, with the units that every node has."""
+        return {**self._host_ports.node_resources(), **self._anti_affinity.node_resources()}
 
-    def _report_resources(self, kinds: dict[str, int]) -> None:
-        if self._reported_resources != kinds:
-            self._reported_resources = kinds
+    def _set_virtual_resources(self, virtual_resources: dict[str, int]) -> None:
+        if self._virtual_resources != virtual_resources:
+            self._virtual_resources = virtual_resources
             self._dirty_nodes.update(dict.fromkeys(self._nodes))
 
-    def _node_facts(self, facts: list[Fact]) -> list[NodeGone]:
-        gone: list[NodeGone] = []
-        back: set[str] = set()
+    def _report_nodes(self, facts: list[Fact], gone_nodes: list[NodeGone]) -> None:
         dirty, self._dirty_nodes = self._dirty_nodes, {}
+        returned: set[str] = set()
         for name in dirty:
             node = self._nodes.get(name)
-            fact = self._node_fact(node) if node is not None else None
-            if fact is None:
-                if self._reported_nodes.pop(name, None) is not None:
-                    gone.append(NodeGone(name))
-                    self._reported_gone.add(name)
-            elif self._reported_nodes.get(name) != fact:
-                self._reported_nodes[name] = fact
-                facts.append(fact)
-                if name in self._reported_gone:
-                    back.add(name)
-        if back:
-            self._report_again(back)
-        return gone
-
-    def _report_again(self, nodes: set[str]) -> None:
-        """With a node all that ran there was over; if it is back, what runs there has to be told again."""
-        self._reported_gone -= nodes
-        for uid in [uid for uid, seen in self._reported_status.items() if seen.node in nodes]:
-            del self._reported_status[uid]
-            self._dirty_pods[uid] = None
+            if node is None:
+                self._reported.report_node_gone(name, gone_nodes)
+            elif self._reported.report_node(self._node_fact(node), facts):
+                returned.add(name)
+        if returned:
+            self._mark_pods(self._reported.forget_statuses_on(returned))
 
     def _node_fact(self, node: Node) -> NodeSet:
         try:
-            return node_fact(node, self._settings.topology_levels, self._reported_resources)
+            return node_fact(node, self._settings.topology_levels, self._virtual_resources)
         except BadRequest as error:
-            return NodeSet(node.metadata.name, (), up=False, why=f"it cannot be read: {error}")
+            return NodeSet(node.metadata.name, (), up=False, why=f"the Node cannot be read: {error}")
 
-    def _workload_facts(self, workloads: Iterable[str], facts: list[Fact]) -> None:
+    def _report_ended_workloads(self, workloads: Iterable[str], facts: list[Fact]) -> None:
+        """Runs after the pods of the workloads were reported, so that their ends come first."""
         for workload in workloads:
-            fact = self._workloads.fact(workload)
-            if fact is not None and self._reported_workloads.get(workload) != fact:
-                self._reported_workloads[workload] = fact
-                facts.append(fact)
+            if not self._workloads.is_alive(workload):
+                self._inadmissible.remove(workload)
+                self._reported.report_workload_gone(workload, facts)
 
-    def _ended_workloads(self, workloads: Iterable[str], facts: list[Fact]) -> None:
-        """After their pods: what became of those is told before the work goes."""
-        for workload in workloads:
-            if not self._workloads.lives(workload):
-                self._inadmissible.forget(workload)
-                if self._reported_workloads.pop(workload, None) is not None:
-                    facts.append(WorkloadGone(workload))
-
-    def _pod_facts(self, uid: str, facts: list[Fact], now: float) -> None:
+    def _report_pod(self, uid: str, facts: list[Fact], now: float) -> None:
         pod = self._pods.get(uid)
-        hold = seen = None
-        member: MemberSet | Problem | None = None
+        usage = status = None
+        member: MemberSet | PodProblem | None = None
         if pod is not None and pod.spec.node_name:
-            if self.is_ours(pod) and is_placed_by_us(pod):
-                seen = self.seen(pod, now)
-            elif not is_over(pod):
-                hold = external_usage_of(pod)
-                hold = replace(hold, usage=self._with_anti_affinity(uid, hold.usage))
+            if self.is_ours(pod) and is_bound_by_us(pod):
+                status = self.member_status(pod, now)
+            elif not is_terminal(pod):
+                usage = external_usage_of(pod)
+                usage = replace(usage, usage=self._with_anti_affinity(uid, usage.usage))
         elif pod is not None:
             membership = self._workloads.membership(uid)
             if membership is not None and pod.metadata.deletion_timestamp is None:
                 member = self._member(pod, membership)
-        problem = member if isinstance(member, Problem) else None
-        self._note_problem(uid, problem)
-        self._report_external_usage(uid, hold, facts)
-        self._report_member(uid, None if isinstance(member, Problem) else member, seen, facts)
+        problem = member if isinstance(member, PodProblem) else None
+        self._set_problem(uid, problem)
+        self._reported.report_external_usage(uid, usage, facts)
+        self._reported.report_member(uid, None if isinstance(member, PodProblem) else member, status, facts)
 
-    def _note_problem(self, uid: str, problem: Problem | None) -> None:
-        self._unresolved.pop(uid, None)
+    def _set_problem(self, uid: str, problem: PodProblem | None) -> None:
+        self._unsynced.pop(uid, None)
         if self.problems.get(uid) != problem:
-            self._news[uid] = None
+            self._changed_problems[uid] = None
         if problem is None:
             self.problems.pop(uid, None)
         else:
             self.problems[uid] = problem
-            if problem.reason == UNRESOLVED:
-                self._unresolved[uid] = None
+            if problem.reason == OWNER_NOT_SYNCED:
+                self._unsynced[uid] = None
 
-    def _report_external_usage(self, uid: str, hold: ExternalUsageSet | None, facts: list[Fact]) -> None:
-        if hold is None:
-            if self._reported_external_usage.pop(uid, None) is not None:
-                facts.append(ExternalUsageGone(uid))
-        elif self._reported_external_usage.get(uid) != hold:
-            self._reported_external_usage[uid] = hold
-            facts.append(hold)
-
-    def _report_member(
-        self, uid: str, member: MemberSet | None, seen: MemberStatus | None, facts: list[Fact]
-    ) -> None:
-        """Who waits may go to another work; who is placed is observed; who is neither any more is gone."""
-        known, before = self._reported_members.get(uid), self._reported_status.get(uid)
-        if seen is not None:
-            self._reported_members.pop(uid, None)
-            if before is None or replace(before, at=0.0) != replace(seen, at=0.0):
-                self._reported_status[uid] = seen
-                facts.append(seen)
-            return
-        self._reported_status.pop(uid, None)
-        has_moved = member is None or (known is not None and known.workload != member.workload)
-        if has_moved and (known is not None or before is not None):
-            self._reported_members.pop(uid, None)
-            facts.append(MemberGone(uid))
-        if member is not None and known != member:
-            self._reported_members[uid] = member
-            facts.append(member)
-
-    def _member(self, pod: Pod, membership: GroupMembership) -> MemberSet | Problem:
-        """A waiting pod of ours as a member of its work, or why it is set aside."""
-        ancestry = self._controllers.ancestry(pod.metadata)
-        if ancestry.missing is not None:
-            who = f"its {ancestry.missing.kind} {ancestry.missing.name}"
-            if ancestry.is_absent:
-                return Problem("OwnerGone", f"{who} is gone, and it will be deleted as well")
-            return Problem(UNRESOLVED, f"{who} has not been heard of yet")
-        if membership.problems:
-            return Problem("InvalidSpec", "; ".join(membership.problems))
-        try:
-            amounts = pod_requests(pod)
-        except BadRequest as error:
-            return Problem("InvalidSpec", str(error))
-        requirements = requirements_of(pod, self._volumes)
-        if requirements.refusals:
-            return Problem("NotSupported", "; ".join(requirements.refusals))
-        problem = self._workloads.missing_group(membership) or self._inadmissible.why(
+    def _member(self, pod: Pod, membership: GroupMembership) -> MemberSet | PodProblem:
+        """A waiting pod as a member of its workload, or why it is not schedulable."""
+        chain = self._controllers.chain_of(pod.metadata)
+        if chain.missing is not None:
+            owner = f"{chain.missing.kind} {chain.missing.name}"
+            if chain.is_absent:
+                text = f"the pod's controller, {owner}, does not exist; the garbage collector deletes the pod"
+                return PodProblem(OWNER_NOT_FOUND, text)
+            return PodProblem(OWNER_NOT_SYNCED, f"the pod's controller, {owner}, has not been read yet")
+        member = member_of(pod, membership, self._volumes)
+        if isinstance(member, PodProblem):
+            return member
+        problem = self._workloads.missing_pod_group(membership) or self._inadmissible.problem_of(
             pod, membership.workload
         )
-        return problem or MemberSet(
-            workload=membership.workload,
-            member=pod.metadata.uid,
-            index=membership.index,
-            requests=self._with_anti_affinity(pod.metadata.uid, amounts),
-            constraint=requirements.constraint,
-            ready=not pod.spec.scheduling_gates,
-            recreated=controller_ref_of(pod.metadata) is not None,
-            name=pod.metadata.name,
-        )
+        if problem is not None:
+            return problem
+        requests = self._with_anti_affinity(pod.metadata.uid, member.requests)
+        return member if requests is member.requests else replace(member, requests=requests)
 
-    def seen(self, pod: Pod, now: float) -> MemberStatus:
-        """What is to be seen of a pod that we have placed, or wanted to."""
-        seen = seen_of(pod, now)
-        return replace(seen, usage=self._with_anti_affinity(seen.member, seen.usage)) if seen.usage else seen
+    def member_status(self, pod: Pod, now: float) -> MemberStatus:
+        """The status of a pod that we have bound, or tried to bind."""
+        status = member_status_of(pod, now)
+        if not status.usage:
+            return status
+        return replace(status, usage=self._with_anti_affinity(status.member, status.usage))
 
-    def _with_anti_affinity(self, uid: str, amounts: ResourceList) -> ResourceList:
-        more = self._anti_affinity.amounts(uid)
-        return tuple(sorted((*amounts, *more))) if more else amounts
+    def _with_anti_affinity(self, uid: str, resources: ResourceList) -> ResourceList:
+        more = self._anti_affinity.usage(uid)
+        return tuple(sorted((*resources, *more))) if more else resources
 
 
-def _says_the_same(before: Pod, after: Pod) -> bool:
-    """Whether two states of a pod belong to the same work, with the same wishes."""
+def _declares_the_same(before: Pod, after: Pod) -> bool:
+    """Whether two versions of a pod have equal relations to other objects."""
     old, new = before.metadata, after.metadata
     return (
         before.spec == after.spec

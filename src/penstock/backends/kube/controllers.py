@@ -1,9 +1,9 @@
-"""Jobs, ReplicaSets, StatefulSets and Deployments: who made whom, and which works they keep alive.
+"""Tracks the objects that create pods, their pods, and the workloads that they keep alive.
 
-A pod names its maker by uid, and the two come by different watches, in any order. A maker is *unknown* until
-it is heard of or asked for, and *absent* once it is known not to be there: its pods will be deleted with it,
-since a pod that should outlive its owner is disowned first. A maker that wants pods keeps the work of these
-alive, also while there are none.
+A pod names its controller by uid, and the two arrive by different watches, in any order. A controller is
+*unknown* until its watch or a read delivers it, and *absent* once it is known not to exist. Pods of an
+absent controller are not scheduled: the garbage collector deletes them, since a pod that is to outlive its
+owner is orphaned first. A controller that wants pods keeps their workload alive even while there are none.
 """
 
 from __future__ import annotations
@@ -12,78 +12,70 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.kube.types import ObjectMeta, OwnerReference, Pod
-from penstock.podspec.grouping import (
-    Controller,
-    GroupMembership,
-    controller_ref_of,
-    is_known_controller,
-    membership_of,
-)
+from penstock.podspec.controller_kinds import ControllerKind
+from penstock.podspec.controllers import Controller, controller_ref_of, is_known_controller
+from penstock.podspec.grouping import GroupMembership, membership_of
 from penstock.podspec.settings import TranslationSettings
 
-__all__ = ["Ancestry", "Controllers"]
+__all__ = ["ControllerChain", "ControllerTracker"]
 
-_ABOVE_MAX = 2  # a pod's maker, and the one above that
+_CHAIN_MAX = 2  # a pod's controller, and the controller of that
 
 
 @dataclass(frozen=True, slots=True)
-class Ancestry:
-    """The makers of a pod that are known, nearest first, and the first one that should be and is not."""
+class ControllerChain:
+    """The known controllers above a pod, nearest first, and the first one that is not known."""
 
     controllers: tuple[Controller, ...]
     missing: OwnerReference | None = None
-    is_absent: bool = False  # the missing one is known not to be there
+    is_absent: bool = False  # the missing one is known not to exist
 
 
-class Controllers:
+class ControllerTracker:
     def __init__(self, settings: TranslationSettings) -> None:
         self._settings = settings
-        self._controllers: dict[str, Controller] = {}
-        self._absent: set[str] = set()  # only such as pods are below
-        self._made: dict[str, dict[str, None]] = {}  # maker -> makers that it made
-        self._pods: dict[str, dict[str, None]] = {}  # maker -> pods below it, also of unknown makers
-        self._above: dict[str, tuple[str, ...]] = {}  # pod -> makers above it
-        self._templates: dict[str, GroupMembership] = {}  # maker -> where its next pods would belong
-        self._of_workload: dict[str, dict[str, None]] = {}  # work -> makers that keep it alive
+        self._controllers: dict[str, Controller] = {}  # by uid, as in all of the following
+        self._absent: set[str] = set()  # only those that a tracked pod names
+        self._children: dict[str, dict[str, None]] = {}  # controller -> controllers that it owns
+        self._pods: dict[str, dict[str, None]] = {}  # controller, known or not -> pods below it
+        self._chains: dict[str, tuple[str, ...]] = {}  # pod -> controllers above it
+        self._template_memberships: dict[str, GroupMembership] = {}  # what its next pod declares
+        self._by_workload: dict[str, dict[str, None]] = {}  # workload -> controllers that keep it alive
         self._dirty: dict[str, None] = {}
 
-    # What is asked
-
     def job_of(self, pod: Pod) -> Controller | None:
+        """The Job that has created a pod."""
         owner = controller_ref_of(pod.metadata)
         controller = self._controllers.get(owner.uid) if owner is not None else None
-        return controller if controller is not None and controller.kind == "Job" else None
+        return controller if controller is not None and controller.kind.name == "Job" else None
 
-    def ancestry(self, metadata: ObjectMeta) -> Ancestry:
+    def chain_of(self, metadata: ObjectMeta) -> ControllerChain:
         controllers: list[Controller] = []
         owner = controller_ref_of(metadata)
-        while owner is not None and len(controllers) < _ABOVE_MAX and is_known_controller(owner):
+        while owner is not None and len(controllers) < _CHAIN_MAX and is_known_controller(owner):
             controller = self._controllers.get(owner.uid)
             if controller is None:
-                return Ancestry(tuple(controllers), owner, owner.uid in self._absent)
+                return ControllerChain(tuple(controllers), owner, owner.uid in self._absent)
             controllers.append(controller)
-            owner = controller.above
-        return Ancestry(tuple(controllers))
+            owner = controller.owner
+        return ControllerChain(tuple(controllers))
 
     def workloads(self) -> Iterable[str]:
-        """Those that somebody wants to make pods for."""
-        return self._of_workload
+        """Those for which a controller wants to create pods."""
+        return self._by_workload
 
-    def templates(self, workload: str) -> list[GroupMembership]:
-        """What the pods would say that are yet to be made for a work, in the order of their makers."""
-        found = self._of_workload.get(workload)
-        return [self._templates[uid] for uid in sorted(found)] if found else []
+    def template_memberships(self, workload: str) -> list[GroupMembership]:
+        """What pods that are yet to be created for a workload will declare, ordered by controller."""
+        found = self._by_workload.get(workload)
+        return [self._template_memberships[uid] for uid in sorted(found)] if found else []
 
-    # What is told
+    # Changes from the API server
 
-    def listed(self, kind: str, controllers: Iterable[Controller]) -> None:
+    def replace_all(self, kind: ControllerKind, controllers: Iterable[Controller]) -> None:
+        """A complete list of one kind."""
         listed = {controller.uid: controller for controller in controllers}
-        for uid in [
-            uid
-            for uid, controller in self._controllers.items()
-            if controller.kind == kind and uid not in listed
-        ]:
-            self.gone(uid)
+        for uid in [uid for uid, one in self._controllers.items() if one.kind is kind and uid not in listed]:
+            self.remove(uid)
         for controller in listed.values():
             self.set(controller)
 
@@ -91,94 +83,98 @@ class Controllers:
         before = self._controllers.get(controller.uid)
         if before == controller:
             return
-        if before is not None and before.above != controller.above and before.above is not None:
-            _discard(self._made, before.above.uid, controller.uid)
+        if before is not None and before.owner != controller.owner and before.owner is not None:
+            _discard(self._children, before.owner.uid, controller.uid)
         self._controllers[controller.uid] = controller
         self._absent.discard(controller.uid)
-        if controller.above is not None:
-            self._made.setdefault(controller.above.uid, {})[controller.uid] = None
+        if controller.owner is not None:
+            self._children.setdefault(controller.owner.uid, {})[controller.uid] = None
         self._dirty[controller.uid] = None
 
-    def read(self, controller: Controller) -> None:
-        """As it was read by itself: no news if it was heard of meanwhile, or is gone by now."""
-        if (
-            controller.uid in self._pods
-            and controller.uid not in self._controllers
-            and controller.uid not in self._absent
-        ):
+    def set_from_read(self, controller: Controller) -> None:
+        """A controller that was read by itself; ignored if the watch has delivered it or its deletion."""
+        uid = controller.uid
+        if uid in self._pods and uid not in self._controllers and uid not in self._absent:
             self.set(controller)
 
-    def gone(self, uid: str) -> None:
+    def remove(self, uid: str) -> None:
         controller = self._controllers.pop(uid, None)
-        if controller is not None and controller.above is not None:
-            _discard(self._made, controller.above.uid, uid)
-        self.absent(uid)
+        if controller is not None and controller.owner is not None:
+            _discard(self._children, controller.owner.uid, uid)
+        self.mark_absent(uid)
 
-    def absent(self, uid: str) -> None:
+    def mark_absent(self, uid: str) -> None:
         if uid in self._pods:
             self._absent.add(uid)
         self._dirty[uid] = None
 
-    def note(self, uid: str, pod: Pod | None, controllers: Iterable[Controller] = ()) -> None:
-        """Keeps in mind who is above a pod; None: it does not matter any more."""
-        above: tuple[str, ...] = ()
-        if pod is not None:
-            owners = (controller_ref_of(pod.metadata), *(controller.above for controller in controllers))
-            above = tuple(owner.uid for owner in owners if owner is not None and is_known_controller(owner))
-        before = self._above.get(uid, ())
-        if before == above:
+    def track_pod(self, uid: str, pod: Pod, controllers: Iterable[Controller]) -> None:
+        """Notes which controllers are above a pod; `controllers` are the known ones."""
+        owners = (controller_ref_of(pod.metadata), *(controller.owner for controller in controllers))
+        self._set_chain(
+            uid, tuple(owner.uid for owner in owners if owner is not None and is_known_controller(owner))
+        )
+
+    def untrack_pod(self, uid: str) -> None:
+        self._set_chain(uid, ())
+
+    def _set_chain(self, uid: str, chain: tuple[str, ...]) -> None:
+        before = self._chains.get(uid, ())
+        if before == chain:
             return
-        if above:
-            self._above[uid] = above
+        if chain:
+            self._chains[uid] = chain
         else:
-            del self._above[uid]
-        for controller in above:
+            del self._chains[uid]
+        for controller in chain:
             self._pods.setdefault(controller, {})[uid] = None
         for controller in before:
-            if controller not in above:
+            if controller not in chain:
                 _discard(self._pods, controller, uid)
                 if controller not in self._pods:
-                    self._absent.discard(controller)  # Nobody asks any more.
+                    self._absent.discard(controller)
 
-    # What follows
+    # Consequences
 
-    def settle(self) -> tuple[list[str], list[str]]:
-        """Pods below makers that have changed, and works that their templates have to do with."""
+    def take_changes(self) -> tuple[list[str], list[str]]:
+        """Pods below controllers that have changed, and workloads whose next pods are affected."""
         if not self._dirty:
             return [], []
         dirty, self._dirty = self._dirty, {}
         workloads: dict[str, None] = {}
         for uid in dirty:
-            for one in (uid, *self._made.get(uid, ())):
-                self._place_template(one, workloads)
+            for one in (uid, *self._children.get(uid, ())):
+                self._update_template_membership(one, workloads)
         pods = dict.fromkeys(pod for uid in dirty for pod in self._pods.get(uid, ()))
         return list(pods), list(workloads)
 
-    def _place_template(self, uid: str, workloads: dict[str, None]) -> None:
-        before = self._templates.pop(uid, None)
+    def _update_template_membership(self, uid: str, workloads: dict[str, None]) -> None:
+        before = self._template_memberships.pop(uid, None)
         if before is not None:
-            _discard(self._of_workload, before.workload, uid)
+            _discard(self._by_workload, before.workload, uid)
             workloads[before.workload] = None
-        membership = self._template(self._controllers.get(uid))
+        membership = self._template_membership(self._controllers.get(uid))
         if membership is not None:
-            self._templates[uid] = membership
-            self._of_workload.setdefault(membership.workload, {})[uid] = None
+            self._template_memberships[uid] = membership
+            self._by_workload.setdefault(membership.workload, {})[uid] = None
             workloads[membership.workload] = None
 
-    def _template(self, controller: Controller | None) -> GroupMembership | None:
-        """Where the pods will belong that a maker makes; None if it makes none, or each is for itself."""
-        if controller is None or controller.template is None or controller.is_over or controller.wants <= 0:
+    def _template_membership(self, controller: Controller | None) -> GroupMembership | None:
+        """What the next pod of a controller declares; None if it creates none for us, or single pods."""
+        if controller is None or controller.is_finished or controller.desired_pods <= 0:
             return None
-        template = controller.template
-        if template.spec.scheduler_name not in self._settings.scheduler_names:
+        names = self._settings.scheduler_names
+        templates = [one.template for one in controller.pod_sets]
+        template = next((one for one in templates if one.spec.scheduler_name in names), None)
+        if template is None or controller.kind.children:
             return None
-        above = self._controllers.get(controller.above.uid) if controller.above is not None else None
+        parent = self._controllers.get(controller.owner.uid) if controller.owner is not None else None
         metadata = ObjectMeta(
             namespace=controller.namespace,
             labels=template.metadata.labels,
             annotations=template.metadata.annotations,
         )
-        controllers = [controller] if above is None else [controller, above]
+        controllers = [controller] if parent is None else [controller, parent]
         membership = membership_of(Pod(metadata=metadata, spec=template.spec), controllers, self._settings)
         return None if membership.is_single else membership
 

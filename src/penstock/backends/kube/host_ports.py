@@ -1,43 +1,47 @@
-"""Host ports that pods of ours ask for: of each, every node has one, while somebody asks for it.
+"""Tracks the host ports that pods of ours request. Every node has one unit of each while a pod requests it.
 
-Others may use any port. One that nobody of ours asks for keeps nobody away, and nodes do not tell of it.
+Ports that only external pods use exclude no pod of ours, so nodes do not report them.
 """
 
 from __future__ import annotations
 
 from penstock.kube.types import Pod
-from penstock.podspec.pod_resources import host_port_kinds
+from penstock.podspec.pod_resources import host_port_resources
 
-__all__ = ["HostPorts"]
+__all__ = ["HostPortTracker"]
 
 
-class HostPorts:
+class HostPortTracker:
     def __init__(self) -> None:
-        self._asked: dict[str, tuple[str, ...]] = {}  # by pod; of those that ask for any
-        self._askers: dict[str, int] = {}  # by kind
+        self._ports: dict[str, tuple[str, ...]] = {}  # by pod, without pods that request none
+        self._pods: dict[str, int] = {}  # port -> number of pods that request it
 
-    def kinds(self) -> dict[str, int]:
-        """What each node has of every kind that somebody asks for."""
-        return dict.fromkeys(self._askers, 1)
+    def node_resources(self) -> dict[str, int]:
+        """The units that every node has of each requested port."""
+        return dict.fromkeys(self._pods, 1)
 
-    def note(self, uid: str, pod: Pod | None) -> None:
-        """A pod as it is; None: it asks for nothing any more."""
-        before = self._asked.get(uid, ())
-        after = host_port_kinds(pod) if pod is not None else ()
-        if before == after:
+    def set(self, uid: str, pod: Pod) -> None:
+        self._set(uid, host_port_resources(pod))
+
+    def remove(self, uid: str) -> None:
+        self._set(uid, ())
+
+    def _set(self, uid: str, ports: tuple[str, ...]) -> None:
+        before = self._ports.get(uid, ())
+        if before == ports:
             return
-        for kind in after:
-            self._count(kind, 1)
-        for kind in before:
-            self._count(kind, -1)
-        if after:
-            self._asked[uid] = after
+        for port in ports:
+            self._count(port, 1)
+        for port in before:
+            self._count(port, -1)
+        if ports:
+            self._ports[uid] = ports
         else:
-            del self._asked[uid]
+            del self._ports[uid]
 
-    def _count(self, kind: str, more: int) -> None:
-        askers = self._askers.get(kind, 0) + more
-        if askers:
-            self._askers[kind] = askers
+    def _count(self, port: str, change: int) -> None:
+        pods = self._pods.get(port, 0) + change
+        if pods:
+            self._pods[port] = pods
         else:
-            del self._askers[kind]
+            del self._pods[port]

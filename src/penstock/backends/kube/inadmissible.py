@@ -1,7 +1,8 @@
-"""Works that were given up: their job has ended while pods of theirs still wait for somebody to act.
+"""Inadmissible workloads: their job has ended while pods of theirs still wait for the user to act.
 
-We remember who waited then. When somebody comes who did not, the work is tried again, with all of them. After
-a restart the pods themselves say it: if all that wait do, the work was given up.
+The pods that waited at that time are remembered. A pod that arrives later makes the workload schedulable
+again, together with all of them. After a restart the conditions of the pods serve as memory: if all waiting
+pods have the reason `GroupInadmissible`, the workload is inadmissible.
 """
 
 from __future__ import annotations
@@ -9,38 +10,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from penstock.kube.types import Pod
-from penstock.podspec.pod_status import GROUP_INADMISSIBLE, Problem, inadmissible_message
+from penstock.podspec.pod_status import inadmissible_message
+from penstock.podspec.problems import GROUP_INADMISSIBLE, PodProblem
 
 __all__ = ["InadmissibleWorkloads"]
 
 
 class InadmissibleWorkloads:
-    """`waiting_pods` are those of a work, `touch` is called with pods that are to be looked at again."""
+    """`waiting_pods` returns those of a workload; `mark_pods` receives pods to examine again."""
 
     def __init__(
-        self, waiting_pods: Callable[[str], list[Pod]], touch: Callable[[Iterable[str]], None]
+        self, waiting_pods: Callable[[str], list[Pod]], mark_pods: Callable[[Iterable[str]], None]
     ) -> None:
         self._waiting_pods = waiting_pods
-        self._touch = touch
-        self._workloads: dict[str, tuple[frozenset[str], Problem]] = {}  # its pods then, and why
+        self._mark_pods = mark_pods
+        self._workloads: dict[str, tuple[frozenset[str], PodProblem]] = {}  # pods at that time, and why
 
     def workloads(self) -> Iterable[str]:
         return self._workloads
 
-    def add(self, workload: str, problem: Problem) -> None:
+    def add(self, workload: str, problem: PodProblem) -> None:
         waiting = [pod.metadata.uid for pod in self._waiting_pods(workload)]
         if waiting:
             self._workloads[workload] = (frozenset(waiting), problem)
-            self._touch(waiting)
+            self._mark_pods(waiting)
 
     def inherit(self, before: InadmissibleWorkloads) -> None:
         self._workloads = dict(before._workloads)
 
-    def forget(self, workload: str) -> None:
+    def remove(self, workload: str) -> None:
         self._workloads.pop(workload, None)
 
-    def why(self, pod: Pod, workload: str) -> Problem | None:
-        """Whether the work of a waiting pod was given up, by our memory or by what all of its pods say."""
+    def problem_of(self, pod: Pod, workload: str) -> PodProblem | None:
+        """Why the workload of a waiting pod is inadmissible, by memory or by the conditions of its pods."""
         found = self._workloads.get(workload)
         if found is None and not inadmissible_message(pod):
             return None
@@ -51,10 +53,10 @@ class InadmissibleWorkloads:
                 return None
             found = self._workloads[workload] = (
                 frozenset(waiting),
-                Problem(GROUP_INADMISSIBLE, inadmissible_message(pod)),
+                PodProblem(GROUP_INADMISSIBLE, inadmissible_message(pod)),
             )
         if found[0].issuperset(waiting):
             return found[1]
-        del self._workloads[workload]  # Somebody has come since: it is tried again, with all of them.
-        self._touch(waiting)
+        del self._workloads[workload]  # A pod has arrived since then.
+        self._mark_pods(waiting)
         return None

@@ -1,11 +1,13 @@
-"""What people read at their pods: the condition `PodScheduled`, and events. Lossy and coalesced.
+"""Writes the `PodScheduled` condition and the events of pods. Lossy: only the latest condition counts.
 
-Of each pod only the newest message waits to be written, and it is written only if it says something new: a
-start that has merely drifted a little is none, and what holds for less than a moment is never told. All
-writes together keep to a rate, so that a long queue never floods the API server; a backlog of events, which
-follow bindings, is written some times as fast. What is urgent (it can never run, it is broken) goes first.
+Each pod has at most one condition to be written, and it is written only if it says something else than the
+last one: a start time that has moved a little does not count, and a condition that holds for less than a
+moment is never written. All writes together keep to a rate, so that a long queue does not flood the API
+server; a backlog of events, which follow bindings, is written faster. Urgent conditions (the pod can never
+run, its group is incomplete) come first.
 
-A pod is told only while it is as we know it: a condition that crosses its binding would stay for ever.
+A condition is written with the resourceVersion of the pod: one that is written while the pod is being bound
+would otherwise stay forever.
 """
 
 from __future__ import annotations
@@ -24,20 +26,21 @@ from penstock.kube.client import KubeClient, ObjectReference, PatchType
 from penstock.kube.errors import ApiConflict, ApiError, TooManyRequests, Unreachable, WriteFenced
 from penstock.kube.resources import PODS
 from penstock.kube.types import Condition, Pod
-from penstock.podspec.pod_status import GROUP_INADMISSIBLE, UNRESOLVED, Problem
+from penstock.podspec.pod_status import full_name
+from penstock.podspec.problems import GROUP_INADMISSIBLE, OWNER_NOT_SYNCED, PodProblem
 from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 
-__all__ = ["ConditionWriter", "Message", "message_of"]
+__all__ = ["ConditionWriter", "PodCondition", "condition_of_problem", "condition_of_update"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
-_DRIFT_S: Final = 30.0
-_DRIFT_SHARE: Final = 0.1
-_MOMENT_S: Final = 1.0
+_START_DRIFT_S: Final = 30.0  # start times that differ by less are equal
+_START_DRIFT_SHARE: Final = 0.1  # of the remaining wait, if that is more
+_SETTLE_S: Final = 1.0  # a condition that is replaced within this time is not written
 _EVENTS_MAX: Final = 50_000
 _EVENT_TRIES_MAX: Final = 5
 _WAITING_MAX: Final = 200_000
-_LOOKED_AT_MAX: Final = 1_000  # messages in one turn, to find one whose time has come
-_HURRY: Final = 10  # times as fast, while more events wait than can be written in a second
+_EXAMINED_MAX: Final = 1_000  # conditions per write, to find one that is due
+_BACKLOG_SPEEDUP: Final = 10  # while more events wait than one second's worth
 _REASONS: Final = {
     WorkloadStatus.ASSEMBLING: "GroupIncomplete",
     WorkloadStatus.WAITING: "Unschedulable",
@@ -49,17 +52,19 @@ _URGENT: Final = (WorkloadStatus.UNSATISFIABLE, WorkloadStatus.INCOMPLETE, Workl
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PodCondition:
+    """Reason and message of a `PodScheduled` condition with status False."""
+
     reason: str
     text: str
-    start_at: float | None = None
+    start_at: float | None = None  # when the group is expected to start
     is_urgent: bool = False
 
-    def shown(self) -> str:
+    def message(self) -> str:
         if self.start_at is None:
             return self.text
-        when = f"expected to start at {_time_text(self.start_at)}"
-        return f"{when}: {self.text}" if self.text else when
+        start = f"expected to start at {_time_text(self.start_at)}"
+        return f"{start}: {self.text}" if self.text else start
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +74,26 @@ class _Event:
     action: str
     note: str
     is_warning: bool
-    tries: int = 0  # that a server has not taken
+    tries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    message: Message
+class _Written:
+    condition: PodCondition
     at: float
 
 
-def message_of(update: StatusUpdate) -> Message:
-    """The text of a condition. A status that needs action by the owner is written without delay."""
+def condition_of_update(update: StatusUpdate) -> PodCondition:
+    """Urgent if it needs an action of the workload's owner."""
     is_never = update.status is WorkloadStatus.UNSATISFIABLE
     text = f"it can never run here: {update.reason}" if is_never else update.reason
     reason = _REASONS.get(update.status, "Unschedulable")
-    return Message(reason, text, update.start_at, update.status in _URGENT)
+    return PodCondition(reason, text, update.start_at, update.status in _URGENT)
 
 
-def problem_message(problem: Problem) -> Message:
-    """A maker that has not been heard of yet is mostly heard of in a moment."""
-    return Message(problem.reason, problem.text, is_urgent=problem.reason != UNRESOLVED)
+def condition_of_problem(problem: PodProblem) -> PodCondition:
+    """Urgent, except that an owner which is not synced mostly arrives within a moment."""
+    return PodCondition(problem.reason, problem.message, is_urgent=problem.reason != OWNER_NOT_SYNCED)
 
 
 class ConditionWriter:
@@ -107,43 +112,43 @@ class ConditionWriter:
         self._may_act = may_act
         self._clock = clock
         self._identity = identity
-        self._waiting: dict[str, tuple[float, Message]] = {}  # by pod: since when, and what
-        self._urgent: dict[str, Message] = {}
-        self._told: dict[str, _Told] = {}
+        self._waiting: dict[str, tuple[float, PodCondition]] = {}  # by pod: since when, and what
+        self._urgent: dict[str, PodCondition] = {}  # by pod
+        self._written: dict[str, _Written] = {}  # by pod
         self._events: deque[_Event] = deque(maxlen=_EVENTS_MAX)
         self._wakeup = asyncio.Event()
-        self._turn = 0
+        self._writes = 0
 
-    def set(self, uid: str, message: Message) -> None:
-        told = self._told.get(uid)
-        if told is not None and _is_same(told.message, message, self._clock()):
+    def set(self, uid: str, condition: PodCondition) -> None:
+        written = self._written.get(uid)
+        if written is not None and _is_same(written.condition, condition, self._clock()):
             self._waiting.pop(uid, None)
             self._urgent.pop(uid, None)
             return
-        since, _ = self._waiting.pop(uid, (self._clock(), message))
-        if message.is_urgent:
-            self._urgent[uid] = message
+        since, _ = self._waiting.pop(uid, (self._clock(), condition))
+        if condition.is_urgent:
+            self._urgent[uid] = condition
         elif len(self._waiting) < _WAITING_MAX:
             self._urgent.pop(uid, None)
-            self._waiting[uid] = (since, message)
+            self._waiting[uid] = (since, condition)
         self._wakeup.set()
 
     def scheduled(self, pod: Pod, node: str) -> None:
-        metadata = pod.metadata
-        self.forget(metadata.uid)
-        note = f"Successfully assigned {metadata.namespace}/{metadata.name} to {node}"
+        """Writes the event of a binding; the API server has set the condition."""
+        self.forget(pod.metadata.uid)
+        note = f"Successfully assigned {full_name(pod.metadata)} to {node}"
         self._events.append(_Event(pod, "Scheduled", "Binding", note, is_warning=False))
         self._wakeup.set()
 
     def forget(self, uid: str) -> None:
         self._waiting.pop(uid, None)
         self._urgent.pop(uid, None)
-        self._told.pop(uid, None)
+        self._written.pop(uid, None)
 
     def sweep(self) -> None:
-        """Forgets all that are gone or on a node, after nobody has told of them one by one."""
-        for uid in [*self._told, *self._waiting, *self._urgent]:
-            if self._listener(uid) is None:
+        """Forgets pods that were deleted or bound while no watch delivered it."""
+        for uid in [*self._written, *self._waiting, *self._urgent]:
+            if self._unbound_pod(uid) is None:
                 self.forget(uid)
 
     async def run(self) -> None:
@@ -155,88 +160,93 @@ class ConditionWriter:
             if not self._may_act():
                 await asyncio.sleep(1.0)
                 continue
-            hurries = len(self._events) > self._settings.status_writes_per_s
-            await self._write_next(_HURRY if hurries else 2)
-            await asyncio.sleep(pause_s / _HURRY if hurries else pause_s)
+            has_backlog = len(self._events) > self._settings.status_writes_per_s
+            await self._write_next(_BACKLOG_SPEEDUP if has_backlog else 2)
+            await asyncio.sleep(pause_s / _BACKLOG_SPEEDUP if has_backlog else pause_s)
 
-    async def _write_next(self, every: int) -> None:
-        """What is urgent, else an event; but each so many turns it is one of the messages that wait."""
-        self._turn += 1
+    async def _write_next(self, condition_every: int) -> None:
+        """Writes an urgent condition, else an event; every `condition_every`-th time a waiting condition."""
+        self._writes += 1
         now = self._clock()
         if self._urgent:
             uid = next(iter(self._urgent))
-            await self._write_message(uid, self._urgent.pop(uid), now)
-        elif self._events and (self._turn % every or not self._waiting):
+            await self._write(uid, self._urgent.pop(uid), now)
+        elif self._events and (self._writes % condition_every or not self._waiting):
             await self._write_event(self._events.popleft())
         else:
-            found = self._next_due(now)
-            if found is not None:
-                await self._write_message(*found, now)
+            due = self._next_due(now)
+            if due is not None:
+                await self._write(*due, now)
 
-    def _next_due(self, now: float) -> tuple[str, Message] | None:
-        """A message whose time has come; those whose has not go to the end of the line."""
-        for _ in range(min(len(self._waiting), _LOOKED_AT_MAX)):
+    def _next_due(self, now: float) -> tuple[str, PodCondition] | None:
+        """A waiting condition that is due; those that are not go to the end of the line."""
+        for _ in range(min(len(self._waiting), _EXAMINED_MAX)):
             uid = next(iter(self._waiting))
-            since, message = self._waiting.pop(uid)
-            told = self._told.get(uid)
-            due = since + _MOMENT_S
-            if told is not None and _is_drift(told.message, message):
-                due = max(due, told.at + self._settings.condition_interval_s)
-            if due <= now:
-                return uid, message
-            self._waiting[uid] = (since, message)
+            since, condition = self._waiting.pop(uid)
+            written = self._written.get(uid)
+            due_at = since + _SETTLE_S
+            if written is not None and _is_minor(written.condition, condition):
+                due_at = max(due_at, written.at + self._settings.condition_interval_s)
+            if due_at <= now:
+                return uid, condition
+            self._waiting[uid] = (since, condition)
         return None
 
-    def _listener(self, uid: str) -> Pod | None:
-        """A pod that is to be told something: it is there, and on no node."""
+    def _unbound_pod(self, uid: str) -> Pod | None:
+        """A pod that can have a condition: it exists, and is on no node."""
         pod = self._pod(uid)
         return pod if pod is not None and not pod.spec.node_name else None
 
-    async def _write_message(self, uid: str, message: Message, now: float) -> None:
-        pod = self._listener(uid)
+    async def _write(self, uid: str, condition: PodCondition, now: float) -> None:
+        pod = self._unbound_pod(uid)
         if pod is None:
             self.forget(uid)
             return
-        told = self._told.get(uid)
-        is_known = _is_written(pod, message)
-        if not is_known:
+        written = self._written.get(uid)
+        is_present = _has_condition(pod, condition)
+        if not is_present:
             try:
-                await self._write_condition(pod, message, now)
+                await self._write_condition(pod, condition, now)
             except (ApiConflict, Unavailable) as error:
-                self._put_back(uid, message)
-                _LOG.debug("%s/%s was not told yet: %s", pod.metadata.namespace, pod.metadata.name, error)
+                self._retry_later(uid, condition)
+                _LOG.debug("cannot write the condition of pod %s yet: %s", full_name(pod.metadata), error)
                 return
             except ApiError as error:
-                _LOG.debug("%s/%s was not told: %s", pod.metadata.namespace, pod.metadata.name, error)
+                _LOG.debug("cannot write the condition of pod %s: %s", full_name(pod.metadata), error)
                 return
-        if self._listener(uid) is None:
+        if self._unbound_pod(uid) is None:
             self.forget(uid)
             return
-        self._told[uid] = _Told(message, now)
-        if not is_known and (told is None or told.message.reason != message.reason or message.is_urgent):
-            note = message.shown() or message.reason
+        self._written[uid] = _Written(condition, now)
+        is_new = written is None or written.condition.reason != condition.reason or condition.is_urgent
+        if is_new and not is_present:
+            note = condition.message() or condition.reason
             self._events.append(_Event(pod, "FailedScheduling", "Scheduling", note, is_warning=True))
 
-    def _put_back(self, uid: str, message: Message) -> None:
-        """To be told a moment later, unless there is something newer by then."""
-        if uid not in self._urgent and self._listener(uid) is not None:
-            self._waiting.setdefault(uid, (self._clock(), message))
+    def _retry_later(self, uid: str, condition: PodCondition) -> None:
+        """Puts a condition back, unless there is a later one."""
+        if uid not in self._urgent and self._unbound_pod(uid) is not None:
+            self._waiting.setdefault(uid, (self._clock(), condition))
 
-    async def _write_condition(self, pod: Pod, message: Message, now: float) -> None:
+    async def _write_condition(self, pod: Pod, condition: PodCondition, now: float) -> None:
         metadata = pod.metadata
-        before = _condition(pod)
-        kept = before.last_transition_time if before is not None and before.status == "False" else None
-        condition = {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": message.reason,
-            "message": message.shown(),
-            "observedGeneration": metadata.generation,
-            "lastTransitionTime": kept or _time_text(now),
-        }
+        before = _pod_scheduled(pod)
+        is_unchanged = before is not None and before.status == "False"
+        since = before.last_transition_time if before is not None and is_unchanged else None
         body = {
             "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
-            "status": {"conditions": [condition]},
+            "status": {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": condition.reason,
+                        "message": condition.message(),
+                        "observedGeneration": metadata.generation,
+                        "lastTransitionTime": since or _time_text(now),
+                    }
+                ]
+            },
         }
         path = PODS.path(metadata.namespace, metadata.name, "status")
         await self._client.patch(path, body, patch_type=PatchType.STRATEGIC)
@@ -260,31 +270,32 @@ class ConditionWriter:
             was_sent = not isinstance(error, TooManyRequests | Unreachable | WriteFenced)
             if not was_sent and event.tries + 1 < _EVENT_TRIES_MAX:
                 self._events.append(replace(event, tries=event.tries + 1))
-            _LOG.debug("an event of %s/%s was not written: %s", metadata.namespace, metadata.name, error)
+            _LOG.debug("cannot write an event of pod %s: %s", full_name(metadata), error)
 
 
-def _condition(pod: Pod) -> Condition | None:
+def _pod_scheduled(pod: Pod) -> Condition | None:
     return next((one for one in pod.status.conditions or () if one.type == "PodScheduled"), None)
 
 
-def _is_written(pod: Pod, message: Message) -> bool:
-    """Whether a pod says it already, as after a restart of ours."""
-    found = _condition(pod)
-    said = ("False", message.reason, message.shown())
-    return found is not None and (found.status, found.reason, found.message) == said
+def _has_condition(pod: Pod, condition: PodCondition) -> bool:
+    """Whether the pod has this condition already, as after a restart."""
+    found = _pod_scheduled(pod)
+    expected = ("False", condition.reason, condition.message())
+    return found is not None and (found.status, found.reason, found.message) == expected
 
 
-def _is_same(before: Message, after: Message, now: float) -> bool:
+def _is_same(before: PodCondition, after: PodCondition, now: float) -> bool:
+    """Whether two conditions are equal, except for a small change of the start time."""
     if (before.reason, before.text) != (after.reason, after.text):
         return False
     if before.start_at is None or after.start_at is None:
         return before.start_at == after.start_at
-    room = max(_DRIFT_S, _DRIFT_SHARE * max(after.start_at - now, 0.0))
-    return abs(before.start_at - after.start_at) <= room
+    drift_s_max = max(_START_DRIFT_S, _START_DRIFT_SHARE * max(after.start_at - now, 0.0))
+    return abs(before.start_at - after.start_at) <= drift_s_max
 
 
-def _is_drift(before: Message, after: Message) -> bool:
-    """Whether somebody who has read the one would do nothing else after the other."""
+def _is_minor(before: PodCondition, after: PodCondition) -> bool:
+    """Whether the change of a condition gives its reader nothing to act on."""
     return before.reason == after.reason and not before.is_urgent
 
 

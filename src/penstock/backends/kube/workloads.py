@@ -1,10 +1,10 @@
-"""Which pods belong to which work, how large PodGroups say that works are, and what follows for each work.
+"""Tracks which pods belong to which workload, the sizes in PodGroups, and the resulting fact per workload.
 
-A work lives while a pod of it can run, or while somebody wants to make such pods. Without a pod it is told
-as its next pods would have it.
+A workload lives while a pod of it can run, or while a controller wants to create such pods. Without pods,
+its fact is derived from the templates of its next pods.
 
-Most pods of a work say the same. They are counted by what they say, and one of each kind speaks for all, so
-that one more or one less of a thousand costs nothing.
+Most pods of a workload declare the same. Pods are counted per equivalence class, and one representative of
+each class enters the fact, so that one pod more or less of a thousand costs nothing.
 """
 
 from __future__ import annotations
@@ -12,35 +12,37 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 
-from penstock.backends.kube.controllers import Controllers
+from penstock.backends.kube.controllers import ControllerTracker
 from penstock.kube.types import NativePodGroup, PodGroup
 from penstock.podspec.grouping import GroupMembership, workload_fact, workload_of_group
-from penstock.podspec.pod_status import Problem, full_name
+from penstock.podspec.keys import GROUP_SIZE_KEYS
+from penstock.podspec.pod_status import full_name
+from penstock.podspec.problems import POD_GROUP_NOT_FOUND, PodProblem
 from penstock.podspec.settings import TranslationSettings
 from penstock.protocol.facts import WorkloadSet
 
-__all__ = ["Workloads"]
+__all__ = ["WorkloadTracker"]
 
 
 @dataclass(slots=True)
-class _Kind:
-    """Pods of a work that say the same."""
+class _EquivalenceClass:
+    """Pods of a workload that declare the same."""
 
-    speaker: GroupMembership
+    representative: GroupMembership
     pods: int = 0
 
 
-class Workloads:
-    """`dirty` has the works that may be other than they were; whoever tells of them clears it."""
+class WorkloadTracker:
+    """`dirty` has the workloads whose fact may have changed; the reader of the facts clears it."""
 
-    def __init__(self, settings: TranslationSettings, controllers: Controllers) -> None:
+    def __init__(self, settings: TranslationSettings, controllers: ControllerTracker) -> None:
         self._settings = settings
         self._controllers = controllers
-        self._workload: dict[str, str] = {}  # of a pod
-        self._pods: dict[str, dict[str, GroupMembership]] = {}  # by work, in the order they came
-        self._pod_groups: dict[str, int] = {}  # "NAMESPACE/NAME" -> least number of members
-        self._native_groups: dict[str, int] = {}
-        self._kinds: dict[str, dict[Hashable, _Kind]] = {}  # by work
+        self._workload: dict[str, str] = {}  # pod -> workload
+        self._pods: dict[str, dict[str, GroupMembership]] = {}  # by workload, in order of arrival
+        self._pod_groups: dict[str, int] = {}  # "NAMESPACE/NAME" -> minMember
+        self._native_groups: dict[str, int] = {}  # "NAMESPACE/NAME" -> minCount
+        self._classes: dict[str, dict[Hashable, _EquivalenceClass]] = {}  # by workload
         self.dirty: dict[str, None] = {}
 
     def membership(self, uid: str) -> GroupMembership | None:
@@ -51,12 +53,13 @@ class Workloads:
         return self._pods.get(workload, {})
 
     def native_group(self, workload: str) -> str:
+        """The PodGroup of scheduling.k8s.io that names the workload, as "NAMESPACE/NAME"; empty: none."""
         for membership in self._pods.get(workload, {}).values():
             if membership.is_native:
                 return membership.pod_group
         return ""
 
-    def lives(self, workload: str) -> bool:
+    def is_alive(self, workload: str) -> bool:
         return workload in self._pods or workload in self._controllers.workloads()
 
     def all(self) -> list[str]:
@@ -64,55 +67,60 @@ class Workloads:
 
     # Pods
 
-    def place(self, uid: str, membership: GroupMembership) -> None:
+    def add_pod(self, uid: str, membership: GroupMembership) -> None:
+        """Adds a pod, or moves it if it belongs to another workload by now."""
         workload = membership.workload
         before = self.membership(uid)
         if before == membership:
             return
-        if before is not None and (before.workload != workload or before.kind() != membership.kind()):
-            self.leave(uid)
+        key = membership.equivalence_key()
+        if before is not None and (before.workload != workload or before.equivalence_key() != key):
+            self.remove_pod(uid)
             before = None
         self._workload[uid] = workload
         self._pods.setdefault(workload, {})[uid] = membership
-        kind = self._kinds.setdefault(workload, {}).setdefault(membership.kind(), _Kind(membership))
+        classes = self._classes.setdefault(workload, {})
+        equivalence_class = classes.setdefault(key, _EquivalenceClass(membership))
         if before is None:
-            kind.pods += 1
-        if kind.pods == 1 or before is not None:
-            kind.speaker = membership  # What its makers want may be other than it was.
+            equivalence_class.pods += 1
+        if equivalence_class.pods == 1 or before is not None:
+            equivalence_class.representative = membership  # It refers to the controllers as they are.
             self.dirty[workload] = None
 
-    def leave(self, uid: str) -> None:
+    def remove_pod(self, uid: str) -> None:
         workload = self._workload.pop(uid, None)
         if workload is not None:
-            kinds, key = self._kinds[workload], self._pods[workload].pop(uid).kind()
-            kinds[key].pods -= 1
-            if not kinds[key].pods:
-                del kinds[key]
+            classes, key = self._classes[workload], self._pods[workload].pop(uid).equivalence_key()
+            classes[key].pods -= 1
+            if not classes[key].pods:
+                del classes[key]
                 self.dirty[workload] = None
-            if not kinds:
-                del self._kinds[workload], self._pods[workload]
+            if not classes:
+                del self._classes[workload], self._pods[workload]
 
-    # PodGroups: each call returns the pods that are to be looked at again
+    # PodGroups: each call returns the pods that have to be examined again
 
-    def pod_groups_listed(self, groups: Iterable[PodGroup]) -> list[str]:
+    def replace_pod_groups(self, groups: Iterable[PodGroup]) -> list[str]:
         listed = {full_name(one.metadata): one.spec.min_member for one in groups}
-        return self._listed(listed, is_native=False)
+        return self._replace_sizes(listed, is_native=False)
 
-    def pod_group_set(self, group: PodGroup, *, gone: bool) -> list[str]:
+    def set_pod_group(self, group: PodGroup, *, gone: bool) -> list[str]:
         size = None if gone else group.spec.min_member
-        return self._set(full_name(group.metadata), size, is_native=False)
+        return self._set_size(full_name(group.metadata), size, is_native=False)
 
-    def native_groups_listed(self, groups: Iterable[NativePodGroup]) -> list[str]:
-        return self._listed({full_name(one.metadata): _least(one) for one in groups}, is_native=True)
+    def replace_native_groups(self, groups: Iterable[NativePodGroup]) -> list[str]:
+        listed = {full_name(one.metadata): _min_count(one) for one in groups}
+        return self._replace_sizes(listed, is_native=True)
 
-    def native_group_set(self, group: NativePodGroup, *, gone: bool) -> list[str]:
-        return self._set(full_name(group.metadata), None if gone else _least(group), is_native=True)
+    def set_native_group(self, group: NativePodGroup, *, gone: bool) -> list[str]:
+        size = None if gone else _min_count(group)
+        return self._set_size(full_name(group.metadata), size, is_native=True)
 
-    def _listed(self, listed: dict[str, int], *, is_native: bool) -> list[str]:
+    def _replace_sizes(self, listed: dict[str, int], *, is_native: bool) -> list[str]:
         names = dict.fromkeys([*self._sizes(is_native), *listed])
-        return [uid for name in names for uid in self._set(name, listed.get(name), is_native=is_native)]
+        return [uid for name in names for uid in self._set_size(name, listed.get(name), is_native=is_native)]
 
-    def _set(self, name: str, size: int | None, *, is_native: bool) -> list[str]:
+    def _set_size(self, name: str, size: int | None, *, is_native: bool) -> list[str]:
         sizes = self._sizes(is_native)
         if sizes.get(name) == size:
             return []
@@ -127,26 +135,35 @@ class Workloads:
     def _sizes(self, is_native: bool) -> dict[str, int]:
         return self._native_groups if is_native else self._pod_groups
 
-    def missing_group(self, membership: GroupMembership) -> Problem | None:
-        """Of a group whose size a PodGroup must say, and which is not there."""
-        there = self._sizes(membership.is_native)
-        if not membership.needs_pod_group or membership.pod_group in there:
+    def missing_pod_group(self, membership: GroupMembership) -> PodProblem | None:
+        """The problem of a pod whose group has no size because its PodGroup does not exist."""
+        if not membership.needs_pod_group or membership.pod_group in self._sizes(membership.is_native):
             return None
-        return Problem("NoPodGroup", f"its PodGroup {membership.pod_group} is not there")
+        if membership.is_native:
+            kind, remedy = "PodGroup (scheduling.k8s.io)", "create it"
+        else:
+            kind, remedy = "PodGroup (scheduling.x-k8s.io)", f"create it, or set {GROUP_SIZE_KEYS[0]}"
+        text = f"{kind} {membership.pod_group} of the pod's group does not exist; {remedy}"
+        return PodProblem(POD_GROUP_NOT_FOUND, text)
 
-    # What follows
+    # Facts
 
     def fact(self, workload: str) -> WorkloadSet | None:
-        """None for a work that lives no more."""
+        """None for a workload that lives no more."""
         pods = self._pods.get(workload)
-        kinds = self._kinds.get(workload, {}).values()
-        members = [kind.speaker for kind in kinds] if pods else self._controllers.templates(workload)
+        classes = self._classes.get(workload, {}).values()
+        members = (
+            [one.representative for one in classes]
+            if pods
+            else self._controllers.template_memberships(workload)
+        )
         if not members:
             return None
         fact = workload_fact(members, self._sizes(members[0].is_native), self._settings)
+        # A relative begin time counts from the creation of a pod, and there is none.
         return fact if pods else replace(fact, begin_at=None)
 
 
-def _least(group: NativePodGroup) -> int:
+def _min_count(group: NativePodGroup) -> int:
     gang = group.spec.scheduling_policy.gang
     return max(gang.min_count, 1) if gang is not None else 1
