@@ -1,4 +1,4 @@
-"""How an instance comes into office in a cluster, and what it says when it cannot."""
+"""An instance becomes the leader of a cluster, or reports what prevents it."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ SETTINGS = InstanceSettings(policy="easy", match_policy="first", queue_depth=Non
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube, "_LOOK_S", 0.01)
-    monkeypatch.setattr(kube, "_STAND_BY_S", 0.01)
+    monkeypatch.setattr(kube, "_POLL_S", 0.01)
+    monkeypatch.setattr(kube, "_RETRY_S", 0.01)
 
 
 @dataclass
-class Office:
+class RunningInstance:
     runtime: KubeRuntime
     instance: Instance
     running: asyncio.Task[None]
 
 
 @asynccontextmanager
-async def office(cluster: FakeCluster, tables: MemoryTables, directory: Path) -> AsyncIterator[Office]:
-    """An instance in a cluster, with what others have recorded."""
+async def running_instance(
+    cluster: FakeCluster, tables: MemoryTables, directory: Path
+) -> AsyncIterator[RunningInstance]:
+    """An instance on a cluster, with the records of earlier instances."""
     async with raw_server(cluster) as server:
         options = KubeOptions(kubeconfig(directory / "config", server.url))
         runtime = KubeRuntime(options, Settings(), "me")
         instance = Instance(Settings(), MemoryStore(tables), runtime.backend)
         running = asyncio.create_task(runtime.run(instance, instance.run))
         try:
-            yield Office(runtime, instance, running)
+            yield RunningInstance(runtime, instance, running)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -61,7 +63,7 @@ def test_an_instance_that_may_not_list_something_says_so(tmp_path: Path) -> None
     async def scenario() -> None:
         cluster = FakeCluster()
         cluster.forbidden.add("pods")
-        async with office(cluster, MemoryTables(), tmp_path) as at:
+        async with running_instance(cluster, MemoryTables(), tmp_path) as at:
             await eventually(lambda: "not allowed to list pods" in at.instance.not_ready.message)
             assert str(at.instance.not_ready).startswith("taking over: ")
             assert "not allowed to list pods" in at.runtime.problem()
@@ -72,49 +74,49 @@ def test_an_instance_that_may_not_list_something_says_so(tmp_path: Path) -> None
 
 
 def test_an_instance_that_may_do_everything_has_no_problem(tmp_path: Path) -> None:
-    """Kinds that are not served are none either."""
+    """Resources that the API server does not serve are no problem either."""
 
     async def scenario() -> None:
-        async with office(FakeCluster(), MemoryTables(), tmp_path) as at:
+        async with running_instance(FakeCluster(), MemoryTables(), tmp_path) as at:
             await asyncio.wait_for(at.instance.is_ready.wait(), 10)
             assert at.runtime.problem() == ""
 
     run(scenario())
 
 
-# Which cluster
+# Identity of the cluster
 
 
-def test_what_is_recorded_about_one_cluster_is_not_taken_to_another(tmp_path: Path) -> None:
-    """Nobody takes over, nothing is declared gone, and the lease is free at once."""
+def test_records_of_one_cluster_are_not_used_with_another(tmp_path: Path) -> None:
+    """The instance does not take over, deletes no record, and releases the Lease at once."""
 
     async def scenario() -> None:
         tables, other = MemoryTables(), FakeCluster("cluster-2")
-        async with office(FakeCluster("cluster-1"), tables, tmp_path) as at:
+        async with running_instance(FakeCluster("cluster-1"), tables, tmp_path) as at:
             await asyncio.wait_for(at.instance.is_ready.wait(), 10)
         epoch = tables.instance["epoch"]
-        async with office(other, tables, tmp_path) as at:
+        async with running_instance(other, tables, tmp_path) as at:
             with pytest.raises(WrongCluster) as caught:
                 await asyncio.wait_for(asyncio.shield(at.running), 10)
             assert other.holder == ""
-        said = str(caught.value)
-        assert "uid cluster-2, expected cluster-1" in said
-        assert "another --state" in said
+        message = str(caught.value)
+        assert "uid cluster-2, expected cluster-1" in message
+        assert "another --state" in message
         assert tables.instance["epoch"] == epoch
-        async with office(FakeCluster("cluster-1"), tables, tmp_path) as at:
+        async with running_instance(FakeCluster("cluster-1"), tables, tmp_path) as at:
             await asyncio.wait_for(at.instance.is_ready.wait(), 10)
 
     run(scenario())
 
 
-def test_who_may_not_know_which_cluster_it_is_goes_on_and_says_so(
+def test_without_permission_to_verify_the_cluster_the_instance_runs_and_logs_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         cluster = FakeCluster()
         cluster.forbidden.add("kube-system")
-        async with office(cluster, MemoryTables(), tmp_path) as at:
+        async with running_instance(cluster, MemoryTables(), tmp_path) as at:
             await asyncio.wait_for(at.instance.is_ready.wait(), 10)
 
     run(scenario())
-    assert "is not checked: GET /api/v1/namespaces/kube-system: 403" in caplog.text
+    assert "is not verified: GET /api/v1/namespaces/kube-system: 403" in caplog.text

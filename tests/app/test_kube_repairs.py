@@ -1,4 +1,4 @@
-"""What the auditor can have done, in an instance whose driver has missed something."""
+"""Repairs that the auditor requests from an instance whose backend has missed an event."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.app.kube import Repairs
-from penstock.backends.kube import backend as world_module
+from penstock.backends.kube import backend as backend_module
 from penstock.backends.kube.backend import KubeBackend
 from penstock.backends.kube.settings import KubeSettings
 from penstock.instance.loop import Instance
@@ -26,10 +26,10 @@ async def until(holds: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
-def test_the_place_of_a_leaked_member_can_be_bound_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver has not heard that a pod is gone, and takes its node for full."""
+def test_the_node_of_a_leaked_member_can_be_bound_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend has missed the deletion of a pod and counts its node as full."""
     server, client = Server(nodes=[node("n1", cpu="4")], pods=[pod("a", cpu="3")]), FakeClient()
-    monkeypatch.setattr(world_module, "reflect", server.reflect)
+    monkeypatch.setattr(backend_module, "reflect", server.reflect)
     backend = KubeBackend(client, KubeSettings(), identity="me")  # type: ignore[arg-type]
     instance = Instance(Settings(), MemoryStore(), backend)
 

@@ -168,7 +168,7 @@ def test_a_directory_with_something_else_in_it_is_left_alone(place: Place) -> No
     (place.state / "thesis.tex").write_text("precious")
     before = tree(place)
     told = place.refused("start", *SHAPE, code=1)
-    assert f"{place.state} is not an instance's state directory: it holds 'thesis.tex'" in told
+    assert f"{place.state} is not the state directory of an instance: it contains 'thesis.tex'" in told
     assert "--state" in told
     assert tree(place) == before
 
@@ -178,7 +178,8 @@ def test_a_directory_of_a_newer_version_is_left_alone(place: Place) -> None:
     (place.state / "instance.json").write_text('{"format": 99, "made_by": "7.0"}')
     before = tree(place)
     told = place.refused("start", code=1)
-    assert f"{place.state} was made by a newer Penstock (7.0): use that one, or another --state" in told
+    assert f"{place.state} was written by a newer Penstock (7.0); " in told
+    assert "use that version, or another --state" in told
     assert tree(place) == before
 
 
@@ -189,13 +190,13 @@ NO_CORES = '{"format": 1, "id": "a", "nodes": 3, "cores": 0, "gpus": 0, "databas
     "text",
     ["", "{", "[]", '{"format": "x"}', '{"format": 1}', NO_CORES, "\udcff"],
 )
-def test_a_damaged_identity_is_not_guessed(place: Place, text: str) -> None:
+def test_a_corrupt_identity_file_is_refused(place: Place, text: str) -> None:
     place.state.mkdir()
     (place.state / "instance.json").write_bytes(os.fsencode(text))
     before = tree(place)
     told = place.refused("start", code=1)
-    assert f"{place.state}/instance.json is damaged (" in told
-    assert "restore it, or name another --state" in told
+    assert f"{place.state}/instance.json is corrupt (" in told
+    assert "restore it from a backup, or use another --state" in told
     assert tree(place) == before
 
 
@@ -277,13 +278,21 @@ def test_an_address_that_cannot_be_listened_on_is_named(place: Place, address: s
 # The configuration
 
 CONFIGURATIONS = [
-    ("policy = ", "not a configuration"),
-    ("polcy = 'easy'", "polcy"),
+    ("policy = ", "not a TOML file"),
+    (
+        "polcy = 'easy'",
+        "polcy: unknown key (expected one of forecast_depth, gang_repair_timeout, grace, ",
+    ),
+    ("whole = '2m'", "whole: unknown key (expected one of forecast_depth, gang_repair_timeout, grace, "),
+    (
+        "[kube]\nassemble = '1h'",
+        "kube.assemble: unknown key (expected one of assembly_timeout, ",
+    ),
     ("policy = 'fastest'", "fastest"),
     ("match_policy = 'best'", "best"),
     ("queue_depth = 0", "queue_depth"),
     ("queue_depth = 'all'", "queue_depth"),
-    ("[[queues]]\nname = 'a'\n[[queues]]\nname = 'a'", "a queue twice"),
+    ("[[queues]]\nname = 'a'\n[[queues]]\nname = 'a'", "duplicate queue"),
     ("[[queues]]\nname = 'a b'", "a b"),
     ("[[queues]]\nname = 'a'\nduration_max = 'long'", "long"),
     ("[[queues]]\nname = 'a'\nrequires = {colour = ['red']}", "colour"),
@@ -304,7 +313,7 @@ def test_a_wrong_configuration_is_refused_before_anything_is_made(
 
 def test_a_configuration_that_is_not_there_is_named(place: Place) -> None:
     told = place.refused("start", "--config", f"{place.above}/none.toml", code=2)
-    assert f"{place.above}/none.toml: the file cannot be read (found No such file or directory)" in told
+    assert f"{place.above}/none.toml: cannot read the file (found No such file or directory)" in told
     assert not place.state.exists()
 
 

@@ -21,7 +21,7 @@ from tests.e2e.instances import (
 def test_a_second_start_is_refused_and_disturbs_nothing(instance: Running) -> None:
     pid = instance.json("status", "-o", "json")["instance"]["pid"]
     told = instance.refused("start", code=1)
-    assert told == f"penstock: an instance runs in {instance.state} already (pid {pid})\n"
+    assert told == f"penstock: an instance already runs in {instance.state} (pid {pid})\n"
     assert instance.json("status", "-o", "json")["instance"]["pid"] == pid
     assert instance.call("run", "true").returncode == 0
 
@@ -98,7 +98,7 @@ def test_an_instance_can_grow_but_not_shrink(tmp_path: Path) -> None:
         assert instance.json("stop", "-o", "json")["stopped"] == pid
         assert not (tmp_path / "ran").exists()  # It did not start when the stop made room for it.
         assert "no instance runs in" in instance.refused("stop", code=3)
-        assert "can only get more" in instance.refused("start", "--nodes", "3", code=1)
+        assert "nodes can only be added" in instance.refused("start", "--nodes", "3", code=1)
         started = instance.json("start", "--nodes", "5", "-o", "json")
         assert started["instance"]["ready"] is True
         assert (started["settings"]["nodes"], started["settings"]["cores"]) == (5, 2)

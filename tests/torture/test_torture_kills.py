@@ -166,7 +166,7 @@ def test_a_second_instance_in_the_same_state_directory_is_refused(hall: Hall) ->
         epoch = one.status()["instance"]["epoch"]
         second = one.launch()
         assert second.wait(30) == 1
-        assert "an instance runs in" in one.log.splitlines()[-1]
+        assert "an instance already runs in" in one.log.splitlines()[-1]
         assert one.status()["instance"]["epoch"] == epoch
 
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.app.configuration import Configuration, read_configuration
-from penstock.app.identity import lock, look
+from penstock.app.identity import lock, read_identity
 from penstock.app.readiness import ReadinessReport, error_family, exit_code
 from penstock.errors import PenstockError, Unavailable
 from penstock.paths import InstancePaths, make_paths, paths_of
@@ -100,7 +100,7 @@ def _check(arguments: argparse.Namespace, paths: InstancePaths) -> Configuration
     )
     if arguments.database:
         check_database(arguments.database)
-    look(paths)
+    read_identity(paths)
     if arguments.kube:
         from penstock.kube.access import find_access
 

@@ -1,18 +1,20 @@
-"""What an instance is started with: options of the command, and a file for queues and limits.
+"""The configuration of an instance: options of `penstock start` and a TOML file.
 
-The file is TOML. Unknown keys are errors, because a misspelt limit that is silently ignored is worse than
-none.
+An unknown key is an error that lists the valid keys, because a misspelt limit must not be ignored silently.
 
-    policy = "easy"            # or fcfs, hybrid, hybrid:8, conservative
-    match_policy = "lonode"
-    queue_depth = 1000
-    forecast_depth = 100
+    policy = "easy"              # queue policy: fcfs, easy, hybrid, hybrid:8, conservative
+    match_policy = "lonode"      # order in which nodes are tried
+    queue_depth = 1000           # jobs per queue that one cycle considers; default: all
+    forecast_depth = 100         # pending jobs that get a forecast start
+    lost_timeout = "30s"         # a node without contact for this long is lost
+    grace = "5s"                 # between SIGTERM and SIGKILL of a task
+    gang_repair_timeout = "2m"   # how long a running gang may lack members before it is evicted
 
-    [retention]
+    [retention]                  # of inactive jobs
     days = 30
     jobs = 1000000
 
-    [[queues]]
+    [[queues]]                   # the first queue is the default
     name = "batch"
     policy = "hybrid:8"
     duration_default = "30m"
@@ -21,10 +23,13 @@ none.
 
     [kube]
     scheduler_names = ["penstock", "fluence", "fluxnetes"]
-    topology_levels = "rack=example.com/rack"      # besides regions and zones
-    assembly_timeout = "1h"            # how long a group may wait for its members
-    limit_default = "1h"       # to plan with where nobody says how long; never enforced
+    topology_levels = "rack=example.com/rack"   # in addition to regions and zones
+    assembly_timeout = "1h"      # how long a group may wait for its members
+    limit_default = "1h"         # planned duration of pods without a time limit; not enforced
+    binds_in_flight = 64         # concurrent bind requests
     lease_namespace = "penstock-system"
+    lease_name = "penstock"
+    audit_every = "1m"           # interval of the auditor
 """
 
 from __future__ import annotations
@@ -102,14 +107,14 @@ class Configuration:
 def read_configuration(
     path: Path | None, *, policy: str = "", match_policy: str = "", queue_depth: int | None = None
 ) -> Configuration:
-    """The file, if there is one; what the command says itself counts more."""
+    """Reads the file, if one is given. Arguments, which are command options, override it."""
     if policy:
         parse_backfill(policy)
     if match_policy:
         parse_policy(match_policy)
-    told = _read(path) if path is not None else _File()
+    file = _read(path) if path is not None else _File()
     try:
-        return _configuration(told, policy, match_policy, queue_depth)
+        return _configuration(file, policy, match_policy, queue_depth)
     except BadRequest as error:
         if path is None:
             raise
@@ -117,62 +122,62 @@ def read_configuration(
         raise BadRequest(error.summary, where=where, found=error.found, expected=error.expected) from error
 
 
-def _configuration(told: _File, policy: str, match_policy: str, queue_depth: int | None) -> Configuration:
-    fallback = policy or told.policy
-    parse_policy(match_policy or told.match_policy)
-    depth = queue_depth if queue_depth is not None else told.queue_depth
-    for name, value, least in (("queue_depth", depth, 1), ("forecast_depth", told.forecast_depth, 0)):
-        if value is not None and value < least:
-            raise BadRequest("too small", where=name, found=str(value), expected=f"{least} or more")
-    queues = tuple(_queue(queue, fallback) for queue in told.queues)
+def _configuration(file: _File, policy: str, match_policy: str, queue_depth: int | None) -> Configuration:
+    default_policy = policy or file.policy
+    parse_policy(match_policy or file.match_policy)
+    depth = queue_depth if queue_depth is not None else file.queue_depth
+    for name, value, minimum in (("queue_depth", depth, 1), ("forecast_depth", file.forecast_depth, 0)):
+        if value is not None and value < minimum:
+            raise BadRequest("too small", where=name, found=str(value), expected=f"{minimum} or more")
+    queues = tuple(_queue(queue, default_policy) for queue in file.queues)
     names = [queue.name for queue in queues]
     if len(set(names)) != len(names):
-        raise BadRequest("a queue twice", where="queues", found=", ".join(names), expected="each name once")
+        raise BadRequest("duplicate queue", where="queues", found=", ".join(names), expected="each name once")
     settings = Settings(
-        queues=queues or (QueueSettings(DEFAULT_QUEUE, parse_backfill(fallback)),),
-        match_policy=match_policy or told.match_policy,
+        queues=queues or (QueueSettings(DEFAULT_QUEUE, parse_backfill(default_policy)),),
+        match_policy=match_policy or file.match_policy,
         queue_depth=depth,
-        forecast_depth=told.forecast_depth,
-        lost_timeout_s=parse_duration(told.lost_timeout),
-        grace_s=parse_duration(told.grace),
-        gang_repair_timeout_s=parse_duration(told.gang_repair_timeout),
+        forecast_depth=file.forecast_depth,
+        lost_timeout_s=parse_duration(file.lost_timeout),
+        grace_s=parse_duration(file.grace),
+        gang_repair_timeout_s=parse_duration(file.gang_repair_timeout),
     )
-    days = told.retention.days
-    retention = Retention(None if days is None else days * 86400.0, told.retention.jobs)
-    return Configuration(settings, retention, _kube(told.kube, settings))
+    days = file.retention.days
+    retention = Retention(None if days is None else days * 86400.0, file.retention.jobs)
+    return Configuration(settings, retention, _kube(file.kube, settings))
 
 
-def _kube(told: _Kube, settings: Settings) -> KubeOptions:
+def _kube(section: _Kube, settings: Settings) -> KubeOptions:
     if (
-        not told.scheduler_names
-        or not all(told.scheduler_names)
-        or "default-scheduler" in told.scheduler_names
+        not section.scheduler_names
+        or not all(section.scheduler_names)
+        or "default-scheduler" in section.scheduler_names
     ):
         raise BadRequest(
-            "not names of our own",
+            "invalid scheduler names",
             where="kube.scheduler_names",
-            found=", ".join(told.scheduler_names),
-            expected="at least one, and not default-scheduler",
+            found=", ".join(section.scheduler_names),
+            expected="at least one name, none of them default-scheduler",
         )
-    if not 1 <= told.binds_in_flight <= _BINDS_MAX:
+    if not 1 <= section.binds_in_flight <= _BINDS_MAX:
         raise BadRequest(
             "out of range",
             where="kube.binds_in_flight",
-            found=str(told.binds_in_flight),
+            found=str(section.binds_in_flight),
             expected=f"1 to {_BINDS_MAX}",
         )
     return KubeOptions(
         settings=KubeSettings(
-            scheduler_names=tuple(told.scheduler_names),
-            topology_levels=parse_topology_levels(told.topology_levels),
+            scheduler_names=tuple(section.scheduler_names),
+            topology_levels=parse_topology_levels(section.topology_levels),
             queues=tuple(queue.name for queue in settings.queues),
-            assembly_timeout_s=parse_duration(told.assembly_timeout),
-            limit_default_s=_seconds(told.limit_default),
-            binds_in_flight_max=told.binds_in_flight,
+            assembly_timeout_s=parse_duration(section.assembly_timeout),
+            limit_default_s=_seconds(section.limit_default),
+            binds_in_flight_max=section.binds_in_flight,
         ),
-        lease_namespace=told.lease_namespace,
-        lease_name=told.lease_name,
-        audit_every_s=parse_duration(told.audit_every),
+        lease_namespace=section.lease_namespace,
+        lease_name=section.lease_name,
+        audit_every_s=parse_duration(section.audit_every),
     )
 
 
@@ -181,20 +186,46 @@ def _read(path: Path) -> _File:
         with path.open("rb") as stream:
             text = stream.read(_SIZE_MAX + 1)
     except OSError as error:
-        raise BadRequest("the file cannot be read", where=str(path), found=error.strerror or "") from error
+        raise BadRequest("cannot read the file", where=str(path), found=error.strerror or "") from error
     if len(text) > _SIZE_MAX:
         raise BadRequest("the file is too large", where=str(path), expected=f"at most {_SIZE_MAX} bytes")
     try:
-        return msgspec.convert(tomllib.loads(text.decode("utf-8")), _File)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise BadRequest("not a configuration", where=str(path), found=str(error)) from error
+        document = tomllib.loads(text.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadRequest("not a TOML file", where=str(path), found=str(error)) from error
+    _check_keys(path, document)
+    try:
+        return msgspec.convert(document, _File)
+    except msgspec.ValidationError as error:
+        raise BadRequest("invalid configuration", where=str(path), found=str(error)) from error
 
 
-def _queue(queue: _Queue, fallback: str) -> QueueSettings:
+def _check_keys(path: Path, document: dict[str, object]) -> None:
+    """Refuses an unknown key and lists the valid ones. Wrong types are left to the conversion."""
+    sections: list[tuple[str, object, type[msgspec.Struct]]] = [
+        ("", document, _File),
+        ("retention.", document.get("retention"), _Retention),
+        ("kube.", document.get("kube"), _Kube),
+    ]
+    queues = document.get("queues")
+    for number, queue in enumerate(queues if isinstance(queues, list) else ()):
+        sections.append((f"queues[{number}].", queue, _Queue))
+    for prefix, section, struct in sections:
+        valid = struct.__struct_fields__
+        for key in section if isinstance(section, dict) else ():
+            if key not in valid:
+                raise BadRequest(
+                    "unknown key",
+                    where=f"{path}: {prefix}{key}",
+                    expected=f"one of {', '.join(sorted(valid))}",
+                )
+
+
+def _queue(queue: _Queue, default_policy: str) -> QueueSettings:
     where = f"queues.{queue.name}"
     if not queue.name or any(not (letter.isalnum() or letter in "-_.") for letter in queue.name):
         raise BadRequest(
-            "not a queue's name", where=where, found=repr(queue.name), expected="letters, digits, - _ ."
+            "invalid queue name", where=where, found=repr(queue.name), expected="letters, digits, - _ ."
         )
     constraint = None
     text = json.dumps(queue.requires) if queue.requires else ""
@@ -202,7 +233,7 @@ def _queue(queue: _Queue, fallback: str) -> QueueSettings:
         constraint = parse_constraint(parse_document(text))
     return QueueSettings(
         name=queue.name,
-        backfill=parse_backfill(queue.policy or fallback),
+        backfill=parse_backfill(queue.policy or default_policy),
         duration_default_s=_seconds(queue.duration_default),
         duration_max_s=_seconds(queue.duration_max),
         constraint=constraint,

@@ -1,7 +1,8 @@
-"""The process of an instance: builds everything, serves until it is told to stop, takes everything down.
+"""The daemon of an instance: creates all parts, serves until shutdown, and stops them in order.
 
-`penstock start` runs it in the background and waits on a pipe for one line: that it is ready, or why not.
-Ctrl-C and `penstock stop` end what runs; SIGTERM leaves tasks running for the next start to take up.
+`penstock start` runs it in the background and waits on a pipe for the report that it is ready, or for an
+error. Ctrl-C and `penstock stop` cancel running jobs; SIGTERM leaves tasks running, and the next start
+resumes them.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from penstock.web.server import BearerOnly, listen_tcp, make_socket, read_token,
 __all__ = ["DaemonOptions", "run"]
 
 _LOG: Final = logging.getLogger("penstock")
-_END_TASKS_S: Final = 20.0
-_LOOK_S: Final = 0.5
+_CANCEL_S: Final = 20.0
+_POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class DaemonOptions:
     gpus: int | None
     database: str | None
     listen: str
-    kube: KubeOptions | None  # None: the local world
-    report: ReadinessReport  # to tell that we are ready, or why not
+    kube: KubeOptions | None  # None: the local backend
+    report: ReadinessReport
 
 
 def run(options: DaemonOptions) -> int:
@@ -85,7 +86,7 @@ def _report_error(report: ReadinessReport, error: PenstockError) -> None:
 
 def _identity(options: DaemonOptions) -> InstanceIdentity:
     backend = KubeRuntime.kind if options.kube is not None else LocalRuntime.kind
-    wanted = InstanceIdentity(
+    initial = InstanceIdentity(
         "",
         options.nodes or 1,
         options.cores or cores_here(),
@@ -93,14 +94,16 @@ def _identity(options: DaemonOptions) -> InstanceIdentity:
         options.database or "",
         backend,
     )
-    found = claim(options.paths, wanted)
+    found = claim(options.paths, initial)
     if found.backend != backend:
         raise Conflict(
-            f"{options.paths.state} belongs to an instance of the {found.backend} world; name another --state"
+            f"{options.paths.state} has an instance of the {found.backend} backend; use another --state"
         )
     if options.nodes is not None and options.nodes < found.nodes:
-        raise Conflict(f"this instance has {found.nodes} nodes, which may be in use; it can only get more")
-    told = InstanceIdentity(
+        raise Conflict(
+            f"--nodes: this instance has {found.nodes} nodes, which may be in use; nodes can only be added"
+        )
+    identity = InstanceIdentity(
         found.id,
         options.nodes or found.nodes,
         options.cores or found.cores,
@@ -108,9 +111,9 @@ def _identity(options: DaemonOptions) -> InstanceIdentity:
         options.database if options.database is not None else found.database,
         found.backend,
     )
-    if told != found:
-        write_identity(options.paths, told)
-    return told
+    if identity != found:
+        write_identity(options.paths, identity)
+    return identity
 
 
 def _runtime(options: DaemonOptions, identity: InstanceIdentity) -> Runtime:
@@ -129,7 +132,7 @@ async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
         if not stopping.done():
             stopping.set_result(keep_tasks)
 
-    def tell_away(text: str) -> None:
+    def report_outage(text: str) -> None:
         _LOG.warning("%s", text)
         if not instance.is_ready.is_set():
             instance.not_ready = NotReady(NotReadyCause.UNAVAILABLE, text)
@@ -141,27 +144,27 @@ async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
     listening = [make_socket(paths.socket)]
     try:
         runtime = _runtime(options, identity)
-        opened = await choose_store(identity.database or None, paths, on_outage=tell_away)
+        handle = await choose_store(identity.database or None, paths, on_outage=report_outage)
     except BaseException:
         paths.socket.unlink(missing_ok=True)
         raise
     retention = options.configuration.retention
-    instance = Instance(runtime.settings, opened.store, runtime.backend, retention=retention)
-    context = _service_context(options, identity, opened, runtime, stop)
+    instance = Instance(runtime.settings, handle.store, runtime.backend, retention=retention)
+    context = _service_context(options, identity, handle, runtime, stop)
     app = create_app(InstanceService(instance, context))
     servers = [asyncio.create_task(serve(app, listening))]
     if tcp:
         guarded = BearerOnly(app, read_token(paths.token))
         servers.append(asyncio.create_task(serve(guarded, tcp)))
     running = asyncio.create_task(_run(runtime, instance))
-    watching = asyncio.create_task(_tell_ready(instance, runtime, options.report))
+    watching = asyncio.create_task(_report_ready(instance, runtime, options.report))
     try:
         await _first_of(stopping, running, *servers)
         if stopping.done():
             keep_tasks = stopping.result() or not runtime.ends_tasks
             await _stop(instance, runtime, running, keep_tasks=keep_tasks)
     finally:
-        await _take_down(paths, opened, [watching, running, *servers])
+        await _take_down(paths, handle, [watching, running, *servers])
     if not stopping.done():
         _raise_cause(running, servers)
 
@@ -171,7 +174,7 @@ async def _run(runtime: Runtime, instance: Instance) -> None:
 
 
 async def _first_of(stopping: asyncio.Future[bool], *tasks: asyncio.Task[None]) -> None:
-    """Until somebody wants us to stop, or a part of us has ended."""
+    """Waits for a shutdown request, or until a task of the daemon ends."""
     waiting: set[asyncio.Future[bool] | asyncio.Future[None]] = {stopping, *tasks}
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
@@ -186,20 +189,20 @@ def _raise_cause(running: asyncio.Task[None], servers: list[asyncio.Task[None]])
             raise error
 
 
-async def _tell_ready(instance: Instance, runtime: Runtime, report: ReadinessReport) -> None:
-    """Ready, or standing by for the one that is in office: then there is nothing to wait for."""
-    said = ""
+async def _report_ready(instance: Instance, runtime: Runtime, report: ReadinessReport) -> None:
+    """Reports that the instance is ready or a standby, and until then what it waits for."""
+    reported = ""
     while not instance.is_ready.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(instance.is_ready.wait(), _LOOK_S)
-        if not instance.is_ready.is_set() and runtime.is_standing_by():
+            await asyncio.wait_for(instance.is_ready.wait(), _POLL_S)
+        if not instance.is_ready.is_set() and runtime.is_standby():
             report.send({"ready": True, "pid": os.getpid()})
-            _LOG.info("standing by")
+            _LOG.info("standby: another instance is the leader")
             await instance.is_ready.wait()
-        elif runtime.problem() not in ("", said):
-            said = runtime.problem()
-            report.send({"waiting": said}, is_final=False)
-    # The graph stays: looking through it for garbage again and again would hold everything up.
+        elif runtime.problem() not in ("", reported):
+            reported = runtime.problem()
+            report.send({"waiting": reported}, is_final=False)
+    # Freeze the object graph, so that full collections skip it.
     gc.collect()
     gc.freeze()
     report.send({"ready": True, "pid": os.getpid()})
@@ -209,17 +212,17 @@ async def _tell_ready(instance: Instance, runtime: Runtime, report: ReadinessRep
 async def _stop(
     instance: Instance, runtime: Runtime, running: asyncio.Task[None], *, keep_tasks: bool
 ) -> None:
-    _LOG.info("stopping; tasks are %s", "kept" if keep_tasks else "ended")
+    _LOG.info("stopping; running tasks are %s", "kept" if keep_tasks else "cancelled")
     if not keep_tasks and instance.is_ready.is_set():
         with contextlib.suppress(PenstockError):
-            await _end_jobs(instance)
+            await _cancel_jobs(instance)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await runtime.stop(keep_tasks=keep_tasks)
 
 
-async def _end_jobs(instance: Instance) -> None:
-    """Cancels what runs, and waits until it is over: nothing may be left behind, and nothing may start."""
+async def _cancel_jobs(instance: Instance) -> None:
+    """Cancels running jobs and waits until they have ended. No job starts meanwhile."""
     instance.is_shutting_down = True
     ids = await instance.query(
         lambda scheduler, _: tuple(
@@ -228,7 +231,7 @@ async def _end_jobs(instance: Instance) -> None:
     )
     if ids:
         await instance.execute(Cancel(ids, "the instance was stopped"))
-    deadline = time.monotonic() + _END_TASKS_S
+    deadline = time.monotonic() + _CANCEL_S
     while time.monotonic() < deadline:
         left = await instance.query(
             lambda scheduler, _: sum(1 for job in scheduler.state.jobs.values() if not job.state.is_pending)
@@ -236,16 +239,16 @@ async def _end_jobs(instance: Instance) -> None:
         if not left:
             return
         await asyncio.sleep(0.05)
-    _LOG.warning("some jobs have not ended in time; their tasks are killed")
+    _LOG.warning("some jobs have not ended within %g s; their tasks are killed", _CANCEL_S)
 
 
-async def _take_down(paths: InstancePaths, opened: StoreHandle, tasks: list[asyncio.Task[None]]) -> None:
+async def _take_down(paths: InstancePaths, handle: StoreHandle, tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await opened.store.close()
-    if opened.embedded is not None:
-        await asyncio.to_thread(opened.embedded.stop)
+    await handle.store.close()
+    if handle.embedded is not None:
+        await asyncio.to_thread(handle.embedded.stop)
     with contextlib.suppress(FileNotFoundError):
         paths.socket.unlink()
 
@@ -253,7 +256,7 @@ async def _take_down(paths: InstancePaths, opened: StoreHandle, tasks: list[asyn
 def _service_context(
     options: DaemonOptions,
     identity: InstanceIdentity,
-    opened: StoreHandle,
+    handle: StoreHandle,
     runtime: Runtime,
     stop: Callable[[bool], None],
 ) -> ServiceContext:
@@ -261,7 +264,7 @@ def _service_context(
     began = time.time()
 
     def database() -> DatabaseInfo:
-        embedded = opened.embedded
+        embedded = handle.embedded
         pid = embedded.pid() if embedded is not None else None
         is_up = embedded.is_running() if embedded is not None else True
         return DatabaseInfo(

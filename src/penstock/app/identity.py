@@ -1,7 +1,8 @@
-"""Which instance a state directory belongs to, and what it was started with.
+"""The identity file and the lock of a state directory.
 
-The file is written once the directory is ours, and says who made it. A directory that holds something else,
-was made by a newer version, or is in use is refused with nothing touched.
+The identity file stores the instance id, the Penstock version that wrote it, and the options of the last
+start. A directory with other content, one written by a newer version, or one that is in use is refused
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,15 +18,12 @@ from typing import Final
 from penstock.errors import Conflict, Unavailable
 from penstock.paths import InstancePaths
 
-__all__ = ["FORMAT", "InstanceIdentity", "claim", "lock", "look", "write_identity"]
+__all__ = ["FORMAT", "InstanceIdentity", "claim", "lock", "read_identity", "write_identity"]
 
 FORMAT: Final = 1
 _SIZE_MAX: Final = 64 << 10
-_BEFORE_IDENTITY: Final = (
-    "instance.lock",
-    "instance.log",
-    "instance.new",
-)  # what a first start makes earlier
+# Files that a first start creates before the identity file.
+_BEFORE_IDENTITY: Final = ("instance.lock", "instance.log", "instance.new")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +32,30 @@ class InstanceIdentity:
     nodes: int
     cores: int
     gpus: int
-    database: str = ""  # "": our own
+    database: str = ""  # "": the embedded database
     backend: str = "local"
 
 
-def claim(paths: InstancePaths, wanted: InstanceIdentity | None) -> InstanceIdentity:
-    """The identity of the state directory; a new one gets what is wanted."""
-    found = look(paths)
+def claim(paths: InstancePaths, initial: InstanceIdentity | None) -> InstanceIdentity:
+    """Reads the identity of the state directory, or writes `initial` to an empty one."""
+    found = read_identity(paths)
     if found is None:
-        fresh = wanted or InstanceIdentity("", 1, 1, 0)
+        fresh = initial or InstanceIdentity("", 1, 1, 0)
         found = replace(fresh, id=fresh.id or uuid.uuid4().hex)
         write_identity(paths, found)
     return found
 
 
-def look(paths: InstancePaths) -> InstanceIdentity | None:
-    """The identity of the state directory, None if it is new. Nothing is made or changed."""
+def read_identity(paths: InstancePaths) -> InstanceIdentity | None:
+    """The identity of the state directory; None if it is empty or missing. Changes nothing."""
     try:
         text = paths.identity.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        others = [path.name for path in _inside(paths.state) if path.name not in _BEFORE_IDENTITY]
+        others = [path.name for path in _entries(paths.state) if path.name not in _BEFORE_IDENTITY]
         if others:
             raise Conflict(
-                f"{paths.state} is not an instance's state directory: it holds {sorted(others)[0]!r}; "
-                "name an empty one with --state"
+                f"{paths.state} is not the state directory of an instance: it contains "
+                f"{sorted(others)[0]!r}; use an empty directory with --state"
             ) from None
         return None
     except OSError as error:
@@ -65,7 +63,7 @@ def look(paths: InstancePaths) -> InstanceIdentity | None:
     return _read(paths.identity, text)
 
 
-def _inside(directory: Path) -> list[Path]:
+def _entries(directory: Path) -> list[Path]:
     try:
         return list(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -80,8 +78,8 @@ def _read(path: Path, text: bytes) -> InstanceIdentity:
         version = int(found["format"])
         if version > FORMAT:
             raise Conflict(
-                f"{path.parent} was made by a newer Penstock ({found.get('made_by', 'unknown')}): "
-                "use that one, or another --state"
+                f"{path.parent} was written by a newer Penstock ({found.get('made_by', 'unknown')}); "
+                "use that version, or another --state"
             )
         read = InstanceIdentity(
             str(found["id"]),
@@ -95,14 +93,16 @@ def _read(path: Path, text: bytes) -> InstanceIdentity:
             raise ValueError(f"{read.nodes} nodes, {read.cores} cores, {read.gpus} gpus")
         return read
     except (ValueError, KeyError, TypeError) as error:
-        cause = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        raise Conflict(f"{path} is damaged ({cause}); restore it, or name another --state") from error
+        cause = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise Conflict(
+            f"{path} is corrupt ({cause}); restore it from a backup, or use another --state"
+        ) from error
 
 
 def write_identity(paths: InstancePaths, identity: InstanceIdentity) -> None:
     from importlib.metadata import version
 
-    told = {
+    document = {
         "format": FORMAT,
         "made_by": version("penstock"),
         "id": identity.id,
@@ -115,7 +115,7 @@ def write_identity(paths: InstancePaths, identity: InstanceIdentity) -> None:
     fresh = paths.identity.with_suffix(".new")
     try:
         with fresh.open("w", encoding="utf-8") as stream:
-            stream.write(json.dumps(told, indent=1) + "\n")
+            stream.write(json.dumps(document, indent=1) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
         fresh.rename(paths.identity)
@@ -124,17 +124,17 @@ def write_identity(paths: InstancePaths, identity: InstanceIdentity) -> None:
 
 
 def lock(paths: InstancePaths) -> int:
-    """Holds the state directory for this process; returns the descriptor that must stay open."""
+    """Locks the state directory for this process; returns the descriptor, which must stay open."""
     try:
-        held = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise Unavailable(f"cannot write {paths.lock}: {error.strerror}") from error
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        pid = os.pread(held, 20, 0).decode("ascii", "replace").strip()
-        os.close(held)
-        raise Conflict(f"an instance runs in {paths.state} already (pid {pid or 'unknown'})") from None
-    os.ftruncate(held, 0)
-    os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
-    return held
+        pid = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise Conflict(f"an instance already runs in {paths.state} (pid {pid or 'unknown'})") from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor

@@ -1,11 +1,12 @@
-"""An instance as a scheduler of pods: in office by a Lease, fenced by the store, looked over by an auditor.
+"""An instance that schedules pods: leader election by Lease, fencing by the store, checks by an auditor.
 
-The Lease only says who should try: whoever has it takes over in the store, which is what counts. Without it
-nothing is written. When it is lost, or when somebody else has taken over, the instance stands by and tries
-again; what it had in mind is dropped, since others may have changed everything meanwhile.
+The Lease only decides which instance should try to lead. The leader then takes over in the store, whose epoch
+is the fence. An instance without the Lease writes nothing to the API server. When it loses the Lease, or when
+another instance has taken over in the store, it drops its state, becomes a standby and runs for leader again.
 
-What is recorded is about one cluster. In another one, by a switched context or a database that two share, all
-of it would be gone at the first look; so before anybody takes over, the store is asked which one it is about.
+The records in the store belong to one cluster. With another one (a switched context, or a database shared by
+two instances) all recorded pods would look deleted. Therefore the leader compares the uid of the namespace
+kube-system with the recorded one before it starts.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from penstock.store.port import Fenced
 __all__ = ["KubeRuntime", "Repairs", "WrongCluster"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
-_REQUEST_S: Final = 5.0  # the longest that a write may take; the lease must last for that long
-_STAND_BY_S: Final = 1.0
-_LOOK_S: Final = 0.5
+_REQUEST_S: Final = 5.0  # timeout of a write; the Lease must outlast it
+_RETRY_S: Final = 1.0
+_POLL_S: Final = 0.5
 
 
 class WrongCluster(Conflict):
-    """What is recorded is about another cluster: to go on would declare everything gone."""
+    """The records in the store belong to another cluster; all their pods would look deleted."""
 
 
 class KubeRuntime:
@@ -71,9 +72,10 @@ class KubeRuntime:
             retries=RetryPolicy(write_attempts=1),
             may_write=self._may_act,
         )
-        self._ancestry = f"{instance_id}_"  # The state directory is locked: whoever else had it is dead.
-        self.identity = f"{self._ancestry}{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
-        # The election has a client of its own: a long queue of writes must not keep it from renewing.
+        # The state directory is locked, so another holder with this prefix is a dead predecessor.
+        self._identity_prefix = f"{instance_id}_"
+        self.identity = f"{self._identity_prefix}{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
+        # A separate client: a long queue of writes must not delay renewals of the Lease.
         self._election_client = KubeClient(self._access, in_flight_max=4, timeout_s=_REQUEST_S)
         self._election = LeaderElector(
             self._election_client,
@@ -81,7 +83,7 @@ class KubeRuntime:
             options.lease_name,
             self.identity,
             request_s_max=_REQUEST_S,
-            predecessor_prefix=self._ancestry,
+            predecessor_prefix=self._identity_prefix,
         )
         self._backend = KubeBackend(
             self._client,
@@ -92,7 +94,7 @@ class KubeRuntime:
         self._auditor: Auditor | None = None
 
     def _may_act(self) -> bool:
-        """Whether we are in office, and for longer than what is sent now can take."""
+        """Whether this instance is the leader for at least as long as a request can take."""
         return self._election.is_leader(_REQUEST_S)
 
     @property
@@ -122,14 +124,14 @@ class KubeRuntime:
     def metrics(self) -> bytes:
         return self._auditor.metrics.render() if self._auditor is not None else b""
 
-    def is_standing_by(self) -> bool:
+    def is_standby(self) -> bool:
         holder = self._election.holder
-        return bool(holder) and not holder.startswith(self._ancestry)
+        return bool(holder) and not holder.startswith(self._identity_prefix)
 
     def problem(self) -> str:
         return self._election.problem or self._backend.problem()
 
-    async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, instance: Instance, run_term: Callable[[], Awaitable[None]]) -> None:
         self._auditor = self._make_auditor(instance)
         while True:
             instance.not_ready = NotReady(
@@ -137,16 +139,16 @@ class KubeRuntime:
             )
             await self._election.acquire()
             instance.not_ready = NotReady(NotReadyCause.TAKING_OVER)
-            await self._serve_as_leader(instance, live, self._auditor)
+            await self._serve_as_leader(instance, run_term, self._auditor)
 
     async def _serve_as_leader(
-        self, instance: Instance, live: Callable[[], Awaitable[None]], auditor: Auditor
+        self, instance: Instance, run_term: Callable[[], Awaitable[None]], auditor: Auditor
     ) -> None:
-        """Until the lease is lost, or somebody else has taken over in the store."""
+        """Runs until the Lease is lost, or another instance has taken over in the store."""
         tasks = [
             asyncio.ensure_future(self._election.renew()),
-            asyncio.ensure_future(self._live_here(instance, live)),
-            asyncio.ensure_future(self._say_why_not_ready(instance)),
+            asyncio.ensure_future(self._run_term(instance, run_term)),
+            asyncio.ensure_future(self._update_not_ready(instance)),
             asyncio.ensure_future(auditor.run()),
         ]
         try:
@@ -154,52 +156,52 @@ class KubeRuntime:
         finally:
             for task in tasks:
                 task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        for error in ended:
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in results:
             if isinstance(error, LeaseLost | Fenced):
-                _LOG.warning("standing by: %s", error)
+                _LOG.warning("no longer the leader: %s", error)
                 await self._election.release()
-                await asyncio.sleep(_STAND_BY_S)
+                await asyncio.sleep(_RETRY_S)
             elif isinstance(error, Exception):
                 if isinstance(error, WrongCluster):
                     await self._election.release()
                 raise error
 
-    async def _live_here(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:
-        """Lives in this cluster, if what is recorded is about it or about none yet."""
+    async def _run_term(self, instance: Instance, run_term: Callable[[], Awaitable[None]]) -> None:
+        """Runs a term after verifying that the records in the store belong to this cluster."""
         while True:
             try:
                 await self._claim_cluster(instance)
                 break
             except (ApiError, Unavailable) as error:
-                _LOG.warning("whether this is the cluster of what is recorded is not known yet: %s", error)
+                _LOG.warning("cannot verify the cluster's identity yet: %s", error)
                 instance.not_ready = NotReady(NotReadyCause.TAKING_OVER, str(error))
-            await asyncio.sleep(_STAND_BY_S)
-        await live()
+            await asyncio.sleep(_RETRY_S)
+        await run_term()
 
     async def _claim_cluster(self, instance: Instance) -> None:
         try:
             found = await self._client.get(NAMESPACES.path(name="kube-system"), KubeObject)
         except (Forbidden, NotFound) as error:
-            _LOG.warning("whether this is the cluster of what is recorded is not checked: %s", error)
+            _LOG.warning("the cluster's identity is not verified: %s", error)
             return
         await instance.store.open()
         cluster = found.metadata.uid
         recorded = await instance.store.claim_cluster(cluster)
         if recorded != cluster:
             raise WrongCluster(
-                f"{self._access.server} is another cluster than what is recorded is about: "
+                f"{self._access.server} is not the cluster that the database belongs to: "
                 f"its namespace kube-system has the uid {cluster}, expected {recorded}; "
-                "name the kubeconfig and context of that one, or another --state, or --database"
+                "use the kubeconfig and context of that cluster, or another --state or --database"
             )
 
-    async def _say_why_not_ready(self, instance: Instance) -> None:
-        """Whoever waits for us to take over is told what we wait for."""
+    async def _update_not_ready(self, instance: Instance) -> None:
+        """Keeps the reason up to date while this instance takes over as leader."""
         while True:
             is_taking_over = instance.not_ready.cause is NotReadyCause.TAKING_OVER
             if not instance.is_ready.is_set() and is_taking_over:
                 instance.not_ready = NotReady(NotReadyCause.TAKING_OVER, self._backend.problem())
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def _make_auditor(self, instance: Instance) -> Auditor:
         async def graph() -> GraphReading:
@@ -221,7 +223,7 @@ class KubeRuntime:
 
 
 class Repairs:
-    """What the auditor can have done."""
+    """The repairs that the auditor can request."""
 
     def __init__(self, instance: Instance, backend: KubeBackend) -> None:
         self._instance = instance

@@ -1,4 +1,4 @@
-"""How an instance reaches its cluster, and what it is told about it."""
+"""Options of an instance that schedules pods: kubeconfig, leader election, audit interval."""
 
 from __future__ import annotations
 

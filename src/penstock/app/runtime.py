@@ -1,8 +1,8 @@
-"""Where an instance lives: what differs between a world of processes and one of pods.
+"""What differs between an instance that runs processes and one that schedules pods.
 
-A habitat brings the driver and all that belongs to it: who may be in office, what is shown of the nodes,
-where output is, what is left to be taken down. `LocalRuntime` is the one of processes; that of pods is in
-`kube`.
+A `Runtime` provides the backend and everything that depends on it: leader election, the status of agents, the
+paths of output files, metrics and the shutdown. `LocalRuntime` runs processes through node agents;
+`KubeRuntime` in `kube` schedules pods.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from penstock.sched.settings import Settings
 
 __all__ = ["LocalRuntime", "Runtime", "cores_here"]
 
-_SALVAGE_S: Final = 30.0
+_ORPHANS_S: Final = 30.0  # how long the backend may take to end the tasks of a lost agent
 
 
 class Runtime(Protocol):
     kind: str  # "local", "kubernetes"
-    ends_tasks: bool  # whether what runs ends with the instance, unless told otherwise
+    ends_tasks: bool  # whether running tasks end with the instance, unless the user keeps them
 
     @property
     def settings(self) -> Settings: ...
@@ -47,25 +47,26 @@ class Runtime(Protocol):
         """The settings with those of the backend added."""
 
     def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
-        """Where a task's output is, if that is a file of ours."""
+        """A function that returns the output files of a task; None if output is not in files."""
 
     def metrics(self) -> bytes:
-        """In the text format of Prometheus."""
+        """Metrics in the Prometheus text format."""
 
-    def is_standing_by(self) -> bool:
-        """Whether another instance is in office, so that there is nothing to wait for."""
+    def is_standby(self) -> bool:
+        """Whether another instance is the leader, so that `penstock start` need not wait."""
 
     def problem(self) -> str:
-        """What keeps us from coming into office, if anything."""
+        """What prevents this instance from becoming leader or from scheduling; empty if nothing does."""
 
-    async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:
-        """Runs `live` whenever we may be in office, until it is cancelled."""
+    async def run(self, instance: Instance, run_term: Callable[[], Awaitable[None]]) -> None:
+        """Runs `run_term` while this instance is the leader, until cancelled."""
 
     async def stop(self, *, keep_tasks: bool) -> None:
-        """Takes down what was started."""
+        """Stops everything that the runtime has started."""
 
 
 def cores_here() -> int:
+    """The number of CPUs of this machine."""
     return os.cpu_count() or 1
 
 
@@ -84,8 +85,9 @@ class LocalRuntime:
                 agent_return_timeout_s=settings.lost_timeout_s,
             ),
         )
-        # The driver ends what a silent agent has left behind, and tells: the scheduler waits for that first.
-        self._settings = replace(settings, lost_timeout_s=settings.lost_timeout_s + _SALVAGE_S)
+        # The backend ends the tasks of a lost agent and reports them. The scheduler waits for that report
+        # before it declares the node lost.
+        self._settings = replace(settings, lost_timeout_s=settings.lost_timeout_s + _ORPHANS_S)
 
     @property
     def settings(self) -> Settings:
@@ -119,14 +121,14 @@ class LocalRuntime:
     def metrics(self) -> bytes:
         return b""
 
-    def is_standing_by(self) -> bool:
+    def is_standby(self) -> bool:
         return False
 
     def problem(self) -> str:
         return ""
 
-    async def run(self, instance: Instance, live: Callable[[], Awaitable[None]]) -> None:  # noqa: ARG002
-        await live()
+    async def run(self, instance: Instance, run_term: Callable[[], Awaitable[None]]) -> None:  # noqa: ARG002
+        await run_term()
 
     async def stop(self, *, keep_tasks: bool) -> None:
         with contextlib.suppress(ProcessLookupError):
