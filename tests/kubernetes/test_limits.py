@@ -77,7 +77,7 @@ def test_a_limit_of_ours_ends_a_pod_that_nobody_would_make_again(room: Room) -> 
 
 def test_a_limit_is_refused_where_it_cannot_be_kept(room: Room) -> None:
     room.put(deployment("server", 1, annotations={LIMIT: "2s"}))
-    assert "ReplicaSet" in room.wait_told("server", LIMIT, "cannot be kept")
+    assert "ReplicaSet" in room.wait_told("server", LIMIT, "cannot be enforced")
     assert room.bound() == []
 
 

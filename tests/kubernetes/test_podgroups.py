@@ -26,7 +26,7 @@ def room(lab: Lab) -> Iterator[Room]:
 def test_a_pod_group_of_coscheduling_says_how_many_must_be_there(room: Room) -> None:
     labels = {COSCHEDULING: "team"}
     room.put(bare_pod("team-0", "4", app="team", labels=labels))
-    room.wait_told("team", "NoPodGroup")
+    room.wait_told("team", "PodGroupNotFound")
     room.put(pod_group("team", 3))
     room.wait_told("team", "GroupIncomplete", "1 of 3")
     room.put(
@@ -47,7 +47,7 @@ def test_two_pod_groups_of_coscheduling_do_not_share_what_is_left(room: Room) ->
 def test_a_pod_group_of_kubernetes_starts_whole_and_is_told_so(room: Room) -> None:
     group = {"podGroupName": "team"}
     room.put(bare_pod("early", "4", app="team", schedulingGroup=group))
-    room.wait_told("team", "NoPodGroup")
+    room.wait_told("team", "PodGroupNotFound")
     room.put(native_group("team", 3))
     assert room.site.cluster is not None
     api = room.site.cluster.api
