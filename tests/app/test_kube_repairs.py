@@ -34,7 +34,7 @@ def test_the_node_of_a_leaked_member_can_be_bound_to_again(monkeypatch: pytest.M
     instance = Instance(Settings(), MemoryStore(), backend)
 
     def bound() -> list[str]:
-        return [what[1] for verb, what in client.asked if verb == "bind"]
+        return [what[1] for verb, what in client.requests if verb == "bind"]
 
     async def scenario() -> None:
         running = asyncio.create_task(instance.run())

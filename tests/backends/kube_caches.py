@@ -1,4 +1,4 @@
-"""Mirrors for the tests: filled as the watches would, and what somebody knows who has heard them out."""
+"""Caches for the tests, filled as the watches fill them, and the sum of the facts that they yield."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cache_of(*objects: KubeObject) -> ClusterCache:
 
 
 def put(cache: ClusterCache, one: KubeObject, *, gone: bool = False) -> None:
-    """What a watch of the object's kind does."""
+    """Does what the watch of the object's kind does."""
     match one:
         case Pod():
             (cache.remove_pod if gone else cache.set_pod)(one)
@@ -64,23 +64,23 @@ def put(cache: ClusterCache, one: KubeObject, *, gone: bool = False) -> None:
             raise AssertionError(one)
 
 
-def told(cache: ClusterCache) -> list[Fact]:
+def new_facts(cache: ClusterCache) -> list[Fact]:
     return cache.facts(NOW)
 
 
 @dataclass
-class Folded:
-    """What somebody knows who has heard all facts. Taking one that could not be taken is an error."""
+class FactSum:
+    """What a receiver of all facts knows. A fact that repeats or contradicts an earlier one is an error."""
 
     nodes: dict[str, NodeSet] = field(default_factory=dict)
-    holds: dict[str, ExternalUsageSet] = field(default_factory=dict)
+    external_usage: dict[str, ExternalUsageSet] = field(default_factory=dict)
     workloads: dict[str, WorkloadSet] = field(default_factory=dict)
     members: dict[str, MemberSet] = field(default_factory=dict)
-    seen: dict[str, MemberStatus] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)  # nodes that were there: if they are back, all is told again
+    statuses: dict[str, MemberStatus] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)  # deleted nodes; if one returns, statuses on it are repeated
 
-    def _forget_those_on(self, node: str) -> None:
-        self.seen = {uid: one for uid, one in self.seen.items() if one.node != node}
+    def _forget_statuses_on(self, node: str) -> None:
+        self.statuses = {uid: one for uid, one in self.statuses.items() if one.node != node}
 
     def take(self, fact: Fact) -> None:
         match fact:
@@ -89,16 +89,16 @@ class Folded:
                 self.nodes[fact.node] = fact
                 if fact.node in self.gone:
                     self.gone.discard(fact.node)
-                    self._forget_those_on(fact.node)
+                    self._forget_statuses_on(fact.node)
             case NodeGone():
                 del self.nodes[fact.node]
                 self.gone.add(fact.node)
-                self._forget_those_on(fact.node)
+                self._forget_statuses_on(fact.node)
             case ExternalUsageSet():
-                assert self.holds.get(fact.key) != fact
-                self.holds[fact.key] = fact
+                assert self.external_usage.get(fact.key) != fact
+                self.external_usage[fact.key] = fact
             case ExternalUsageGone():
-                del self.holds[fact.key]
+                del self.external_usage[fact.key]
             case WorkloadSet():
                 assert self.workloads.get(fact.workload) != fact
                 self.workloads[fact.workload] = fact
@@ -106,28 +106,28 @@ class Folded:
                 del self.workloads[fact.workload]
                 assert not any(one.workload == fact.workload for one in self.members.values())
             case MemberSet():
-                assert fact.workload in self.workloads, "a member's work is told before it"
+                assert fact.workload in self.workloads, "the workload of a member is reported before it"
                 assert self.members.get(fact.member) != fact
                 assert fact.member not in self.members or self.members[fact.member].workload == fact.workload
                 self.members[fact.member] = fact
             case MemberGone():
                 self.members.pop(fact.member, None)
-                self.seen.pop(fact.member, None)
+                self.statuses.pop(fact.member, None)
             case MemberStatus():
                 fact = replace(fact, at=0.0)
-                assert self.seen.get(fact.member) != fact
+                assert self.statuses.get(fact.member) != fact
                 self.members.pop(fact.member, None)
-                self.seen[fact.member] = fact
+                self.statuses[fact.member] = fact
             case _:
                 raise AssertionError(fact)
 
     def assert_equals(self, snapshot: Snapshot) -> None:
         assert self.nodes == {one.node: one for one in snapshot.nodes}
-        assert self.holds == {one.key: one for one in snapshot.external_usage}
+        assert self.external_usage == {one.key: one for one in snapshot.external_usage}
         assert self.members == {one.member: one for one in snapshot.members}
         assert self.workloads == {one.workload: one for one in snapshot.workloads}
         present = {one.member: replace(one, at=0.0) for one in snapshot.statuses}
-        # What ran on a node that is gone went with it, and is told again only if the node is back.
-        kept = {uid: one for uid, one in present.items() if one.node in self.nodes or uid in self.seen}
-        assert {uid: one for uid, one in self.seen.items() if uid in kept} == kept
-        assert set(self.seen) <= set(present)
+        # Statuses on a deleted node end with it, and are repeated only if the node returns.
+        kept = {uid: one for uid, one in present.items() if one.node in self.nodes or uid in self.statuses}
+        assert {uid: one for uid, one in self.statuses.items() if uid in kept} == kept
+        assert set(self.statuses) <= set(present)

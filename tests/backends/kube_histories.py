@@ -1,4 +1,4 @@
-"""A small cluster in which anything happens: random changes of objects, alone and with a scheduler."""
+"""A small cluster with random changes of its objects, alone and with a scheduler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import QueueSettings, Settings, parse_backfill
 from tests.backends.kube_caches import GROUP, NOW, SIZE, put
 from tests.backends.kube_objects import (
-    apart_from,
+    anti_affinity_to,
     claim,
     deployment,
     job,
@@ -39,36 +39,36 @@ TIER = {"matchExpressions": [{"key": "tier", "operator": "Exists"}]}
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Happenings:
-    """Random changes of objects, each told to a receiver as a watch would."""
+class RandomChanges:
+    """Random changes of objects, each delivered as by a watch."""
 
-    def __init__(self, seed: int, tell: Callable[[KubeObject, bool], None]) -> None:
+    def __init__(self, seed: int, deliver: Callable[[KubeObject, bool], None]) -> None:
         self.random = random.Random(seed)
         self.objects: dict[tuple[type, str], KubeObject] = {}
-        self._tell = tell
+        self._deliver = deliver
         self._count = 0
 
     def put(self, one: KubeObject) -> None:
         self.objects[(type(one), one.metadata.uid)] = one
-        self._tell(one, False)
+        self._deliver(one, False)
 
     def drop(self, one: KubeObject) -> None:
         del self.objects[(type(one), one.metadata.uid)]
-        self._tell(one, True)
+        self._deliver(one, True)
 
     def of(self, *kinds: type) -> list[KubeObject]:
         return [one for (kind, _), one in self.objects.items() if kind in kinds]
 
-    def happen(self) -> None:
+    def apply_random(self) -> None:
         chance = self.random.random()
         if chance < 0.08:
             self._node()
         elif chance < 0.25:
-            self._maker()
+            self._change_controller()
         elif chance < 0.32:
             self._group_or_claim()
         elif chance < 0.55:
-            self._new_pod()
+            self._add_pod()
         else:
             self._change_pod()
 
@@ -80,7 +80,7 @@ class Happenings:
         else:
             self.put(node(name, cpu=self.random.choice("48"), ready=self.random.random() < 0.9))
 
-    def _maker(self) -> None:
+    def _change_controller(self) -> None:
         name = f"m{self.random.randrange(5)}"
         made = {
             "m0": lambda: job("m0", wants=self.random.randrange(4), started=1500.0),
@@ -105,7 +105,7 @@ class Happenings:
         else:
             self.put(made)
 
-    def _new_pod(self) -> None:
+    def _add_pod(self) -> None:
         self._count += 1
         choose = self.random.choice
         owner = choose(
@@ -116,7 +116,9 @@ class Happenings:
             [None, {GROUP: "g0"}, {"scheduling.x-k8s.io/pod-group": "g0"}, {SIZE: "2"}, {SIZE: "x"},
              APP, APP, APP, {**APP, "tier": "x"}, {"app": "b"}]
         )  # fmt: skip
-        affinity = choose([None, None, apart_from(APP), apart_from({"app": "b"}), apart_from(APP, TIER)])
+        affinity = choose(
+            [None, None, anti_affinity_to(APP), anti_affinity_to({"app": "b"}), anti_affinity_to(APP, TIER)]
+        )
         port = self.random.choice([0, 0, 0, 80, 443])
         containers = [
             {
@@ -149,9 +151,9 @@ class Happenings:
         if change == 0:
             self.drop(found)
         elif change == 1 and not spec.node_name and not spec.scheduling_gates:
-            notes = {**(metadata.annotations or {}), "penstock.dev/job": "f1"}
+            annotations = {**(metadata.annotations or {}), "penstock.dev/job": "f1"}
             on = changed(spec, node_name=f"n{self.random.randrange(4)}")
-            self.put(changed(found, spec=on, metadata=changed(metadata, annotations=notes)))
+            self.put(changed(found, spec=on, metadata=changed(metadata, annotations=annotations)))
         elif change == 2 and not spec.node_name:
             self.put(changed(found, spec=changed(spec, node_name=f"n{self.random.randrange(4)}")))
         elif change == 3 and spec.node_name and status.phase == "Pending":
@@ -169,32 +171,32 @@ class Happenings:
 
 
 class Cluster:
-    """Objects, a mirror and a scheduler; what it wants is done at once, or when `is_slow` is over."""
+    """Objects, a cache and a scheduler. Intents are executed at once, or later while `is_slow`."""
 
     is_slow = False
 
     def __init__(self, seed: int = 0) -> None:
         self.now = NOW
-        self.held_back: list[Intent] = []
+        self.delayed: list[Intent] = []
         self.cache = ClusterCache(KubeSettings())
-        self.happenings = Happenings(seed, lambda one, gone: put(self.cache, one, gone=gone))
+        self.changes = RandomChanges(seed, lambda one, gone: put(self.cache, one, gone=gone))
         queue = QueueSettings("default", parse_backfill("easy"))
         self.scheduler: Scheduler = scheduler_from(Settings(queues=(queue,)), Recorded(), self.now)
         self.feed(self.cache.snapshot(self.now))
 
     def feed(self, *facts: Fact) -> None:
         step = self.scheduler.handle(facts, self.now)
-        self.carry_out(step.intents)
-        self.tell(step.status_updates)
+        self.execute(step.intents)
+        self.deliver(step.status_updates)
 
-    def tell(self, status_updates: tuple[StatusUpdate, ...]) -> None:
+    def deliver(self, status_updates: tuple[StatusUpdate, ...]) -> None:
         for update in status_updates:
             if update.status is WorkloadStatus.INADMISSIBLE:
                 self.cache.mark_inadmissible(update.workload, PodProblem(GROUP_INADMISSIBLE, update.reason))
 
-    def carry_out(self, intents: tuple[Intent, ...]) -> None:
+    def execute(self, intents: tuple[Intent, ...]) -> None:
         if self.is_slow:
-            self.held_back.extend(intents)
+            self.delayed.extend(intents)
             return
         for intent in intents:
             if isinstance(intent, Place):
@@ -203,41 +205,41 @@ class Cluster:
                         self._bind(intent.intent, assignment)
                 continue
             for member in intent.members:
-                found = self.happenings.objects.get((Pod, member))
+                found = self.changes.objects.get((Pod, member))
                 if found is not None:
-                    self.happenings.drop(found)
+                    self.changes.drop(found)
                 self.feed(IntentResult(intent.intent, member, Outcome.APPLIED if found else Outcome.GONE))
 
-    def hurry_up(self) -> None:
+    def execute_delayed(self) -> None:
         self.is_slow = False
-        held_back, self.held_back = self.held_back, []
-        self.carry_out(tuple(held_back))
+        delayed, self.delayed = self.delayed, []
+        self.execute(tuple(delayed))
 
     def _bind(self, intent: int, assignment: Assignment) -> None:
-        found = self.happenings.objects.get((Pod, assignment.member))
+        found = self.changes.objects.get((Pod, assignment.member))
         outcome = Outcome.GONE
         if isinstance(found, Pod) and not found.metadata.deletion_timestamp:
             outcome = Outcome.CONFLICT
             if not found.spec.node_name:
                 outcome = Outcome.APPLIED
-                notes = {**(found.metadata.annotations or {}), "penstock.dev/job": "f1"}
-                metadata = changed(found.metadata, annotations=notes)
+                annotations = {**(found.metadata.annotations or {}), "penstock.dev/job": "f1"}
+                metadata = changed(found.metadata, annotations=annotations)
                 spec = changed(found.spec, node_name=assignment.node)
-                self.happenings.put(changed(found, metadata=metadata, spec=spec))
+                self.changes.put(changed(found, metadata=metadata, spec=spec))
         self.feed(IntentResult(intent, assignment.member, outcome))
 
     def settle(self) -> None:
         for _ in range(50):
             facts = self.cache.facts(self.now)
-            if self.happenings.random.random() < 0.5:
+            if self.changes.random.random() < 0.5:
                 self.feed(*facts)
             for fact in facts:
-                self.feed(fact)  # One by one is as good as all at once, and twice as good as once.
+                self.feed(fact)  # Facts can be applied one by one, and twice.
             if self.scheduler.is_dirty:
                 self.plan()
             elif not facts:
                 return
-        raise AssertionError("it does not come to rest")
+        raise AssertionError("facts and plans do not converge")
 
     def plan(self) -> None:
         passing = self.scheduler.plan(self.now)
@@ -245,8 +247,8 @@ class Cluster:
             while True:
                 next(passing)
         except StopIteration as done:
-            self.carry_out(done.value.intents)
-            self.tell(done.value.status_updates)
+            self.execute(done.value.intents)
+            self.deliver(done.value.status_updates)
 
 
 def changed(one: T, **changes: object) -> T:

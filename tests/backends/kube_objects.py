@@ -1,4 +1,4 @@
-"""Objects of Kubernetes for tests, as short as they can be said."""
+"""Kubernetes objects for tests, in short form."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from penstock.podspec.controllers import Controller, controller_of
 from penstock.podspec.keys import JOB_ANNOTATION
 
 GROUPS = {"Job": "batch/v1", "ReplicaSet": "apps/v1", "StatefulSet": "apps/v1", "Deployment": "apps/v1"}
-Said = dict[str, str] | None
+Keys = dict[str, str] | None
 
 
-def apart_from(*selectors: Said | dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The affinity of a pod that wants no pods with these labels (or selected so) on its node."""
+def anti_affinity_to(*selectors: Keys | dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Required anti-affinity on the host name, one term per set of labels or selector."""
     terms = [
         {
             "topologyKey": "kubernetes.io/hostname",
@@ -49,12 +49,12 @@ def owned_by(kind: str, name: str, uid: str = "", api_version: str = "") -> list
     ]
 
 
-def metadata(name: str, *, labels: Said = None, notes: Said = None, **more: Any) -> dict[str, Any]:
+def metadata(name: str, *, labels: Keys = None, annotations: Keys = None, **more: Any) -> dict[str, Any]:
     found = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": "1", **more}
     if labels:
         found["labels"] = labels
-    if notes:
-        found["annotations"] = notes
+    if annotations:
+        found["annotations"] = annotations
     return found
 
 
@@ -68,18 +68,20 @@ def pod(
     phase: str = "Pending",
     owner: list[dict[str, Any]] | None = None,
     created: float = 1000.0,
-    labels: Said = None,
-    notes: Said = None,
+    labels: Keys = None,
+    annotations: Keys = None,
     gated: bool = False,
     claim: str = "",
     status: dict[str, Any] | None = None,
     spec: dict[str, Any] | None = None,
     **more: Any,
 ) -> Pod:
-    """`placed`: on its node by us."""
-    notes = {**(notes or {}), JOB_ANNOTATION: "f1"} if placed else notes
+    """`placed`: with the annotation of our binding."""
+    annotations = {**(annotations or {}), JOB_ANNOTATION: "f1"} if placed else annotations
     raw: dict[str, Any] = {
-        "metadata": metadata(name, labels=labels, notes=notes, creationTimestamp=time_text(created), **more),
+        "metadata": metadata(
+            name, labels=labels, annotations=annotations, creationTimestamp=time_text(created), **more
+        ),
         "spec": {
             "schedulerName": "penstock" if ours else "default-scheduler",
             "containers": [{"name": "main", "resources": {"requests": {"cpu": cpu}}}],
@@ -98,8 +100,8 @@ def pod(
     return msgspec.convert(raw, Pod)
 
 
-def template(labels: Said = None, notes: Said = None, scheduler: str = "penstock") -> dict[str, Any]:
-    return {"metadata": {"labels": labels, "annotations": notes}, "spec": {"schedulerName": scheduler}}
+def template(labels: Keys = None, annotations: Keys = None, scheduler: str = "penstock") -> dict[str, Any]:
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": {"schedulerName": scheduler}}
 
 
 def unstructured(kind: str, raw: dict[str, Any]) -> UnstructuredObject:
@@ -118,8 +120,8 @@ def job(
     over: str = "",
     started: float | None = None,
     succeeded: int = 0,
-    labels: Said = None,
-    notes: Said = None,
+    labels: Keys = None,
+    annotations: Keys = None,
     **spec: Any,
 ) -> UnstructuredObject:
     status: dict[str, Any] = {"succeeded": succeeded}
@@ -128,7 +130,11 @@ def job(
     if started is not None:
         status["startTime"] = time_text(started)
     whole = {"parallelism": wants, "completions": wants, "template": of or template(), **spec}
-    raw = {"metadata": metadata(name, labels=labels, notes=notes), "spec": whole, "status": status}
+    raw = {
+        "metadata": metadata(name, labels=labels, annotations=annotations),
+        "spec": whole,
+        "status": status,
+    }
     return unstructured("Job", raw)
 
 
@@ -138,27 +144,27 @@ def replica_set(
     wants: int = 2,
     deployment: str = "",
     of: dict[str, Any] | None = None,
-    labels: Said = None,
-    notes: Said = None,
+    labels: Keys = None,
+    annotations: Keys = None,
 ) -> UnstructuredObject:
     more = {"ownerReferences": owned_by("Deployment", deployment)} if deployment else {}
     raw = {
-        "metadata": metadata(name, labels=labels, notes=notes, **more),
+        "metadata": metadata(name, labels=labels, annotations=annotations, **more),
         "spec": {"replicas": wants, "template": of or template()},
     }
     return unstructured("ReplicaSet", raw)
 
 
 def stateful_set(
-    name: str = "db", *, wants: int = 3, parallel: bool = False, labels: Said = None
+    name: str = "db", *, wants: int = 3, parallel: bool = False, labels: Keys = None
 ) -> UnstructuredObject:
     policy = "Parallel" if parallel else "OrderedReady"
     spec = {"replicas": wants, "podManagementPolicy": policy, "template": template()}
     return unstructured("StatefulSet", {"metadata": metadata(name, labels=labels), "spec": spec})
 
 
-def deployment(name: str = "web", *, labels: Said = None, notes: Said = None) -> UnstructuredObject:
-    return unstructured("Deployment", {"metadata": metadata(name, labels=labels, notes=notes)})
+def deployment(name: str = "web", *, labels: Keys = None, annotations: Keys = None) -> UnstructuredObject:
+    return unstructured("Deployment", {"metadata": metadata(name, labels=labels, annotations=annotations)})
 
 
 def node(name: str = "n1", *, cpu: str = "4", ready: bool = True, **more: Any) -> Node:
@@ -180,8 +186,8 @@ def native_group(name: str = "g", size: int = 2) -> NativePodGroup:
 
 
 def claim(name: str = "c", *, volume: str = "") -> PersistentVolumeClaim:
-    notes = {"pv.kubernetes.io/bind-completed": "yes"} if volume else None
-    raw = {"metadata": metadata(name, notes=notes), "spec": {"volumeName": volume}}
+    annotations = {"pv.kubernetes.io/bind-completed": "yes"} if volume else None
+    raw = {"metadata": metadata(name, annotations=annotations), "spec": {"volumeName": volume}}
     return msgspec.convert(raw, PersistentVolumeClaim)
 
 

@@ -14,11 +14,11 @@ __all__ = ["Server"]
 
 
 class Server:
-    """Objects by resource, and a stand-in for `reflect` that tells of them."""
+    """Objects by resource, and a substitute for `reflect` that delivers them."""
 
     def __init__(self, **listed: list[KubeObject]) -> None:
         self.objects: dict[str, list[KubeObject]] = listed
-        self.is_slow: set[str] = set()  # resources whose lists do not come
+        self.is_slow: set[str] = set()  # resources whose lists are delayed
         self.receivers: dict[str, Callable[[Any], None]] = {}
         self.lists = 0
         self.fault: asyncio.Future[None] | None = None

@@ -1,4 +1,4 @@
-"""One life of the world: it begins with a snapshot, ends when it is cancelled, and hides no failure."""
+"""Terms of the backend: each starts with a snapshot, ends when cancelled, and raises every error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.backends.kube import backend as world_module
+from penstock.backends.kube import backend as backend_module
 from penstock.backends.kube import executor
 from penstock.backends.kube.backend import KubeBackend
 from penstock.backends.kube.settings import KubeSettings
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 PLACE = Place(1, 77, "default/pod/uid-a", (Assignment("uid-a", 0, "n1"),))
 
 
-class Life:
+class BackendHarness:
     def __init__(self, server: Server, client: FakeClient | None = None) -> None:
         self.server = server
         self.client = client or FakeClient()
@@ -72,296 +72,298 @@ class Life:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await asyncio.sleep(0)
-        assert asyncio.all_tasks() == before, "no task outlives a life"
+        assert asyncio.all_tasks() == before, "no task outlives a term"
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Life, Callable[[], Awaitable[None]]], None]:
-    def run_it(life: Life, scenario: Callable[[], Awaitable[None]]) -> None:
-        monkeypatch.setattr(world_module, "reflect", life.server.reflect)
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[BackendHarness, Callable[[], Awaitable[None]]], None]:
+    def run_it(harness: BackendHarness, scenario: Callable[[], Awaitable[None]]) -> None:
+        monkeypatch.setattr(backend_module, "reflect", harness.server.reflect)
 
         async def whole() -> None:
             await scenario()
 
         asyncio.run(whole())
-        gc.collect()  # What was never awaited says so now, and warnings are errors here.
+        gc.collect()  # Coroutines that were never awaited warn now, and warnings are errors here.
 
     return run_it
 
 
-Run = Callable[[Life, Callable[[], Awaitable[None]]], None]
+Run = Callable[[BackendHarness, Callable[[], Awaitable[None]]], None]
 
 
-def test_a_life_begins_with_a_snapshot_of_everything(run: Run) -> None:
-    life = Life(Server(nodes=[node("n1")], pods=[pod("a")]))
+def test_a_term_starts_with_a_snapshot_of_everything(run: Run) -> None:
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[pod("a")]))
 
     async def scenario() -> None:
-        async with life.running():
-            await life.until(life.snapshots)
-            life.server.receivers["pods"](Upserted(pod("b")))
-            await life.until(lambda: any(isinstance(fact, MemberSet) for fact in life.facts))
-            life.server.receivers["pods"](Deleted(pod("b")))
-            await life.until(lambda: MemberGone("uid-b") in life.facts)
+        async with harness.running():
+            await harness.until(harness.snapshots)
+            harness.server.receivers["pods"](Upserted(pod("b")))
+            await harness.until(lambda: any(isinstance(fact, MemberSet) for fact in harness.facts))
+            harness.server.receivers["pods"](Deleted(pod("b")))
+            await harness.until(lambda: MemberGone("uid-b") in harness.facts)
 
-    run(life, scenario)
-    first = life.facts[0]
+    run(harness, scenario)
+    first = harness.facts[0]
     assert isinstance(first, Snapshot)
     assert [one.member for one in first.members] == ["uid-a"]
 
 
-def test_a_cancelled_life_leaves_nothing_behind(run: Run) -> None:
-    """Intents that nobody has begun, and such as wait for another try, are dropped."""
-    life = Life(Server(nodes=[node("n1")], pods=[pod("a", node="n1", placed=True)]))
-    life.client.answers["delete"] = [Unavailable("away")] * 100
+def test_a_cancelled_term_leaves_no_action_behind(run: Run) -> None:
+    """Queued and paused actions are dropped."""
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[pod("a", node="n1", placed=True)]))
+    harness.client.responses["delete"] = [Unavailable("away")] * 100
 
     async def scenario() -> None:
-        async with life.running():
-            await life.until(life.snapshots)
+        async with harness.running():
+            await harness.until(harness.snapshots)
             ends = [End(number, 77, ("uid-a",), 15, 1.0, EndReason.CANCEL) for number in range(50)]
-            await life.backend.apply(1, ends)
-            await life.backend.probe(["uid-a"] * 50)
-            await life.until(lambda: "delete" in life.client.verbs())
-            await life.backend.apply(1, ends)
-        asked = len(life.client.asked)
-        await life.backend.apply(1, ends)
-        await life.backend.probe(["uid-a"])
-        assert not life.backend.may_act()
+            await harness.backend.apply(1, ends)
+            await harness.backend.probe(["uid-a"] * 50)
+            await harness.until(lambda: "delete" in harness.client.verbs())
+            await harness.backend.apply(1, ends)
+        requests = len(harness.client.requests)
+        await harness.backend.apply(1, ends)
+        await harness.backend.probe(["uid-a"])
+        assert not harness.backend.may_act()
         await asyncio.sleep(0.01)
-        assert len(life.client.asked) == asked
+        assert len(harness.client.requests) == requests
 
-    run(life, scenario)
+    run(harness, scenario)
 
 
-def test_what_another_epoch_wants_is_not_done(run: Run) -> None:
-    life = Life(Server(nodes=[node("n1")], pods=[pod("a")]))
+def test_intents_of_another_epoch_are_ignored(run: Run) -> None:
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[pod("a")]))
 
     async def scenario() -> None:
-        async with life.running():
-            await life.until(life.snapshots)
-            await life.backend.apply(2, [PLACE])
+        async with harness.running():
+            await harness.until(harness.snapshots)
+            await harness.backend.apply(2, [PLACE])
             await asyncio.sleep(0.02)
-            assert life.client.asked == []
-            await life.backend.apply(1, [PLACE])
-            await life.until(lambda: "bind" in life.client.verbs())
+            assert harness.client.requests == []
+            await harness.backend.apply(1, [PLACE])
+            await harness.until(lambda: "bind" in harness.client.verbs())
 
-    run(life, scenario)
+    run(harness, scenario)
 
 
-def test_before_the_first_snapshot_nobody_is_declared_gone(run: Run) -> None:
+def test_intents_before_the_first_snapshot_are_ignored(run: Run) -> None:
     server = Server(nodes=[node("n1")], pods=[pod("a")])
     server.is_slow = {"nodes"}
-    life = Life(server)
+    harness = BackendHarness(server)
 
     async def scenario() -> None:
-        async with life.running():
-            await life.until(lambda: "pods" in server.receivers)
-            await life.backend.apply(1, [PLACE, End(2, 77, ("uid-a",), 15, 1.0, EndReason.CANCEL)])
-            await life.backend.probe(["uid-a"])
+        async with harness.running():
+            await harness.until(lambda: "pods" in server.receivers)
+            await harness.backend.apply(1, [PLACE, End(2, 77, ("uid-a",), 15, 1.0, EndReason.CANCEL)])
+            await harness.backend.probe(["uid-a"])
             await asyncio.sleep(0.02)
-            assert life.facts == []
-            assert not life.backend.may_act()
+            assert harness.facts == []
+            assert not harness.backend.may_act()
             server.is_slow.clear()
-            await life.until(life.snapshots)
+            await harness.until(harness.snapshots)
 
-    run(life, scenario)
-    assert life.client.asked == []
+    run(harness, scenario)
+    assert harness.client.requests == []
 
 
-def test_a_refresh_in_the_middle_of_things_loses_nobody(run: Run) -> None:
-    """While everything is listed afresh, what was known before is what counts."""
+def test_the_old_cache_stays_in_use_during_a_refresh(run: Run) -> None:
+    """The new cache replaces it when all lists are complete."""
     server = Server(nodes=[node("n1")], pods=[pod("a"), pod("b")])
-    life = Life(server)
+    harness = BackendHarness(server)
 
     async def scenario() -> None:
-        async with life.running():
-            await life.until(life.snapshots)
+        async with harness.running():
+            await harness.until(harness.snapshots)
             server.is_slow = {"pods"}
-            life.backend.publish_status(
+            harness.backend.publish_status(
                 [StatusUpdate("default/pod/uid-b", 5, WorkloadStatus.INADMISSIBLE, "nobody wants it")]
             )
-            life.backend.refresh()
-            await life.until(lambda: server.lists > 10)
-            await life.backend.apply(1, [PLACE])
-            await life.until(lambda: life.facts[1:])
-            assert life.facts[-1] == IntentResult(1, "uid-a", Outcome.APPLIED)
+            harness.backend.refresh()
+            await harness.until(lambda: server.lists > 10)
+            await harness.backend.apply(1, [PLACE])
+            await harness.until(lambda: harness.facts[1:])
+            assert harness.facts[-1] == IntentResult(1, "uid-a", Outcome.APPLIED)
             server.is_slow.clear()
-            await life.until(lambda: len(life.snapshots()) == 2)
-            life.backend.refresh()
-            life.backend.refresh()
-            await life.until(lambda: len(life.snapshots()) == 3)
+            await harness.until(lambda: len(harness.snapshots()) == 2)
+            harness.backend.refresh()
+            harness.backend.refresh()
+            await harness.until(lambda: len(harness.snapshots()) == 3)
 
-    run(life, scenario)
-    assert [[one.member for one in found.members] for found in life.snapshots()] == [
+    run(harness, scenario)
+    assert [[one.member for one in found.members] for found in harness.snapshots()] == [
         ["uid-a", "uid-b"],
         ["uid-a"],
         ["uid-a"],
     ], "what was given up stays so"
 
 
-def test_a_group_that_is_told_to_wait_has_no_deadline_of_its_last_attempt(run: Run) -> None:
-    """None of its pods had to be taken away: they were gone with their node, and are made again."""
-    notes = {DEADLINE_SET_ANNOTATION: "60"}
-    made = job("train", wants=1, started=1000.0, activeDeadlineSeconds=60, notes=notes)
+def test_the_deadline_of_the_last_attempt_is_removed_when_a_group_waits(run: Run) -> None:
+    """No pod was evicted: they were deleted with their node and recreated."""
+    annotations = {DEADLINE_SET_ANNOTATION: "60"}
+    made = job("train", wants=1, started=1000.0, activeDeadlineSeconds=60, annotations=annotations)
     waiting = pod("a", owner=owned_by("Job", "train"))
-    life = Life(Server(nodes=[node("n1")], pods=[waiting], jobs=[made]))
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[waiting], jobs=[made]))
 
     async def scenario() -> None:
-        async with life.running():
-            await life.until(life.snapshots)
-            (workload,) = life.snapshots()[0].workloads
-            life.backend.publish_status(
+        async with harness.running():
+            await harness.until(harness.snapshots)
+            (workload,) = harness.snapshots()[0].workloads
+            harness.backend.publish_status(
                 [StatusUpdate(workload.workload, 5, WorkloadStatus.WAITING, "no room")]
             )
-            await life.until(lambda: "patch" in life.client.verbs())
+            await harness.until(lambda: "patch" in harness.client.verbs())
 
-    run(life, scenario)
-    path, body, _ = next(what for verb, what in life.client.asked if verb == "patch")
+    run(harness, scenario)
+    path, body, _ = next(what for verb, what in harness.client.requests if verb == "patch")
     assert path == JOBS.path("default", "train")
     assert body["spec"] == {"activeDeadlineSeconds": None}
 
 
-def test_a_group_that_runs_keeps_its_deadline_though_a_late_pod_waits(run: Run) -> None:
-    made = job("train", started=1000.0, activeDeadlineSeconds=60, notes={DEADLINE_SET_ANNOTATION: "60"})
+def test_a_running_group_keeps_its_deadline_while_a_late_pod_waits(run: Run) -> None:
+    made = job("train", started=1000.0, activeDeadlineSeconds=60, annotations={DEADLINE_SET_ANNOTATION: "60"})
     owner = owned_by("Job", "train")
     pods = [pod("a", owner=owner, node="n1", placed=True, phase="Running"), pod("b", owner=owner)]
-    life = Life(Server(nodes=[node("n1")], pods=[*pods], jobs=[made]))
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[*pods], jobs=[made]))
 
     async def scenario() -> None:
-        async with life.running():
-            await life.until(life.snapshots)
-            (workload,) = life.snapshots()[0].workloads
-            life.backend.publish_status(
+        async with harness.running():
+            await harness.until(harness.snapshots)
+            (workload,) = harness.snapshots()[0].workloads
+            harness.backend.publish_status(
                 [StatusUpdate(workload.workload, 5, WorkloadStatus.WAITING, "no room")]
             )
             await asyncio.sleep(0.03)
 
-    run(life, scenario)
-    assert JOBS.path("default", "train") not in [what[0] for _, what in life.client.asked]
+    run(harness, scenario)
+    assert JOBS.path("default", "train") not in [what[0] for _, what in harness.client.requests]
 
 
-def test_what_pauses_over_a_refresh_is_not_doubled_by_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_action_that_is_paused_during_a_refresh_is_not_duplicated(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(executor, "_RETRY_S", 0.02)
-    life = Life(Server(nodes=[node("n1")], pods=[pod("a", node="n1", placed=True)]))
-    life.client.answers["delete"] = [Unavailable("away")] * 10
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[pod("a", node="n1", placed=True)]))
+    harness.client.responses["delete"] = [Unavailable("away")] * 10
     end = End(1, 77, ("uid-a",), 15, 1.0, EndReason.CANCEL)
 
     async def scenario() -> None:
-        async with life.running():
+        async with harness.running():
             for number in range(1, 5):
-                await life.until(lambda number=number: len(life.snapshots()) == number)
-                await life.backend.apply(1, [end])
-                life.backend.refresh()
-            await life.until(lambda: any(isinstance(fact, IntentResult) for fact in life.facts))
+                await harness.until(lambda number=number: len(harness.snapshots()) == number)
+                await harness.backend.apply(1, [end])
+                harness.backend.refresh()
+            await harness.until(lambda: any(isinstance(fact, IntentResult) for fact in harness.facts))
             await asyncio.sleep(0.05)
 
-    run(life, scenario)
-    assert [fact for fact in life.facts if isinstance(fact, IntentResult)] == [
+    run(harness, scenario)
+    assert [fact for fact in harness.facts if isinstance(fact, IntentResult)] == [
         IntentResult(1, "uid-a", Outcome.APPLIED)
     ]
-    assert life.client.verbs().count("delete") == 11
+    assert harness.client.verbs().count("delete") == 11
 
 
 @pytest.mark.parametrize("refreshes", [False, True])
-def test_a_fault_of_ours_ends_the_life_and_is_named(run: Run, refreshes: bool) -> None:
-    life = Life(Server(nodes=[node("n1")]))
+def test_an_internal_error_ends_the_term_and_is_raised(run: Run, refreshes: bool) -> None:
+    harness = BackendHarness(Server(nodes=[node("n1")]))
 
     async def scenario() -> None:
-        life.server.fault = asyncio.get_running_loop().create_future()
-        async with life.running() as task:
-            await life.until(life.snapshots)
+        harness.server.fault = asyncio.get_running_loop().create_future()
+        async with harness.running() as task:
+            await harness.until(harness.snapshots)
             if refreshes:
-                life.backend.refresh()
-            life.server.fault.set_exception(ValueError("a pod that nobody foresaw"))
-            with pytest.raises(ValueError, match="a pod that nobody foresaw"):
+                harness.backend.refresh()
+            harness.server.fault.set_exception(ValueError("an unforeseen pod"))
+            with pytest.raises(ValueError, match="an unforeseen pod"):
                 await asyncio.wait_for(asyncio.shield(task), 5)
 
-    run(life, scenario)
+    run(harness, scenario)
 
 
-def test_a_server_that_is_away_for_good_is_worth_another_life(run: Run) -> None:
-    life = Life(Server())
+def test_an_unavailable_server_ends_the_term_and_another_can_start(run: Run) -> None:
+    harness = BackendHarness(Server())
 
     async def scenario() -> None:
-        life.server.fault = asyncio.get_running_loop().create_future()
-        async with life.running() as task:
-            life.server.fault.set_exception(Unavailable("away"))
+        harness.server.fault = asyncio.get_running_loop().create_future()
+        async with harness.running() as task:
+            harness.server.fault.set_exception(Unavailable("away"))
             with pytest.raises(Unavailable, match="away"):
                 await asyncio.wait_for(asyncio.shield(task), 5)
-        life.server.fault = None
-        async with life.running():
-            await life.until(life.snapshots)
+        harness.server.fault = None
+        async with harness.running():
+            await harness.until(harness.snapshots)
 
-    run(life, scenario)
+    run(harness, scenario)
 
 
-def test_what_was_told_to_pods_is_forgotten_with_them(run: Run) -> None:
+def test_conditions_of_deleted_and_bound_pods_are_forgotten(run: Run) -> None:
     bad = {"penstock.dev/group-size": "x"}
     pods = [pod(name, labels=bad) for name in "abc"]
-    life = Life(Server(nodes=[node("n1")], pods=[*pods]))
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[*pods]))
 
     async def scenario() -> None:
-        teller = life.backend._condition_writer
-        async with life.running():
-            await life.until(lambda: len(teller._written) == 3)
-            life.server.receivers["pods"](Deleted(pods[0]))
-            life.server.receivers["pods"](Upserted(pod("b", labels=bad, node="n1")))
-            assert list(teller._written) == ["uid-c"]
-            life.server.objects["pods"] = []
-            life.backend.refresh()
-            await life.until(lambda: len(life.snapshots()) == 2)
-            assert not teller._written
+        writer = harness.backend._condition_writer
+        async with harness.running():
+            await harness.until(lambda: len(writer._written) == 3)
+            harness.server.receivers["pods"](Deleted(pods[0]))
+            harness.server.receivers["pods"](Upserted(pod("b", labels=bad, node="n1")))
+            assert list(writer._written) == ["uid-c"]
+            harness.server.objects["pods"] = []
+            harness.backend.refresh()
+            await harness.until(lambda: len(harness.snapshots()) == 2)
+            assert not writer._written
 
-    run(life, scenario)
+    run(harness, scenario)
 
 
-def test_a_maker_that_is_not_heard_of_is_asked_for(run: Run) -> None:
+def test_a_controller_that_no_watch_delivers_is_read(run: Run) -> None:
     made = pod("a", owner=owned_by("Job", "train"))
-    life = Life(Server(nodes=[node("n1")], pods=[made]))
-    life.client.answers["get"] = [Unavailable("away"), job("train", wants=1)]
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[made]))
+    harness.client.responses["get"] = [Unavailable("away"), job("train", wants=1)]
 
     async def scenario() -> None:
-        async with life.running():
-            await life.until(lambda: any(isinstance(fact, MemberSet) for fact in life.facts))
+        async with harness.running():
+            await harness.until(lambda: any(isinstance(fact, MemberSet) for fact in harness.facts))
 
-    run(life, scenario)
-    assert life.client.asked[0] == ("get", JOBS.path("default", "train"))
-    assert life.snapshots()[0].members == ()
+    run(harness, scenario)
+    assert harness.client.requests[0] == ("get", JOBS.path("default", "train"))
+    assert harness.snapshots()[0].members == ()
 
 
-def test_pods_of_a_maker_that_is_gone_are_not_started(run: Run) -> None:
+def test_pods_of_a_controller_that_does_not_exist_are_not_scheduled(run: Run) -> None:
     made = pod("a", owner=owned_by("Job", "train"))
-    life = Life(Server(nodes=[node("n1")], pods=[made]))
-    life.client.answers["get"] = [NotFound(404)]
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[made]))
+    harness.client.responses["get"] = [NotFound(404)]
 
     async def scenario() -> None:
-        async with life.running():
-            await life.until(life.snapshots)
-            problems = life.backend.cache.problems
-            await life.until(lambda: problems["uid-a"].reason == "OwnerNotFound")
-            await life.until(lambda: "event" in life.client.verbs())
+        async with harness.running():
+            await harness.until(harness.snapshots)
+            problems = harness.backend.cache.problems
+            await harness.until(lambda: problems["uid-a"].reason == "OwnerNotFound")
+            await harness.until(lambda: "event" in harness.client.verbs())
 
-    run(life, scenario)
-    assert not any(isinstance(fact, MemberSet) for fact in life.facts)
+    run(harness, scenario)
+    assert not any(isinstance(fact, MemberSet) for fact in harness.facts)
 
 
 # Objects that cannot be read
 
 
 def raw_pod(**spec: object) -> dict[str, Any]:
-    """Of ours, on its node; all but what the fake server makes of it."""
+    """A pod bound by us, without what the fake server adds."""
     whole = msgspec.to_builtins(pod("a", node="n1", placed=True))
     return {"spec": {**whole["spec"], **spec}, "status": {"phase": "Running"}}
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_pod_that_runs_is_not_gone_because_it_cannot_be_read(is_known: bool) -> None:
-    """Not after a list, whether it could be read once or not: its share would be given to others."""
+def test_a_running_pod_that_cannot_be_decoded_is_not_gone(is_known: bool) -> None:
+    """Neither by an event nor by a list: its resources would be allocated twice."""
 
     async def scenario() -> None:
         pods, nodes = FakeApi(), FakeApi()
-        notes = {"annotations": {JOB_ANNOTATION: "f1"}}
+        annotations = {"annotations": {JOB_ANNOTATION: "f1"}}
         nodes.put("n1", status={"allocatable": {"cpu": "4", "pods": "110"}})
-        pods.put("a", more_metadata=notes, **(raw_pod() if is_known else raw_pod(containers="none")))
+        pods.put("a", more_metadata=annotations, **(raw_pod() if is_known else raw_pod(containers="none")))
 
         async def serve(request: Request, answer: ResponseWriter) -> None:
             api = {"/api/v1/pods": pods, "/api/v1/nodes": nodes}.get(request.path)
@@ -379,13 +381,13 @@ def test_a_pod_that_runs_is_not_gone_because_it_cannot_be_read(is_known: bool) -
             backend = KubeBackend(client, KubeSettings(), identity="me")
             async with running(backend.run(1, facts.append)):
                 await eventually(lambda: len(snapshots()) == 1)
-                pods.put("a", more_metadata=notes, **raw_pod(containers="none"))
+                pods.put("a", more_metadata=annotations, **raw_pod(containers="none"))
                 nodes.put("n1", status=["no", "status"])
                 backend.refresh()
                 await eventually(lambda: len(snapshots()) == 2)
                 pods.put(
                     "a",
-                    more_metadata=notes,
+                    more_metadata=annotations,
                     **{**raw_pod(containers="none"), "status": {"phase": "Succeeded"}},
                 )
                 ended = Phase.ENDED
@@ -398,6 +400,6 @@ def test_a_pod_that_runs_is_not_gone_because_it_cannot_be_read(is_known: bool) -
             ]
             assert [one.node for one in found.nodes] == ["n1"]
         cpu = dict(snapshots()[1].statuses[0].usage).get("cpu", 0)
-        assert cpu == (1000 if is_known else 0), "what is known of it still counts"
+        assert cpu == (1000 if is_known else 0), "its last known requests count"
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""The mirror: what one change of the objects is told as."""
+"""The cluster cache: the facts that follow from one change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.protocol.facts import (
     WorkloadGone,
     WorkloadSet,
 )
-from tests.backends.kube_caches import GROUP, NOW, SIZE, cache_of, put, told
+from tests.backends.kube_caches import GROUP, NOW, SIZE, cache_of, new_facts, put
 from tests.backends.kube_objects import (
     as_controller,
     claim,
@@ -37,175 +37,175 @@ from tests.backends.kube_objects import (
 KILLED = {"exitCode": 137, "reason": "OOMKilled"}
 
 
-def test_a_heartbeat_is_no_fact() -> None:
+def test_a_heartbeat_yields_no_fact() -> None:
     cache = cache_of(node("n1"), pod("a"))
-    assert len(told(cache)) == 3
+    assert len(new_facts(cache)) == 3
     put(cache, node("n1", resourceVersion="2"))
     put(cache, pod("a", resourceVersion="2"))
-    assert told(cache) == []
+    assert new_facts(cache) == []
 
 
-def test_a_pod_that_others_have_bound_is_a_hold_and_no_member() -> None:
+def test_a_pod_that_another_scheduler_has_bound_is_external_usage() -> None:
     cache = cache_of(pod("a"))
-    told(cache)
+    new_facts(cache)
     put(cache, pod("a", node="n1"))
-    hold = ExternalUsageSet("uid-a", "n1", (("cpu", 1000), ("pods", 1)), name="default/a")
-    assert told(cache) == [hold, MemberGone("uid-a"), WorkloadGone("default/pod/uid-a")]
+    usage = ExternalUsageSet("uid-a", "n1", (("cpu", 1000), ("pods", 1)), name="default/a")
+    assert new_facts(cache) == [usage, MemberGone("uid-a"), WorkloadGone("default/pod/uid-a")]
     put(cache, pod("a", node="n1", phase="Succeeded"))
-    assert told(cache) == [ExternalUsageGone("uid-a")]
+    assert new_facts(cache) == [ExternalUsageGone("uid-a")]
 
 
-def test_a_pod_that_we_have_bound_is_observed_until_it_is_gone() -> None:
+def test_the_status_of_a_pod_that_we_have_bound_is_reported_until_it_is_deleted() -> None:
     cache = cache_of(pod("a"))
-    told(cache)
+    new_facts(cache)
     put(cache, pod("a", node="n1", placed=True))
-    (placed,) = told(cache)
+    (placed,) = new_facts(cache)
     assert isinstance(placed, MemberStatus)
     assert (placed.phase, placed.node, placed.has_owner) == (Phase.PLACED, "n1", True)
     put(cache, pod("a", node="n1", placed=True, phase="Running"))
-    assert [fact.phase for fact in told(cache) if isinstance(fact, MemberStatus)] == [Phase.RUNNING]
+    assert [fact.phase for fact in new_facts(cache) if isinstance(fact, MemberStatus)] == [Phase.RUNNING]
     put(cache, pod("a"), gone=True)
-    assert told(cache) == [MemberGone("uid-a"), WorkloadGone("default/pod/uid-a")]
+    assert new_facts(cache) == [MemberGone("uid-a"), WorkloadGone("default/pod/uid-a")]
 
 
-def test_one_that_loses_the_mark_of_our_binding_becomes_a_hold() -> None:
+def test_a_pod_that_loses_the_annotation_of_our_binding_becomes_external() -> None:
     cache = cache_of(pod("a", node="n1", placed=True))
-    told(cache)
+    new_facts(cache)
     put(cache, pod("a", node="n1"))
-    assert {type(fact) for fact in told(cache)} == {ExternalUsageSet, MemberGone, WorkloadGone}
+    assert {type(fact) for fact in new_facts(cache)} == {ExternalUsageSet, MemberGone, WorkloadGone}
 
 
-def test_what_runs_on_a_node_that_is_back_is_told_again() -> None:
-    """With the node all that ran there was over for the scheduler: it would give its units away twice."""
+def test_statuses_on_a_node_that_returns_are_reported_again() -> None:
+    """For the scheduler they ended with the node: it would allocate their resources twice."""
     cache = cache_of(
         node("n1"), node("n2"), pod("a", node="n1", placed=True), pod("b", node="n2", placed=True)
     )
-    told(cache)
+    new_facts(cache)
     put(cache, node("n1"), gone=True)
-    assert told(cache) == [NodeGone("n1")]
+    assert new_facts(cache) == [NodeGone("n1")]
     put(cache, node("n1"))
-    again = told(cache)
+    again = new_facts(cache)
     assert [type(fact) for fact in again] == [NodeSet, MemberStatus]
     assert [fact.member for fact in again if isinstance(fact, MemberStatus)] == ["uid-a"]
 
 
-def test_pods_of_a_job_that_was_deleted_are_not_started_one_by_one() -> None:
+def test_pods_of_a_deleted_job_are_not_scheduled() -> None:
     owner = owned_by("Job", "train")
     cache = cache_of(job("train"), pod("a", owner=owner), pod("b", owner=owner))
-    assert [fact.workload for fact in told(cache) if isinstance(fact, MemberSet)] == [
+    assert [fact.workload for fact in new_facts(cache) if isinstance(fact, MemberSet)] == [
         "default/job/train/uid-train"
     ] * 2
     put(cache, job("train"), gone=True)
-    facts = told(cache)
+    facts = new_facts(cache)
     assert not any(isinstance(fact, MemberSet) for fact in facts)
     assert MemberGone("uid-a") in facts
     assert facts[-1] == WorkloadGone("default/job/train/uid-train")
     assert cache.problems["uid-a"].reason == "OwnerNotFound"
-    assert cache.missing_controllers() == {}, "nobody is asked for who is known not to be there"
+    assert cache.missing_controllers() == {}, "an absent controller is not missing"
 
 
-def test_labels_that_change_do_not_bring_a_lost_owner_back() -> None:
+def test_a_change_of_labels_does_not_revive_an_absent_owner() -> None:
     cache = cache_of(pod("a", owner=owned_by("Job", "train")))
-    told(cache)
+    new_facts(cache)
     cache.mark_controller_absent("uid-train")
-    told(cache)
+    new_facts(cache)
     put(cache, pod("a", owner=owned_by("Job", "train"), labels={GROUP: "ring"}))
-    told(cache)
+    new_facts(cache)
     assert cache.problems["uid-a"].reason == "OwnerNotFound"
 
 
-def test_a_maker_that_is_read_late_does_not_come_back_to_life() -> None:
+def test_a_late_read_does_not_revive_a_deleted_controller() -> None:
     cache = cache_of(pod("a", owner=owned_by("Job", "train")))
-    told(cache)
-    put(cache, job("train"), gone=True)  # It was never heard of, and its end was.
+    new_facts(cache)
+    put(cache, job("train"), gone=True)  # The watch delivers only its deletion.
     cache.set_controller_from_read(as_controller(job("train")))
-    told(cache)
+    new_facts(cache)
     assert cache.problems["uid-a"].reason == "OwnerNotFound"
     cache.set_controller_from_read(as_controller(job("nobody-asked")))
-    assert told(cache) == []
+    assert new_facts(cache) == []
 
 
-def test_a_work_lives_while_somebody_wants_to_make_pods_for_it() -> None:
-    """Between two pods of a Job there are none: also a new life has to know that more will come."""
+def test_a_workload_lives_while_a_controller_wants_to_create_pods() -> None:
+    """Between two pods a Job has none, and the next term has to know that more will follow."""
     owner = owned_by("Job", "train")
     cache = cache_of(job("train", wants=1), pod("a", owner=owner, node="n1", placed=True, phase="Running"))
-    told(cache)
+    new_facts(cache)
     put(cache, pod("a", owner=owner, node="n1", placed=True, phase="Failed"))
     put(cache, pod("a"), gone=True)
-    facts = told(cache)
+    facts = new_facts(cache)
     assert not any(isinstance(fact, WorkloadGone) for fact in facts)
     (workload,) = cache.snapshot(NOW).workloads
     assert (workload.workload, workload.size) == ("default/job/train/uid-train", 1)
     put(cache, job("train", over="Failed"))
-    assert told(cache) == [WorkloadGone(workload.workload)]
+    assert new_facts(cache) == [WorkloadGone(workload.workload)]
 
 
-def test_an_ordered_stateful_set_keeps_no_work_alive() -> None:
+def test_an_ordered_stateful_set_keeps_no_workload_alive() -> None:
     assert cache_of(stateful_set("db")).snapshot(NOW).workloads == ()
     assert len(cache_of(stateful_set("db", parallel=True)).snapshot(NOW).workloads) == 1
 
 
-def test_a_group_that_was_given_up_is_tried_again_when_somebody_comes() -> None:
+def test_a_new_pod_makes_an_inadmissible_group_schedulable_again() -> None:
     owner = owned_by("Job", "train")
     cache = cache_of(job("train"), pod("a", owner=owner), pod("b", owner=owner))
-    told(cache)
+    new_facts(cache)
     cache.mark_inadmissible(
-        "default/job/train/uid-train", PodProblem(GROUP_INADMISSIBLE, "they did not come")
+        "default/job/train/uid-train", PodProblem(GROUP_INADMISSIBLE, "members are missing")
     )
-    assert told(cache) == [MemberGone("uid-a"), MemberGone("uid-b")]
-    assert cache.take_problem_changes()["uid-a"] == PodProblem(GROUP_INADMISSIBLE, "they did not come")
+    assert new_facts(cache) == [MemberGone("uid-a"), MemberGone("uid-b")]
+    assert cache.take_problem_changes()["uid-a"] == PodProblem(GROUP_INADMISSIBLE, "members are missing")
     other = cache_of(job("train"), pod("a", owner=owner), pod("b", owner=owner))
     other.inherit(cache)
     assert other.snapshot(NOW).members == ()
     put(cache, pod("c", owner=owner))
-    assert [fact.member for fact in told(cache) if isinstance(fact, MemberSet)] == [
+    assert [fact.member for fact in new_facts(cache) if isinstance(fact, MemberSet)] == [
         "uid-c",
         "uid-a",
         "uid-b",
     ]
 
 
-def test_a_group_that_was_given_up_says_so_after_a_restart() -> None:
-    said = {
+def test_an_inadmissible_group_is_recognised_after_a_restart() -> None:
+    condition = {
         "type": "PodScheduled",
         "status": "False",
         "reason": GROUP_INADMISSIBLE,
-        "message": "they did not come",
+        "message": "members are missing",
     }
     labels = {GROUP: "ring", SIZE: "2"}
-    pods = [pod(name, labels=labels, status={"conditions": [said]}) for name in "ab"]
+    pods = [pod(name, labels=labels, status={"conditions": [condition]}) for name in "ab"]
     assert cache_of(*pods).snapshot(NOW).members == ()
     assert len(cache_of(*pods, pod("c", labels=labels)).snapshot(NOW).members) == 3
 
 
-def test_a_claim_and_its_volume_wake_those_who_wait_for_them() -> None:
+def test_a_claim_and_its_volume_make_waiting_pods_schedulable() -> None:
     cache = cache_of(pod("a", claim="c"))
-    told(cache)
+    new_facts(cache)
     assert cache.problems["uid-a"].message == "PersistentVolumeClaim c does not exist"
     put(cache, claim("c", volume="v"))
-    assert told(cache) == []
+    assert new_facts(cache) == []
     put(cache, volume("v", zone="z1"))
-    assert [type(fact) for fact in told(cache)] == [MemberSet]
+    assert [type(fact) for fact in new_facts(cache)] == [MemberSet]
     put(cache, volume("v"), gone=True)
-    assert told(cache) == [MemberGone("uid-a")]
+    assert new_facts(cache) == [MemberGone("uid-a")]
 
 
-def test_a_pod_group_wakes_those_who_wait_for_it() -> None:
+def test_a_pod_group_makes_waiting_pods_schedulable() -> None:
     spec = {"schedulingGroup": {"podGroupName": "ring"}}
     cache = cache_of(pod("a", spec=spec), pod("b", labels={"scheduling.x-k8s.io/pod-group": "ring"}))
-    told(cache)
+    new_facts(cache)
     assert cache.problems["uid-a"].reason == "PodGroupNotFound"
     put(cache, pod_group("ring", 3))
-    facts = told(cache)
+    facts = new_facts(cache)
     assert [fact.member for fact in facts if isinstance(fact, MemberSet)] == ["uid-b"]
     assert [fact.size for fact in facts if isinstance(fact, WorkloadSet)] == [3]
     cache.set_native_group(native_group("ring", 4))
-    facts = told(cache)
+    facts = new_facts(cache)
     assert [fact.member for fact in facts if isinstance(fact, MemberSet)] == ["uid-a"]
     assert cache.native_group("default/podgroup/ring") == "default/ring"
 
 
-def test_apart_from_its_like_means_distinct_nodes_for_the_work() -> None:
+def test_anti_affinity_to_its_own_labels_means_distinct_nodes_for_the_workload() -> None:
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "x"}}}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     spec = {"affinity": {"podAntiAffinity": required}}
@@ -213,48 +213,51 @@ def test_apart_from_its_like_means_distinct_nodes_for_the_work() -> None:
     assert workload.distinct_nodes
 
 
-def test_a_node_has_a_host_port_while_somebody_asks_for_it() -> None:
-    """What one asks for is there before it, and goes after it: what it has must not be in the way."""
+def test_nodes_have_a_host_port_while_a_pod_requests_it() -> None:
+    """Nodes have the port before the first pod requests it, and lose it after the last one."""
 
-    def asks(name: str, **more: Any) -> Pod:
+    def with_port(name: str, **more: Any) -> Pod:
         container = {"name": "main", "ports": [{"containerPort": 80, "hostPort": 80}]}
         return pod(name, spec={"containers": [container]}, **more)
 
-    cache = cache_of(node("n1"), asks("a"), asks("b"))
-    kinds = [
-        capacity.resource for fact in told(cache) if isinstance(fact, NodeSet) for capacity in fact.capacity
+    cache = cache_of(node("n1"), with_port("a"), with_port("b"))
+    resources = [
+        capacity.resource
+        for fact in new_facts(cache)
+        if isinstance(fact, NodeSet)
+        for capacity in fact.capacity
     ]
-    assert kinds == ["cpu", "hostport/TCP/80", "pods"]
-    put(cache, asks("a", node="n1", placed=True))
-    put(cache, asks("b"), gone=True)
-    assert not any(isinstance(fact, NodeSet) for fact in told(cache))
-    put(cache, asks("a", node="n1", placed=True, phase="Succeeded"))
-    ended, _, without = told(cache)
+    assert resources == ["cpu", "hostport/TCP/80", "pods"]
+    put(cache, with_port("a", node="n1", placed=True))
+    put(cache, with_port("b"), gone=True)
+    assert not any(isinstance(fact, NodeSet) for fact in new_facts(cache))
+    put(cache, with_port("a", node="n1", placed=True, phase="Succeeded"))
+    ended, _, without = new_facts(cache)
     assert isinstance(ended, MemberStatus)
     assert isinstance(without, NodeSet)
     assert [capacity.resource for capacity in without.capacity] == ["cpu", "pods"]
-    put(cache, asks("c"))
-    assert [type(fact) for fact in told(cache)] == [NodeSet, WorkloadSet, MemberSet]
+    put(cache, with_port("c"))
+    assert [type(fact) for fact in new_facts(cache)] == [NodeSet, WorkloadSet, MemberSet]
 
 
-def test_problems_are_news_once() -> None:
+def test_a_problem_is_a_change_once() -> None:
     cache = cache_of(pod("a", labels={SIZE: "x"}))
-    told(cache)
+    new_facts(cache)
     assert list(cache.take_problem_changes()) == ["uid-a"]
     put(cache, pod("a", labels={SIZE: "x"}, resourceVersion="2"))
-    told(cache)
+    new_facts(cache)
     assert cache.take_problem_changes() == {}
     put(cache, pod("a", labels={SIZE: "1"}))
-    told(cache)
+    new_facts(cache)
     assert cache.take_problem_changes() == {"uid-a": None}
 
 
-def test_an_older_reading_of_a_pod_is_no_news() -> None:
+def test_an_older_read_of_a_pod_is_ignored() -> None:
     cache = cache_of(pod("a", node="n1", placed=True, resourceVersion="10"))
-    told(cache)
+    new_facts(cache)
     cache.set_pod_from_read(pod("a", resourceVersion="9"))
     cache.set_pod_from_read(pod("b", resourceVersion="99"))
-    assert told(cache) == []
+    assert new_facts(cache) == []
     assert cache.pod("uid-b") is None
 
 
@@ -275,11 +278,11 @@ def test_an_older_reading_of_a_pod_is_no_news() -> None:
                 {"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": code}}}]},
                 (status << 8, "", True),
             )
-            for code, status in ((-1, 255), (3221225786, 58), (256, 1))  # of runtimes, and of Windows
+            for code, status in ((-1, 255), (3221225786, 58), (256, 1))  # from runtimes, and from Windows
         ),
     ],
 )
-def test_ends(status: dict[str, object], expected: tuple[int, str, bool]) -> None:
+def test_terminal_phases(status: dict[str, object], expected: tuple[int, str, bool]) -> None:
     found = cache_of().member_status(pod("a", node="n1", placed=True, status=status), NOW)
     assert found.phase is Phase.ENDED
     assert (found.status, found.message, found.started) == expected

@@ -1,4 +1,4 @@
-"""The mirror: whatever comes in, in whatever order, what was told adds up to what is there."""
+"""The cluster cache under random changes: the sum of its facts equals its state."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from penstock.kube.types import (
     UnstructuredObject,
 )
 from penstock.podspec.controller_kinds import CONTROLLER_KINDS, require_controller_kind
-from tests.backends.kube_caches import NOW, Folded, cache_of, put, told
-from tests.backends.kube_histories import Cluster, Happenings, changed
+from tests.backends.kube_caches import NOW, FactSum, cache_of, new_facts, put
+from tests.backends.kube_histories import Cluster, RandomChanges, changed
 from tests.backends.kube_objects import as_controller, job, node, owned_by, pod
 from tests.costs import instructions
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_was_told_bit_by_bit_is_what_is_there(seed: int) -> None:
+def test_the_sum_of_all_facts_equals_a_snapshot(seed: int) -> None:
     cache = ClusterCache(KubeSettings())
-    happenings = Happenings(seed, lambda one, gone: put(cache, one, gone=gone))
-    folded = Folded()
+    changes = RandomChanges(seed, lambda one, gone: put(cache, one, gone=gone))
+    total = FactSum()
     for _ in range(120):
-        happenings.happen()
-        if happenings.random.random() < 0.4:
+        changes.apply_random()
+        if changes.random.random() < 0.4:
             for fact in cache.facts(NOW):
-                folded.take(fact)
-            assert cache.facts(NOW) == [], "nothing is told twice"
+                total.take(fact)
+            assert cache.facts(NOW) == [], "no fact is repeated"
     for fact in cache.facts(NOW):
-        folded.take(fact)
-    objects = list(happenings.objects.values())
-    happenings.random.shuffle(objects)
-    folded.assert_equals(cache_of(*objects).snapshot(NOW))
-    folded.assert_equals(cache.snapshot(NOW))
-    for one in happenings.of(Pod):
+        total.take(fact)
+    objects = list(changes.objects.values())
+    changes.random.shuffle(objects)
+    total.assert_equals(cache_of(*objects).snapshot(NOW))
+    total.assert_equals(cache.snapshot(NOW))
+    for one in changes.of(Pod):
         put(cache, one, gone=True)
     cache.facts(NOW)
     assert not cache.problems
@@ -49,29 +49,29 @@ def test_what_was_told_bit_by_bit_is_what_is_there(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_list_says_the_same_as_the_changes_before_it(seed: int) -> None:
-    """A relist of each kind, in any order, brings a stale mirror to what is there."""
+def test_a_complete_list_equals_the_changes_that_it_replaces(seed: int) -> None:
+    """Complete lists, in any order, bring a stale cache up to date."""
     stale, cache = ClusterCache(KubeSettings()), ClusterCache(KubeSettings())
-    is_heard = True
+    is_delivered = True
 
-    def tell(one: KubeObject, gone: bool) -> None:
-        if is_heard:
+    def deliver(one: KubeObject, gone: bool) -> None:
+        if is_delivered:
             put(stale, one, gone=gone)
         put(cache, one, gone=gone)
 
-    happenings = Happenings(seed, tell)
-    folded = Folded()
-    for turn in range(120):
-        is_heard = turn < 60
-        happenings.happen()
+    changes = RandomChanges(seed, deliver)
+    total = FactSum()
+    for step in range(120):
+        is_delivered = step < 60
+        changes.apply_random()
         for fact in stale.facts(NOW):
-            folded.take(fact)
+            total.take(fact)
     lists: list[Callable[[], None]] = [
-        lambda: stale.replace_nodes(happenings.of(Node)),  # type: ignore[arg-type]
-        lambda: stale.replace_pods(happenings.of(Pod)),  # type: ignore[arg-type]
-        lambda: stale.replace_pod_groups(happenings.of(PodGroup)),  # type: ignore[arg-type]
-        lambda: stale.replace_claims(happenings.of(PersistentVolumeClaim)),  # type: ignore[arg-type]
-        lambda: stale.replace_volumes(happenings.of(PersistentVolume)),  # type: ignore[arg-type]
+        lambda: stale.replace_nodes(changes.of(Node)),  # type: ignore[arg-type]
+        lambda: stale.replace_pods(changes.of(Pod)),  # type: ignore[arg-type]
+        lambda: stale.replace_pod_groups(changes.of(PodGroup)),  # type: ignore[arg-type]
+        lambda: stale.replace_claims(changes.of(PersistentVolumeClaim)),  # type: ignore[arg-type]
+        lambda: stale.replace_volumes(changes.of(PersistentVolume)),  # type: ignore[arg-type]
     ]
     for kind in CONTROLLER_KINDS:
         lists.append(
@@ -79,33 +79,33 @@ def test_a_list_says_the_same_as_the_changes_before_it(seed: int) -> None:
                 kind,
                 [
                     as_controller(one)
-                    for one in happenings.of(UnstructuredObject)
+                    for one in changes.of(UnstructuredObject)
                     if isinstance(one, UnstructuredObject) and one.kind == kind.name
                 ],
             )
         )
-    happenings.random.shuffle(lists)
+    changes.random.shuffle(lists)
     for listed in lists:
         listed()
         for fact in stale.facts(NOW):
-            folded.take(fact)
-    folded.assert_equals(cache.snapshot(NOW))
+            total.take(fact)
+    total.assert_equals(cache.snapshot(NOW))
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_nothing_is_left_when_all_objects_are_gone(seed: int) -> None:
+def test_no_state_is_left_when_all_objects_are_deleted(seed: int) -> None:
     cluster = Cluster(seed)
     for number in range(3):
-        cluster.happenings.put(node(f"n{number}"))
+        cluster.changes.put(node(f"n{number}"))
     for _ in range(120):
         cluster.now += 1.0
-        cluster.happenings.happen()
-        if cluster.happenings.random.random() < 0.5:
+        cluster.changes.apply_random()
+        if cluster.changes.random.random() < 0.5:
             cluster.settle()
     cluster.settle()
-    for one in list(cluster.happenings.objects.values()):
+    for one in list(cluster.changes.objects.values()):
         if not isinstance(one, Node):
-            cluster.happenings.drop(one)
+            cluster.changes.drop(one)
     cluster.settle()
     cluster.now += 10_000.0
     cluster.settle()
@@ -119,13 +119,13 @@ def test_nothing_is_left_when_all_objects_are_gone(seed: int) -> None:
     assert not state.members_of_next_job or not any(state.members_of_next_job.values())
 
 
-def test_a_change_costs_the_same_in_a_cluster_of_ten_times_the_size() -> None:
+def test_the_cost_of_a_change_does_not_depend_on_the_size_of_the_cluster() -> None:
     small, large = _costs_of_changes(200), _costs_of_changes(2_000)
     assert all(large[change] <= 1.5 * small[change] for change in small), (small, large)
 
 
 def _costs_of_changes(pods: int) -> dict[str, int]:
-    """Instructions for single changes in a cluster with so many waiting pods in gangs of 100."""
+    """Instructions per change, in a cluster with that many waiting pods in groups of 100."""
     cache = ClusterCache(KubeSettings())
     cache.replace_nodes([node(f"n{number}", cpu="64") for number in range(pods // 10)])
     cache.replace_controllers(
@@ -138,7 +138,7 @@ def _costs_of_changes(pods: int) -> dict[str, int]:
     ]
     cache.replace_pods(waiting)
     assert len(cache.snapshot(NOW).members) == pods
-    told(cache)
+    new_facts(cache)
     first, second = waiting[0], waiting[1]
     changes = {
         "says nothing new": changed(first, status=changed(first.status, reason="x")),
@@ -148,6 +148,6 @@ def _costs_of_changes(pods: int) -> dict[str, int]:
 
     def take(one: Pod) -> None:
         put(cache, one)
-        told(cache)
+        new_facts(cache)
 
     return {name: instructions(lambda one=one: take(one)) for name, one in changes.items()}  # type: ignore[misc]

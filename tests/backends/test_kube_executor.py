@@ -1,4 +1,4 @@
-"""Intents carried out on a server that says no, says nothing, or says it too late."""
+"""Intents on a server that refuses, does not respond, or responds late."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(action_queue, "_FAULT_PAUSE_S", 0.001)
 
 
-class Around:
+class FakeContext:
     def __init__(
-        self, *objects: Pod | UnstructuredObject, is_in_office: Callable[[], bool] = lambda: True
+        self, *objects: Pod | UnstructuredObject, is_leader: Callable[[], bool] = lambda: True
     ) -> None:
         self.cache = ClusterCache(KubeSettings())
         self.cache.set_node(node("n1", cpu="2"))
@@ -58,12 +58,12 @@ class Around:
             else:
                 self.cache.set_controller(as_controller(one))
         self.cache.facts(NOW)
-        self.is_in_office = is_in_office
+        self.is_leader = is_leader
         self.facts: list[Fact] = []
         self.bound: list[tuple[str, str]] = []
 
     def may_act(self) -> bool:
-        return self.is_in_office()
+        return self.is_leader()
 
     def report(self, fact: Fact) -> None:
         self.facts.append(fact)
@@ -72,8 +72,8 @@ class Around:
         self.bound.append((found.metadata.name, on))
 
 
-def carry_out(
-    context: Around,
+def execute(
+    context: FakeContext,
     client: FakeClient,
     *intents: Intent,
     probe: str = "",
@@ -81,15 +81,15 @@ def carry_out(
     until: Callable[[], bool] = lambda: True,
     clock: Callable[[], float] = lambda: NOW,
 ) -> list[Fact]:
-    """Until so many facts were told, and something else is so."""
+    """Runs until that many facts are reported and `until` holds."""
 
     async def scenario() -> None:
-        actions = IntentExecutor(client, context, clock)  # type: ignore[arg-type]
+        queue = IntentExecutor(client, context, clock)  # type: ignore[arg-type]
         for intent in intents:
-            actions.put(intent)
+            queue.put(intent)
         if probe:
-            actions.put_probe(probe)
-        workers = [asyncio.create_task(actions.run_worker()) for _ in range(2)]
+            queue.put_probe(probe)
+        workers = [asyncio.create_task(queue.run_worker()) for _ in range(2)]
         try:
             async with asyncio.timeout(5):
                 while len(context.facts) < want or not until():
@@ -97,12 +97,12 @@ def carry_out(
                         if worker.done():
                             worker.result()
                     await asyncio.sleep(0.001)
-            await asyncio.sleep(0.005)  # Nothing more comes.
+            await asyncio.sleep(0.005)  # No further fact follows.
         finally:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-            actions.clear()
+            queue.clear()
 
     asyncio.run(scenario())
     return context.facts
@@ -117,21 +117,21 @@ def outcomes(facts: list[Fact]) -> list[Outcome]:
 
 
 def test_a_pod_is_bound_with_the_id_of_its_job() -> None:
-    context, client = Around(pod()), FakeClient()
-    assert outcomes(carry_out(context, client, PLACE)) == [Outcome.APPLIED]
-    assert client.asked == [("bind", ("default/a", "uid-a", "n1", {JOB_ANNOTATION: encode_jobid(77)}))]
+    context, client = FakeContext(pod()), FakeClient()
+    assert outcomes(execute(context, client, PLACE)) == [Outcome.APPLIED]
+    assert client.requests == [("bind", ("default/a", "uid-a", "n1", {JOB_ANNOTATION: encode_jobid(77)}))]
     assert context.bound == [("a", "n1")]
 
 
-def test_a_pod_that_is_not_known_is_gone_without_a_question() -> None:
+def test_a_pod_that_is_not_in_the_cache_is_gone_without_a_request() -> None:
     client = FakeClient()
-    assert outcomes(carry_out(Around(), client, PLACE)) == [Outcome.GONE]
-    assert client.asked == []
+    assert outcomes(execute(FakeContext(), client, PLACE)) == [Outcome.GONE]
+    assert client.requests == []
 
 
-def test_a_pod_that_the_server_does_not_know_is_gone() -> None:
+def test_a_pod_that_the_server_does_not_have_is_gone() -> None:
     client = FakeClient(bind=[NotFound(404)])
-    assert outcomes(carry_out(Around(pod()), client, PLACE)) == [Outcome.GONE]
+    assert outcomes(execute(FakeContext(pod()), client, PLACE)) == [Outcome.GONE]
 
 
 @pytest.mark.parametrize(
@@ -146,34 +146,34 @@ def test_a_pod_that_the_server_does_not_know_is_gone() -> None:
         (pod(phase="Failed"), Outcome.GONE),
     ],
 )
-@pytest.mark.parametrize("error", [ApiConflict(409), OutcomeUnknown("it broke")])
-def test_a_refusal_and_a_silence_are_looked_up(found: object, outcome: Outcome, error: Exception) -> None:
+@pytest.mark.parametrize("error", [ApiConflict(409), OutcomeUnknown("reset")])
+def test_a_conflict_and_an_unknown_outcome_are_resolved_by_a_read(
+    found: object, outcome: Outcome, error: Exception
+) -> None:
     client = FakeClient(bind=[error], get=[found])
-    assert outcomes(carry_out(Around(pod()), client, PLACE)) == [outcome]
+    assert outcomes(execute(FakeContext(pod()), client, PLACE)) == [outcome]
     assert client.verbs() == ["bind", "get"]
 
 
-def test_what_was_looked_up_takes_room_at_once() -> None:
-    """A binding that was done after all is not heard of otherwise until a watch brings it."""
-    context = Around(pod("a", cpu="1500m"), pod("b", cpu="1500m"))
-    client = FakeClient(
-        bind=[OutcomeUnknown("it broke")], get=[pod("a", cpu="1500m", node="n1", placed=True)]
-    )
-    carry_out(context, client, PLACE)
+def test_a_binding_found_by_a_read_counts_at_once() -> None:
+    """The watch may deliver the binding much later."""
+    context = FakeContext(pod("a", cpu="1500m"), pod("b", cpu="1500m"))
+    client = FakeClient(bind=[OutcomeUnknown("reset")], get=[pod("a", cpu="1500m", node="n1", placed=True)])
+    execute(context, client, PLACE)
     other = Place(2, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
-    assert outcomes(carry_out(context, client, other, want=2)) == [Outcome.APPLIED, Outcome.CONFLICT]
+    assert outcomes(execute(context, client, other, want=2)) == [Outcome.APPLIED, Outcome.CONFLICT]
 
 
-def test_one_that_others_have_placed_is_no_member_any_more() -> None:
-    """The mirror tells what it uses; a second account of it would stay when the pod is gone."""
+def test_a_pod_bound_by_another_scheduler_is_no_member() -> None:
+    """The cache reports its usage; a second report would outlive the pod."""
     client = FakeClient(bind=[ApiConflict(409)], get=[pod(node="n2")])
-    assert carry_out(Around(pod()), client, PLACE) == [MemberGone("uid-a")]
-    assert carry_out(Around(pod(node="n2")), FakeClient(), PLACE) == [MemberGone("uid-a")]
+    assert execute(FakeContext(pod()), client, PLACE) == [MemberGone("uid-a")]
+    assert execute(FakeContext(pod(node="n2")), FakeClient(), PLACE) == [MemberGone("uid-a")]
 
 
-def test_one_that_an_earlier_life_of_ours_has_placed_elsewhere_is_observed() -> None:
+def test_a_pod_that_an_earlier_term_has_bound_elsewhere_is_reported() -> None:
     client = FakeClient(bind=[ApiConflict(409)], get=[pod(node="n2", placed=True, phase="Running")])
-    (found,) = carry_out(Around(pod()), client, PLACE)
+    (found,) = execute(FakeContext(pod()), client, PLACE)
     assert isinstance(found, MemberStatus)
     assert (found.phase, found.node) == (Phase.RUNNING, "n2")
     assert dict(found.usage) == {"cpu": 1000, "pods": 1}
@@ -182,205 +182,209 @@ def test_one_that_an_earlier_life_of_ours_has_placed_elsewhere_is_observed() -> 
 @pytest.mark.parametrize(
     "error",
     [
-        OutcomeUnknown("it broke"),
-        Unreachable("no way"),
+        OutcomeUnknown("reset"),
+        Unreachable("no route"),
         TooManyRequests(429),
         ServerError(503),
         ApiConflict(409),
     ],
 )
-def test_what_was_not_done_is_done_again(error: Exception) -> None:
+def test_a_binding_that_was_not_done_is_retried(error: Exception) -> None:
     client = FakeClient(bind=[error], get=[pod()])
-    assert outcomes(carry_out(Around(pod()), client, PLACE)) == [Outcome.APPLIED]
+    assert outcomes(execute(FakeContext(pod()), client, PLACE)) == [Outcome.APPLIED]
     assert client.verbs().count("bind") == 2
 
 
-def test_what_cannot_be_found_out_is_told_as_unknown() -> None:
-    client = FakeClient(bind=[Unreachable("no way")] * 9)
-    facts = carry_out(Around(pod()), client, PLACE)
-    assert facts == [IntentResult(1, "uid-a", Outcome.UNKNOWN, "no way")]
+def test_a_binding_that_stays_undecided_is_reported_as_unknown() -> None:
+    client = FakeClient(bind=[Unreachable("no route")] * 9)
+    facts = execute(FakeContext(pod()), client, PLACE)
+    assert facts == [IntentResult(1, "uid-a", Outcome.UNKNOWN, "no route")]
     assert client.verbs() == ["bind"] * 4
 
 
-def test_nothing_is_done_out_of_office() -> None:
-    context, client = Around(pod(), is_in_office=lambda: False), FakeClient()
-    assert outcomes(carry_out(context, client, PLACE)) == [Outcome.UNKNOWN]
-    assert client.asked == []
+def test_nothing_is_bound_without_leadership() -> None:
+    context, client = FakeContext(pod(), is_leader=lambda: False), FakeClient()
+    assert outcomes(execute(context, client, PLACE)) == [Outcome.UNKNOWN]
+    assert client.requests == []
 
 
-def test_who_is_in_office_again_in_time_goes_on() -> None:
-    answers = iter([False, True])
-    context, client = Around(pod(), is_in_office=lambda: next(answers, True)), FakeClient()
-    assert outcomes(carry_out(context, client, PLACE)) == [Outcome.APPLIED]
+def test_a_leader_that_is_confirmed_in_time_binds() -> None:
+    responses = iter([False, True])
+    context, client = FakeContext(pod(), is_leader=lambda: next(responses, True)), FakeClient()
+    assert outcomes(execute(context, client, PLACE)) == [Outcome.APPLIED]
 
 
-def test_a_node_that_is_gone_and_one_without_room_are_conflicts() -> None:
+def test_a_missing_node_and_a_full_node_are_conflicts() -> None:
     client = FakeClient()
     gone = replace(PLACE, assignments=(Assignment("uid-a", 0, "n9"),))
-    (first,) = carry_out(Around(pod()), client, gone)
+    (first,) = execute(FakeContext(pod()), client, gone)
     assert isinstance(first, IntentResult)
     assert (first.outcome, first.detail == "node n9 does not exist") == (Outcome.CONFLICT, True)
-    (second,) = carry_out(Around(pod(), pod("b", ours=False, node="n1", cpu="1500m")), client, PLACE)
+    (second,) = execute(FakeContext(pod(), pod("b", ours=False, node="n1", cpu="1500m")), client, PLACE)
     assert isinstance(second, IntentResult)
     assert second.outcome is Outcome.CONFLICT
     assert second.detail == "node n1 no longer has the requested resources"
-    assert client.asked == []
+    assert client.requests == []
 
 
-def test_a_pod_that_is_over_takes_no_room() -> None:
-    context = Around(pod(), pod("b", ours=False, node="n1", cpu="2", phase="Succeeded"))
-    assert outcomes(carry_out(context, FakeClient(), PLACE)) == [Outcome.APPLIED]
+def test_a_terminated_pod_uses_nothing() -> None:
+    context = FakeContext(pod(), pod("b", ours=False, node="n1", cpu="2", phase="Succeeded"))
+    assert outcomes(execute(context, FakeClient(), PLACE)) == [Outcome.APPLIED]
 
 
-def test_a_pod_takes_room_as_it_is_and_no_longer_as_it_was() -> None:
-    context = Around(pod(), pod("b", ours=False, node="n1", cpu="2"))
+def test_only_the_last_version_of_a_pod_counts_as_usage() -> None:
+    context = FakeContext(pod(), pod("b", ours=False, node="n1", cpu="2"))
     for version in "234":
         context.cache.set_pod(pod("b", ours=False, node="n1", cpu="1", resourceVersion=version))
-    assert outcomes(carry_out(context, FakeClient(), PLACE)) == [Outcome.APPLIED]
+    assert outcomes(execute(context, FakeClient(), PLACE)) == [Outcome.APPLIED]
 
 
-def test_a_pod_that_is_gone_takes_no_room() -> None:
+def test_a_deleted_pod_uses_nothing() -> None:
     other = pod("b", ours=False, node="n1", cpu="2")
-    context = Around(pod(), other)
+    context = FakeContext(pod(), other)
     context.cache.remove_pod(other)
-    assert outcomes(carry_out(context, FakeClient(), PLACE)) == [Outcome.APPLIED]
+    assert outcomes(execute(context, FakeClient(), PLACE)) == [Outcome.APPLIED]
 
 
-def test_seats_that_are_settled_are_left_alone() -> None:
+def test_assignments_that_are_placed_already_are_skipped() -> None:
     assignments = (Assignment("uid-a", 0, "n1", already_placed=True), Assignment("uid-b", 1, "n1"))
     client = FakeClient()
-    carry_out(Around(pod(), pod("b")), client, replace(PLACE, assignments=assignments))
-    assert [what[1] for _, what in client.asked] == ["uid-b"]
+    execute(FakeContext(pod(), pod("b")), client, replace(PLACE, assignments=assignments))
+    assert [what[1] for _, what in client.requests] == ["uid-b"]
 
 
-def test_a_native_pod_group_is_told_once_all_are_there() -> None:
+def test_a_native_pod_group_gets_its_condition_when_all_pods_are_bound() -> None:
     spec = {"schedulingGroup": {"podGroupName": "ring"}}
-    context = Around(pod("a", spec=spec), pod("b", spec=spec))
+    context = FakeContext(pod("a", spec=spec), pod("b", spec=spec))
     context.cache.set_native_group(native_group("ring"))
     assignments = (Assignment("uid-a", 0, "n1"), Assignment("uid-b", 1, "n1"))
     client = FakeClient()
-    carry_out(
+    execute(
         context, client, replace(PLACE, workload="default/podgroup/ring", assignments=assignments), want=2
     )
     assert client.verbs() == ["bind", "bind", "patch"]
-    path, body, kind = client.asked[-1][1]
+    path, body, kind = client.requests[-1][1]
     assert path.endswith("/namespaces/default/podgroups/ring/status")
     assert kind is PatchType.STRATEGIC, "other conditions stay"
     assert body["status"]["conditions"][0]["type"] == "PodGroupInitiallyScheduled"
 
 
-def test_a_native_pod_group_is_not_told_out_of_office() -> None:
-    answers = iter([True])
-    context = Around(pod("a", spec={"schedulingGroup": {"podGroupName": "ring"}}))
-    context.is_in_office = lambda: next(answers, False)
+def test_a_native_pod_group_gets_no_condition_without_leadership() -> None:
+    responses = iter([True])
+    context = FakeContext(pod("a", spec={"schedulingGroup": {"podGroupName": "ring"}}))
+    context.is_leader = lambda: next(responses, False)
     context.cache.set_native_group(native_group("ring"))
     client = FakeClient()
-    carry_out(context, client, replace(PLACE, workload="default/podgroup/ring"))
+    execute(context, client, replace(PLACE, workload="default/podgroup/ring"))
     assert client.verbs() == ["bind"]
 
 
 # Limits
 
 
-def limited(name: str = "a") -> Pod:
-    return pod(name, owner=owned_by("Job", "train"), notes={"penstock.dev/limit": "60"})
+def limited_pod(name: str = "a") -> Pod:
+    return pod(name, owner=owned_by("Job", "train"), annotations={"penstock.dev/limit": "60"})
 
 
-def test_a_limit_of_ours_becomes_the_deadline_of_the_job_once() -> None:
-    context = Around(job(started=1900.0), limited("a"), limited("b"))
+def test_a_limit_becomes_the_deadline_of_the_job_once() -> None:
+    context = FakeContext(job(started=1900.0), limited_pod("a"), limited_pod("b"))
     assignments = (Assignment("uid-a", 0, "n1"), Assignment("uid-b", 1, "n1"))
     client = FakeClient()
-    carry_out(context, client, replace(PLACE, assignments=assignments, end_at=2060.5), want=2)
-    patches = [what for verb, what in client.asked if verb == "patch"]
-    notes = {"penstock.dev/deadline-set": "161", "penstock.dev/deadline-original": None}
+    execute(context, client, replace(PLACE, assignments=assignments, end_at=2060.5), want=2)
+    patches = [what for verb, what in client.requests if verb == "patch"]
+    annotations = {"penstock.dev/deadline-set": "161", "penstock.dev/deadline-original": None}
     body = {
-        "metadata": {"uid": "uid-train", "annotations": notes},
+        "metadata": {"uid": "uid-train", "annotations": annotations},
         "spec": {"activeDeadlineSeconds": 161},
     }
     assert patches == [("/apis/batch/v1/namespaces/default/jobs/train", body, PatchType.MERGE)]
 
 
 def test_an_earlier_deadline_of_the_job_stays() -> None:
-    context = Around(job(started=1900.0, activeDeadlineSeconds=100), limited())
+    context = FakeContext(job(started=1900.0, activeDeadlineSeconds=100), limited_pod())
     client = FakeClient()
-    carry_out(context, client, replace(PLACE, end_at=2060.0))
+    execute(context, client, replace(PLACE, end_at=2060.0))
     assert client.verbs() == ["bind"]
 
 
 def deadline(client: FakeClient) -> tuple[object, object, object]:
-    """What was set, last: the deadline, and whose it is noted to be."""
-    body = [what[1] for verb, what in client.asked if verb == "patch"][-1]
-    notes = body["metadata"]["annotations"]
-    found = (notes["penstock.dev/deadline-set"], notes["penstock.dev/deadline-original"])
+    """The last deadline that was set, and the annotations that record it."""
+    body = [what[1] for verb, what in client.requests if verb == "patch"][-1]
+    annotations = body["metadata"]["annotations"]
+    found = (annotations["penstock.dev/deadline-set"], annotations["penstock.dev/deadline-original"])
     return body["spec"]["activeDeadlineSeconds"], *found
 
 
-def had_limit(seconds: int, asked: str = "") -> UnstructuredObject:
-    """A Job in its next attempt: its deadline was set by us, in the place of what its owner has asked for."""
-    notes = {"penstock.dev/deadline-set": str(seconds)}
-    if asked:
-        notes["penstock.dev/deadline-original"] = asked
-    return job(started=1000.0, activeDeadlineSeconds=seconds, notes=notes)
+def job_with_our_deadline(seconds: int, requests: str = "") -> UnstructuredObject:
+    """A Job whose deadline Penstock has set, in place of its original one."""
+    annotations = {"penstock.dev/deadline-set": str(seconds)}
+    if requests:
+        annotations["penstock.dev/deadline-original"] = requests
+    return job(started=1000.0, activeDeadlineSeconds=seconds, annotations=annotations)
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("job_object", "expected"),
     [
-        (had_limit(1010), (1060, "1060", None)),
-        (had_limit(1010, asked="5000"), (1060, "1060", "5000")),
-        (had_limit(1010, asked="1030"), (1030, None, None)),
+        (job_with_our_deadline(1010), (1060, "1060", None)),
+        (job_with_our_deadline(1010, requests="5000"), (1060, "1060", "5000")),
+        (job_with_our_deadline(1010, requests="1030"), (1030, None, None)),
         (job(started=1000.0, activeDeadlineSeconds=5000), (1060, "1060", "5000")),
     ],
 )
 def test_each_attempt_has_its_whole_limit(
-    made: UnstructuredObject, expected: tuple[object, object, object]
+    job_object: UnstructuredObject, expected: tuple[object, object, object]
 ) -> None:
     client = FakeClient()
-    carry_out(Around(made, limited()), client, replace(PLACE, end_at=2060.0))
+    execute(FakeContext(job_object, limited_pod()), client, replace(PLACE, end_at=2060.0))
     assert client.verbs().count("patch") == 1
     assert deadline(client) == expected
 
 
-def test_a_deadline_that_stands_already_is_not_set_again() -> None:
+def test_a_deadline_that_is_set_already_is_not_set_again() -> None:
     client = FakeClient()
-    carry_out(Around(had_limit(1060), limited()), client, replace(PLACE, end_at=2060.0))
+    execute(FakeContext(job_with_our_deadline(1060), limited_pod()), client, replace(PLACE, end_at=2060.0))
     assert client.verbs() == ["bind"]
 
 
-def test_a_deadline_of_ours_goes_when_the_group_has_no_limit_any_more() -> None:
-    made, client = pod(owner=owned_by("Job", "train")), FakeClient()
-    carry_out(Around(had_limit(1010, asked="5000"), made), client, replace(PLACE, end_at=None))
+def test_our_deadline_is_removed_when_the_group_has_no_limit() -> None:
+    job_object, client = pod(owner=owned_by("Job", "train")), FakeClient()
+    execute(
+        FakeContext(job_with_our_deadline(1010, requests="5000"), job_object),
+        client,
+        replace(PLACE, end_at=None),
+    )
     assert deadline(client) == (5000, None, None)
 
 
-def test_a_group_that_begins_anew_waits_without_a_deadline_of_ours() -> None:
+def test_our_deadline_is_removed_when_a_group_is_evicted() -> None:
     client = FakeClient()
-    context = Around(had_limit(1010), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    carry_out(context, client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))
+    context = FakeContext(
+        job_with_our_deadline(1010), pod(owner=owned_by("Job", "train"), node="n1", placed=True)
+    )
+    execute(context, client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))
     assert sorted(client.verbs()) == ["evict", "patch"]
     assert deadline(client) == (None, None, None)
 
 
-def test_a_deadline_of_the_owner_stays_when_a_group_begins_anew() -> None:
+def test_the_owners_deadline_stays_when_a_group_is_evicted() -> None:
     client = FakeClient()
-    made = job(started=1000.0, activeDeadlineSeconds=5000)
-    context = Around(made, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    carry_out(context, client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))
+    job_object = job(started=1000.0, activeDeadlineSeconds=5000)
+    context = FakeContext(job_object, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    execute(context, client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))
     assert client.verbs() == ["evict"]
 
 
-@pytest.mark.parametrize("error", [Unreachable("no way"), OutcomeUnknown("it broke"), Forbidden(403)])
-def test_a_deadline_that_was_not_set_is_set_later(error: Exception) -> None:
+@pytest.mark.parametrize("error", [Unreachable("no route"), OutcomeUnknown("reset"), Forbidden(403)])
+def test_setting_a_deadline_is_retried(error: Exception) -> None:
     client = FakeClient(patch=[error, error])
-    context = Around(job(started=1900.0), limited())
-    carry_out(
-        context, client, replace(PLACE, end_at=2060.0), until=lambda: client.verbs().count("patch") == 3
-    )
+    context = FakeContext(job(started=1900.0), limited_pod())
+    execute(context, client, replace(PLACE, end_at=2060.0), until=lambda: client.verbs().count("patch") == 3)
     assert deadline(client) == (160, "160", None)
 
 
 def test_the_deadline_of_a_job_that_has_not_started_is_set_when_it_has() -> None:
-    context, client = Around(job(), limited()), FakeClient()
+    context, client = FakeContext(job(), limited_pod()), FakeClient()
 
     def until() -> bool:
         if context.facts:
@@ -388,109 +392,109 @@ def test_the_deadline_of_a_job_that_has_not_started_is_set_when_it_has() -> None
             context.cache.facts(NOW)
         return "patch" in client.verbs()
 
-    carry_out(context, client, replace(PLACE, end_at=2060.0), until=until)
+    execute(context, client, replace(PLACE, end_at=2060.0), until=until)
     assert deadline(client) == (160, "160", None)
 
 
 @pytest.mark.parametrize("end", ["the pod is gone", "the Job is over", "the limit has passed"])
-def test_a_deadline_is_not_tried_for_ever(end: str) -> None:
-    context, now = Around(job(started=1900.0), limited()), NOW
+def test_setting_a_deadline_is_not_retried_for_ever(end: str) -> None:
+    context, now = FakeContext(job(started=1900.0), limited_pod()), NOW
     client = FakeClient(patch=[Forbidden(403)] * 100)
-    seen = 0
+    checks = 0
 
     def until() -> bool:
-        nonlocal now, seen
+        nonlocal now, checks
         if client.verbs().count("patch") < 3:
             return False
         match end:
             case "the pod is gone":
-                context.cache.remove_pod(limited())
+                context.cache.remove_pod(limited_pod())
             case "the Job is over":
                 context.cache.set_controller(as_controller(job(started=1900.0, over="Failed")))
                 context.cache.facts(NOW)
             case "the limit has passed":
                 now = 2060.0
-        seen += 1
-        return seen > 50
+        checks += 1
+        return checks > 50
 
-    carry_out(context, client, replace(PLACE, end_at=2060.0), until=until, clock=lambda: now)
+    execute(context, client, replace(PLACE, end_at=2060.0), until=until, clock=lambda: now)
     assert client.verbs().count("patch") <= 4
 
 
-def test_a_job_that_is_to_end_at_once_gets_no_later_deadline() -> None:
-    context, client = Around(job(started=1900.0), limited()), FakeClient()
+def test_an_end_replaces_a_pending_deadline() -> None:
+    context, client = FakeContext(job(started=1900.0), limited_pod()), FakeClient()
     end = End(3, 77, ("uid-a",), 15, 30.0, EndReason.CANCEL)
-    carry_out(context, client, replace(PLACE, end_at=2060.0), end, want=2)
-    patches = [what[1]["spec"] for verb, what in client.asked if verb == "patch"]
+    execute(context, client, replace(PLACE, end_at=2060.0), end, want=2)
+    patches = [what[1]["spec"] for verb, what in client.requests if verb == "patch"]
     assert patches == [{"activeDeadlineSeconds": 100}]
 
 
-def test_a_deadline_is_not_set_out_of_office() -> None:
-    context, client = Around(job(started=1900.0), limited(), is_in_office=lambda: False), FakeClient()
-    carry_out(context, client, replace(PLACE, end_at=2060.0))
-    assert client.asked == []
+def test_a_deadline_is_not_set_without_leadership() -> None:
+    context, client = FakeContext(job(started=1900.0), limited_pod(), is_leader=lambda: False), FakeClient()
+    execute(context, client, replace(PLACE, end_at=2060.0))
+    assert client.requests == []
 
 
-def test_a_busy_server_is_given_the_time_that_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_after_of_a_busy_server_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_RETRY_AFTER_S_MAX", 0.05)
     client = FakeClient(bind=[TooManyRequests(429, retry_after_s=600.0)])
     began = time.monotonic()
-    assert outcomes(carry_out(Around(pod()), client, PLACE)) == [Outcome.APPLIED]
+    assert outcomes(execute(FakeContext(pod()), client, PLACE)) == [Outcome.APPLIED]
     assert time.monotonic() - began >= 0.05
 
 
-# Taking away
+# Retracting
 
 
-def test_a_disruption_budget_is_waited_for_without_holding_anybody_up() -> None:
+def test_an_eviction_that_a_disruption_budget_refuses_occupies_no_worker() -> None:
     budget = TooManyRequests(429, causes=("DisruptionBudget",))
-    client = FakeClient(evict=[budget, budget, Unreachable("no way")])
-    context = Around(BOUND, pod("b"))
+    client = FakeClient(evict=[budget, budget, Unreachable("no route")])
+    context = FakeContext(BOUND, pod("b"))
     evict = Retract(2, 77, ("uid-a",), RetractMode.EVICT)
     place = Place(1, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
-    facts = carry_out(context, client, evict, place, want=2)
+    facts = execute(context, client, evict, place, want=2)
     assert facts == [IntentResult(1, "uid-b", Outcome.APPLIED), IntentResult(2, "uid-a", Outcome.APPLIED)]
     assert client.verbs().count("evict") == 4
 
 
 @pytest.mark.parametrize(
-    ("answers", "outcome"),
+    ("responses", "outcome"),
     [
         ({"evict": [NotFound(404)]}, Outcome.GONE),
         ({"evict": [ApiConflict(409)], "get": [pod(uid="another")]}, Outcome.GONE),
         ({"evict": [ApiConflict(409)], "get": [BOUND]}, Outcome.APPLIED),
     ],
 )
-def test_evictions(answers: dict[str, list[object]], outcome: Outcome) -> None:
-    client = FakeClient(**answers)
-    assert outcomes(carry_out(Around(BOUND), client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))) == [
+def test_evictions(responses: dict[str, list[object]], outcome: Outcome) -> None:
+    client = FakeClient(**responses)
+    assert outcomes(execute(FakeContext(BOUND), client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))) == [
         outcome
     ]
 
 
-def test_to_forget_is_possible_until_a_pod_is_on_its_node() -> None:
+def test_forget_succeeds_only_for_pods_without_a_node() -> None:
     forget = Retract(2, 77, ("uid-a", "uid-b", "uid-c"), RetractMode.FORGET)
     client = FakeClient()
-    facts = carry_out(Around(pod("a"), pod("b", node="n1")), client, forget, want=3)
+    facts = execute(FakeContext(pod("a"), pod("b", node="n1")), client, forget, want=3)
     assert outcomes(facts) == [Outcome.APPLIED, Outcome.CONFLICT, Outcome.GONE]
-    assert client.asked == []
+    assert client.requests == []
 
 
-def test_what_was_put_off_is_dropped_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later life does nothing that an earlier one wanted."""
+def test_paused_actions_are_dropped_with_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A term executes nothing of an earlier one."""
     monkeypatch.setattr(executor, "_EVICT_PAUSE_S", 0.05)
 
     async def scenario() -> None:
         client = FakeClient(evict=[TooManyRequests(429, causes=("DisruptionBudget",))])
-        context = Around(BOUND)
-        actions = IntentExecutor(client, context, lambda: NOW)  # type: ignore[arg-type]
-        actions.put(Retract(2, 77, ("uid-a",), RetractMode.EVICT))
-        for pause_s in (0.01, 0.1):  # a life each
-            worker = asyncio.create_task(actions.run_worker())
+        context = FakeContext(BOUND)
+        queue = IntentExecutor(client, context, lambda: NOW)  # type: ignore[arg-type]
+        queue.put(Retract(2, 77, ("uid-a",), RetractMode.EVICT))
+        for pause_s in (0.01, 0.1):  # one term each
+            worker = asyncio.create_task(queue.run_worker())
             await asyncio.sleep(pause_s)
             worker.cancel()
             await asyncio.gather(worker, return_exceptions=True)
-            actions.clear()
+            queue.clear()
         assert client.verbs() == ["evict"]
         assert context.facts == []
 
@@ -506,60 +510,60 @@ def test_a_job_is_ended_by_its_deadline_once() -> None:
     owner = owned_by("Job", "train")
     pods = [pod(name, owner=owner, node="n1", placed=True) for name in "ab"]
     client = FakeClient()
-    context = Around(job(started=1900.0), *pods)
-    facts = carry_out(context, client, replace(END, members=("uid-a", "uid-b")), want=2)
+    context = FakeContext(job(started=1900.0), *pods)
+    facts = execute(context, client, replace(END, members=("uid-a", "uid-b")), want=2)
     assert outcomes(facts) == [Outcome.APPLIED] * 2
-    (patch,) = client.asked
+    (patch,) = client.requests
     assert patch[1][1] == {"metadata": {"uid": "uid-train"}, "spec": {"activeDeadlineSeconds": 100}}
 
 
-@pytest.mark.parametrize("made", [job(over="Failed"), job(started=1900.0, activeDeadlineSeconds=100)])
-def test_a_job_that_is_ending_already_is_let_be(made: UnstructuredObject) -> None:
+@pytest.mark.parametrize("job_object", [job(over="Failed"), job(started=1900.0, activeDeadlineSeconds=100)])
+def test_a_job_that_is_ending_already_is_not_patched(job_object: UnstructuredObject) -> None:
     client = FakeClient()
-    context = Around(made, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    assert outcomes(carry_out(context, client, END)) == [Outcome.APPLIED]
-    assert client.asked == []
+    context = FakeContext(job_object, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    assert outcomes(execute(context, client, END)) == [Outcome.APPLIED]
+    assert client.requests == []
 
 
-@pytest.mark.parametrize("error", [Unreachable("no way"), OutcomeUnknown("it broke"), Forbidden(403)])
-def test_an_end_is_tried_until_it_is_done(error: Exception) -> None:
+@pytest.mark.parametrize("error", [Unreachable("no route"), OutcomeUnknown("reset"), Forbidden(403)])
+def test_an_end_is_retried_until_it_is_done(error: Exception) -> None:
     client = FakeClient(patch=[error, error])
-    context = Around(job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    assert outcomes(carry_out(context, client, END)) == [Outcome.APPLIED]
+    context = FakeContext(job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+    assert outcomes(execute(context, client, END)) == [Outcome.APPLIED]
     assert client.verbs() == ["patch"] * 3
     client = FakeClient(delete=[error, error])
-    assert outcomes(carry_out(Around(BOUND), client, END)) == [Outcome.APPLIED]
+    assert outcomes(execute(FakeContext(BOUND), client, END)) == [Outcome.APPLIED]
     assert client.verbs() == ["delete"] * 3
 
 
-def test_the_end_of_a_job_is_not_tried_for_ever_when_its_pods_are_gone() -> None:
-    context = Around(job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
+def test_the_end_of_a_job_is_not_retried_when_its_pods_are_gone() -> None:
+    context = FakeContext(job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", placed=True))
 
     def gone() -> None:
         context.cache.remove_pod(pod())
         raise ApiConflict(409, message="the uid is another")
 
     client = FakeClient(patch=[gone, *[ApiConflict(409)] * 50])
-    assert outcomes(carry_out(context, client, END)) == [Outcome.GONE]
+    assert outcomes(execute(context, client, END)) == [Outcome.GONE]
     assert client.verbs() == ["patch"]
 
 
-def test_a_pod_by_itself_is_deleted_with_its_grace() -> None:
+def test_a_pod_without_a_job_is_deleted_with_its_grace_period() -> None:
     client = FakeClient()
-    assert outcomes(carry_out(Around(BOUND), client, END)) == [Outcome.APPLIED]
-    assert client.asked == [("delete", ("/api/v1/namespaces/default/pods/a", "uid-a", 31))]
+    assert outcomes(execute(FakeContext(BOUND), client, END)) == [Outcome.APPLIED]
+    assert client.requests == [("delete", ("/api/v1/namespaces/default/pods/a", "uid-a", 31))]
 
 
 @pytest.mark.parametrize("error", [NotFound(404), ApiConflict(409)])
-def test_a_pod_that_is_gone_needs_no_end(error: Exception) -> None:
-    assert outcomes(carry_out(Around(BOUND), FakeClient(delete=[error]), END)) == [Outcome.GONE]
-    assert outcomes(carry_out(Around(), FakeClient(), END)) == [Outcome.GONE]
+def test_ending_a_pod_that_is_gone_reports_gone(error: Exception) -> None:
+    assert outcomes(execute(FakeContext(BOUND), FakeClient(delete=[error]), END)) == [Outcome.GONE]
+    assert outcomes(execute(FakeContext(), FakeClient(), END)) == [Outcome.GONE]
 
 
-def test_a_signal_alone_is_refused_politely(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_signal_without_an_end_is_logged_and_applied(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient()
-    assert outcomes(carry_out(Around(BOUND), client, replace(END, grace_s=None))) == [Outcome.APPLIED]
-    assert client.asked == []
+    assert outcomes(execute(FakeContext(BOUND), client, replace(END, grace_s=None))) == [Outcome.APPLIED]
+    assert client.requests == []
     assert "cannot signal pod default/a" in caplog.text
 
 
@@ -568,120 +572,122 @@ OF_A_JOB = (job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", 
 
 @pytest.mark.parametrize("known", [(BOUND,), OF_A_JOB], ids=["by itself", "of a job"])
 @pytest.mark.parametrize("intent", [END, Retract(2, 77, ("uid-a",), RetractMode.EVICT)], ids=["end", "evict"])
-def test_nothing_is_taken_away_out_of_office(
+def test_nothing_is_ended_or_evicted_without_leadership(
     known: tuple[Pod | UnstructuredObject, ...], intent: Intent
 ) -> None:
     client = FakeClient()
-    assert carry_out(Around(*known, is_in_office=lambda: False), client, intent, want=0) == []
-    assert client.asked == []
-    answers = iter([False, False])
-    context = Around(*known, is_in_office=lambda: next(answers, True))
-    assert outcomes(carry_out(context, client, intent)) == [Outcome.APPLIED]
-    assert len(client.asked) == 1
+    assert execute(FakeContext(*known, is_leader=lambda: False), client, intent, want=0) == []
+    assert client.requests == []
+    responses = iter([False, False])
+    context = FakeContext(*known, is_leader=lambda: next(responses, True))
+    assert outcomes(execute(context, client, intent)) == [Outcome.APPLIED]
+    assert len(client.requests) == 1
 
 
-# Faults of ours
+# Internal errors
 
 
 @pytest.mark.parametrize(
     ("intent", "verb"),
     [(PLACE, "bind"), (Retract(2, 77, ("uid-a",), RetractMode.EVICT), "evict"), (END, "delete")],
 )
-def test_a_fault_in_an_action_is_told_as_unknown_and_ends_nothing(
+def test_an_internal_error_in_an_action_is_reported_as_unknown(
     intent: Intent, verb: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    context = Around(pod() if intent is PLACE else BOUND, pod("b"))
-    client = FakeClient(**{verb: [ZeroDivisionError("who thought of that")]})
+    context = FakeContext(pod() if intent is PLACE else BOUND, pod("b"))
+    client = FakeClient(**{verb: [ZeroDivisionError("unexpected")]})
     other = Place(9, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
-    facts = carry_out(context, client, intent, other, want=2)
-    why = "internal error: who thought of that"
+    facts = execute(context, client, intent, other, want=2)
+    why = "internal error: unexpected"
     assert IntentResult(intent.intent, "uid-a", Outcome.UNKNOWN, why) in facts
     assert IntentResult(9, "uid-b", Outcome.APPLIED) in facts
     assert "Traceback" in caplog.text
 
 
-def test_a_fault_in_a_probe_is_followed_by_another() -> None:
-    (found,) = carry_out(Around(BOUND), FakeClient(get=[ZeroDivisionError(), BOUND]), probe="uid-a")
+def test_a_probe_is_retried_after_an_internal_error() -> None:
+    (found,) = execute(FakeContext(BOUND), FakeClient(get=[ZeroDivisionError(), BOUND]), probe="uid-a")
     assert isinstance(found, MemberStatus)
 
 
-def test_a_death_and_a_cancellation_are_not_survived() -> None:
+def test_a_crash_and_a_cancellation_end_the_worker() -> None:
     for death in (failpoints.Crash(), asyncio.CancelledError()):
         with pytest.raises(type(death)):
-            carry_out(Around(pod()), FakeClient(bind=[death]), PLACE)
+            execute(FakeContext(pod()), FakeClient(bind=[death]), PLACE)
 
 
-def test_a_pod_that_asks_for_more_than_can_be_counted_has_no_room() -> None:
-    context, client = Around(pod(cpu="9223372036854775807")), FakeClient()
-    assert outcomes(carry_out(context, client, PLACE)) == [Outcome.CONFLICT]
-    assert client.asked == []
+def test_a_pod_that_requests_more_than_can_be_counted_fits_nowhere() -> None:
+    context, client = FakeContext(pod(cpu="9223372036854775807")), FakeClient()
+    assert outcomes(execute(context, client, PLACE)) == [Outcome.CONFLICT]
+    assert client.requests == []
 
 
-# Wanted again
+# Repeated intents
 
 
 @pytest.mark.parametrize(
     ("intent", "verb"),
     [(END, "delete"), (Retract(2, 77, ("uid-a",), RetractMode.EVICT), "evict"), (PLACE, "bind")],
 )
-def test_what_is_wanted_again_while_it_is_open_is_done_once(intent: Intent, verb: str) -> None:
-    """As after every snapshot: whatever is open is wanted again."""
-    context = Around(pod() if intent is PLACE else BOUND)
-    client = FakeClient(**{verb: [Unreachable("no way")] * 3})
-    facts = carry_out(context, client, *[intent] * 5)
+def test_an_intent_that_is_repeated_while_it_is_open_is_executed_once(intent: Intent, verb: str) -> None:
+    """As after every snapshot, when the scheduler repeats all open intents."""
+    context = FakeContext(pod() if intent is PLACE else BOUND)
+    client = FakeClient(**{verb: [Unreachable("no route")] * 3})
+    facts = execute(context, client, *[intent] * 5)
     assert outcomes(facts) == [Outcome.APPLIED]
     assert client.verbs() == [verb] * 4
 
 
-def test_what_was_done_can_be_wanted_again() -> None:
-    """The server says that it has a node; what the pod was known to be like is older."""
-    context, client = Around(pod()), FakeClient(bind=[None, ApiConflict(409)], get=[BOUND])
-    carry_out(context, client, PLACE)
-    assert outcomes(carry_out(context, client, PLACE, want=2)) == [Outcome.APPLIED] * 2
+def test_an_intent_that_is_done_can_be_repeated() -> None:
+    """The pod has its node on the server, and the cache does not know it yet."""
+    context, client = FakeContext(pod()), FakeClient(bind=[None, ApiConflict(409)], get=[BOUND])
+    execute(context, client, PLACE)
+    assert outcomes(execute(context, client, PLACE, want=2)) == [Outcome.APPLIED] * 2
 
 
-def test_a_native_pod_group_is_told_once_though_all_was_wanted_again() -> None:
+def test_a_native_pod_group_gets_one_condition_for_a_repeated_intent() -> None:
     spec = {"schedulingGroup": {"podGroupName": "ring"}}
-    context = Around(pod("a", spec=spec), pod("b", spec=spec))
+    context = FakeContext(pod("a", spec=spec), pod("b", spec=spec))
     context.cache.set_native_group(native_group("ring"))
     assignments = (Assignment("uid-a", 0, "n1"), Assignment("uid-b", 1, "n1"))
-    client = FakeClient(bind=[None, Unreachable("no way")])
+    client = FakeClient(bind=[None, Unreachable("no route")])
     place = replace(PLACE, workload="default/podgroup/ring", assignments=assignments)
-    carry_out(context, client, place, place, want=2)
+    execute(context, client, place, place, want=2)
     assert client.verbs() == ["bind", "bind", "bind", "patch"]
 
 
-# Finding out
+# Probes
 
 
-def test_a_probe_says_what_the_server_says() -> None:
-    context = Around(pod())
+def test_a_probe_reports_what_the_server_has() -> None:
+    context = FakeContext(pod())
     running = msgspec.structs.replace(BOUND, status=msgspec.structs.replace(BOUND.status, phase="Running"))
-    (found,) = carry_out(context, FakeClient(get=[running]), probe="uid-a")
+    (found,) = execute(context, FakeClient(get=[running]), probe="uid-a")
     assert isinstance(found, MemberStatus)
     assert (found.phase, found.node) == (Phase.RUNNING, "n1")
-    (waiting,) = carry_out(Around(pod()), FakeClient(get=[pod()]), probe="uid-a")
+    (waiting,) = execute(FakeContext(pod()), FakeClient(get=[pod()]), probe="uid-a")
     assert waiting == MemberStatus("uid-a", Phase.WAITING, NOW)
 
 
-def test_a_probe_of_who_is_gone() -> None:
-    assert carry_out(Around(), FakeClient(), probe="uid-a") == [MemberGone("uid-a")]
-    assert carry_out(Around(pod()), FakeClient(get=[NotFound(404)]), probe="uid-a") == [MemberGone("uid-a")]
-    assert carry_out(Around(pod()), FakeClient(get=[pod(uid="other")]), probe="uid-a") == [
+def test_a_probe_of_a_deleted_pod_reports_gone() -> None:
+    assert execute(FakeContext(), FakeClient(), probe="uid-a") == [MemberGone("uid-a")]
+    assert execute(FakeContext(pod()), FakeClient(get=[NotFound(404)]), probe="uid-a") == [
+        MemberGone("uid-a")
+    ]
+    assert execute(FakeContext(pod()), FakeClient(get=[pod(uid="other")]), probe="uid-a") == [
         MemberGone("uid-a")
     ]
 
 
-def test_one_that_was_found_to_be_gone_takes_no_room() -> None:
-    context = Around(pod("a", cpu="2", node="n1", placed=True), pod("b", cpu="2"))
-    carry_out(context, FakeClient(get=[NotFound(404)]), probe="uid-a")
+def test_a_pod_that_a_probe_finds_deleted_uses_nothing() -> None:
+    context = FakeContext(pod("a", cpu="2", node="n1", placed=True), pod("b", cpu="2"))
+    execute(context, FakeClient(get=[NotFound(404)]), probe="uid-a")
     other = Place(2, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
-    facts = carry_out(context, FakeClient(), other, want=2)
+    facts = execute(context, FakeClient(), other, want=2)
     assert facts == [MemberGone("uid-a"), IntentResult(2, "uid-b", Outcome.APPLIED)]
 
 
-def test_a_server_that_does_not_answer_is_asked_again_and_nobody_is_declared_gone() -> None:
-    client = FakeClient(get=[Unreachable("no way"), ServerError(503), BOUND])
-    (found,) = carry_out(Around(BOUND), client, probe="uid-a")
+def test_a_probe_is_retried_while_the_server_does_not_respond() -> None:
+    client = FakeClient(get=[Unreachable("no route"), ServerError(503), BOUND])
+    (found,) = execute(FakeContext(BOUND), client, probe="uid-a")
     assert isinstance(found, MemberStatus)
     assert found.phase is Phase.PLACED

@@ -1,4 +1,4 @@
-"""What people read at their pods: enough of it, in time, and no more than a server bears."""
+"""Conditions and events of pods: coalesced, in time, and within a rate."""
 
 from __future__ import annotations
 
@@ -25,53 +25,53 @@ WAITING = PodCondition("Unschedulable", "2 of 3 nodes are busy")
 NEVER = PodCondition("Unschedulable", "it can never run here", is_urgent=True)
 
 
-class Room:
-    """A teller that writes when it is told to, on a clock of the test."""
+class WriterHarness:
+    """A condition writer that writes on request, with the clock of the test."""
 
     def __init__(self, *pods: Pod, client: FakeClient | None = None, **settings: Any) -> None:
         self.now = 1000.0
         self.pods = {one.metadata.uid: one for one in pods}
         self.client = client or FakeClient()
-        self.is_in_office = True
-        self.teller = ConditionWriter(
+        self.is_leader = True
+        self.writer = ConditionWriter(
             self.client,  # type: ignore[arg-type]
             KubeSettings(**settings),
             lambda uid: self.pods.get(uid),
-            lambda: self.is_in_office,
+            lambda: self.is_leader,
             lambda: self.now,
             "me",
         )
 
-    def write(self, turns: int = 20) -> list[tuple[str, Any]]:
-        """So many turns, at this instant; what was written in them."""
+    def write(self, rounds: int = 20) -> list[tuple[str, Any]]:
+        """Requests of that many writes at the present instant."""
 
         async def scenario() -> None:
-            for _ in range(turns):
-                await self.teller._write_next(2)
+            for _ in range(rounds):
+                await self.writer._write_next(2)
 
-        before = len(self.client.asked)
+        before = len(self.client.requests)
         asyncio.run(scenario())
-        return self.client.asked[before:]
+        return self.client.requests[before:]
 
-    def conditions(self, turns: int = 20) -> list[tuple[str, str]]:
-        """Which pods were told, and what."""
+    def conditions(self, rounds: int = 20) -> list[tuple[str, str]]:
+        """Pods and messages of the conditions that were written."""
         return [
             (what[0].split("/")[-2], what[1]["status"]["conditions"][0]["message"])
-            for verb, what in self.write(turns)
+            for verb, what in self.write(rounds)
             if verb == "patch"
         ]
 
     def remembered(self) -> int:
-        teller = self.teller
-        return len(teller._written) + len(teller._waiting) + len(teller._urgent)
+        writer = self.writer
+        return len(writer._written) + len(writer._waiting) + len(writer._urgent)
 
 
-def test_a_message_is_a_condition_and_an_event() -> None:
-    room = Room(pod("a", resourceVersion="7", generation=3))
-    room.teller.set("uid-a", WAITING)
-    assert room.write() == [], "what holds for less than a moment is never told"
-    room.now += 1.0
-    patch, event = room.write()
+def test_a_condition_is_written_with_an_event() -> None:
+    harness = WriterHarness(pod("a", resourceVersion="7", generation=3))
+    harness.writer.set("uid-a", WAITING)
+    assert harness.write() == [], "a condition is not written before it has settled"
+    harness.now += 1.0
+    patch, event = harness.write()
     condition = {
         "type": "PodScheduled",
         "status": "False",
@@ -88,267 +88,267 @@ def test_a_message_is_a_condition_and_an_event() -> None:
     assert event == ("event", ("a", "FailedScheduling", "2 of 3 nodes are busy"))
 
 
-def test_the_newest_message_is_written_and_the_others_never() -> None:
-    room = Room(pod("a"))
+def test_only_the_latest_condition_is_written() -> None:
+    harness = WriterHarness(pod("a"))
     for number in range(5):
-        room.teller.set("uid-a", PodCondition("Unschedulable", f"text {number}"))
-        room.now += 0.2
-    assert room.conditions() == [("a", "text 4")], "it has waited since the first"
+        harness.writer.set("uid-a", PodCondition("Unschedulable", f"text {number}"))
+        harness.now += 0.2
+    assert harness.conditions() == [("a", "text 4")], "the wait counts from the first condition"
 
 
-def test_what_is_urgent_goes_first_and_at_once() -> None:
-    room = Room(pod("a"), pod("b"), pod("c"))
-    room.teller.set("uid-a", WAITING)
-    room.teller.scheduled(pod("c"), "n1")
-    room.now += 5.0
-    room.teller.set("uid-b", NEVER)
-    written = room.write(3)
+def test_urgent_conditions_are_written_first_and_at_once() -> None:
+    harness = WriterHarness(pod("a"), pod("b"), pod("c"))
+    harness.writer.set("uid-a", WAITING)
+    harness.writer.scheduled(pod("c"), "n1")
+    harness.now += 5.0
+    harness.writer.set("uid-b", NEVER)
+    written = harness.write(3)
     assert written[0][1][0].endswith("/pods/b/status")
-    assert sorted(verb for verb, _ in written[1:]) == ["event", "patch"], "and then both in turn"
+    assert sorted(verb for verb, _ in written[1:]) == ["event", "patch"], "both alternate"
 
 
-def test_what_was_told_is_not_told_again() -> None:
-    room = Room(pod("a"))
+def test_a_written_condition_is_not_written_again() -> None:
+    harness = WriterHarness(pod("a"))
     for _ in range(3):
-        room.teller.set("uid-a", WAITING)
-        room.now += 100.0
-        room.write()
-    assert room.client.verbs() == ["patch", "event"]
+        harness.writer.set("uid-a", WAITING)
+        harness.now += 100.0
+        harness.write()
+    assert harness.client.verbs() == ["patch", "event"]
 
 
-def test_what_a_pod_says_already_is_not_written_after_a_restart() -> None:
-    said = {"type": "PodScheduled", "status": "False", "reason": WAITING.reason, "message": WAITING.text}
-    room = Room(pod("a", status={"conditions": [said]}))
-    room.teller.set("uid-a", WAITING)
-    room.now += 5.0
-    assert room.write() == []
+def test_a_condition_that_the_pod_has_already_is_not_written() -> None:
+    present = {"type": "PodScheduled", "status": "False", "reason": WAITING.reason, "message": WAITING.text}
+    harness = WriterHarness(pod("a", status={"conditions": [present]}))
+    harness.writer.set("uid-a", WAITING)
+    harness.now += 5.0
+    assert harness.write() == []
 
 
-def test_what_a_pod_said_before_a_restart_and_holds_no_more_is_written_over() -> None:
-    said = {
+def test_an_outdated_condition_of_the_pod_is_overwritten() -> None:
+    present = {
         "type": "PodScheduled",
         "status": "False",
         "reason": WAITING.reason,
         "message": "3 nodes are busy",
     }
-    room = Room(pod("a", status={"conditions": [said]}))
-    room.teller.set("uid-a", WAITING)
-    room.now += 5.0
-    assert room.conditions() == [("a", WAITING.text)]
+    harness = WriterHarness(pod("a", status={"conditions": [present]}))
+    harness.writer.set("uid-a", WAITING)
+    harness.now += 5.0
+    assert harness.conditions() == [("a", WAITING.text)]
 
 
-def test_the_time_of_a_condition_that_stays_false_is_kept() -> None:
-    said = {"type": "PodScheduled", "status": "False", "reason": "x", "lastTransitionTime": time_text(5.0)}
-    room = Room(pod("a", status={"conditions": [said]}))
-    room.teller.set("uid-a", NEVER)
-    body = room.write()[0][1][1]
+def test_the_transition_time_of_a_condition_that_stays_false_is_kept() -> None:
+    present = {"type": "PodScheduled", "status": "False", "reason": "x", "lastTransitionTime": time_text(5.0)}
+    harness = WriterHarness(pod("a", status={"conditions": [present]}))
+    harness.writer.set("uid-a", NEVER)
+    body = harness.write()[0][1][1]
     assert body["status"]["conditions"][0]["lastTransitionTime"] == time_text(5.0)
 
 
-def test_a_start_that_drifts_is_no_news_and_one_that_slips_is_told_in_its_time() -> None:
-    room = Room(pod("a"), condition_interval_s=15.0)
-    room.teller.set("uid-a", PodCondition("Unschedulable", "busy", start_at=2000.0))
-    room.now += 1.0
-    assert room.conditions() == [("a", f"expected to start at {time_text(2000.0)}: busy")]
-    room.teller.set("uid-a", PodCondition("Unschedulable", "busy", start_at=2025.0))
-    room.now += 100.0
-    assert room.write() == []
-    room.now = 1002.0
-    room.teller.set("uid-a", PodCondition("Unschedulable", "busy", start_at=2400.0))
-    room.now = 1010.0
-    assert room.write() == [], "the same pod is not told so often"
-    room.now = 1017.0
-    assert room.conditions() == [("a", f"expected to start at {time_text(2400.0)}: busy")]
-    assert room.client.verbs().count("event") == 1, "a start that moves is no event"
+def test_a_small_change_of_the_start_is_not_written_and_a_large_one_with_delay() -> None:
+    harness = WriterHarness(pod("a"), condition_interval_s=15.0)
+    harness.writer.set("uid-a", PodCondition("Unschedulable", "busy", start_at=2000.0))
+    harness.now += 1.0
+    assert harness.conditions() == [("a", f"expected to start at {time_text(2000.0)}: busy")]
+    harness.writer.set("uid-a", PodCondition("Unschedulable", "busy", start_at=2025.0))
+    harness.now += 100.0
+    assert harness.write() == []
+    harness.now = 1002.0
+    harness.writer.set("uid-a", PodCondition("Unschedulable", "busy", start_at=2400.0))
+    harness.now = 1010.0
+    assert harness.write() == [], "the interval between minor changes has not passed"
+    harness.now = 1017.0
+    assert harness.conditions() == [("a", f"expected to start at {time_text(2400.0)}: busy")]
+    assert harness.client.verbs().count("event") == 1, "a change of the start is no event"
 
 
-def test_an_event_for_each_news_and_only_for_that() -> None:
-    room = Room(pod("a"))
+def test_an_event_is_written_for_a_new_reason_or_an_urgent_condition_only() -> None:
+    harness = WriterHarness(pod("a"))
     for text in ("one", "two"):
-        room.teller.set("uid-a", PodCondition("Unschedulable", text))
-        room.now += 100.0
-        room.write()
-    room.teller.set("uid-a", PodCondition("GroupIncomplete", "three", is_urgent=True))
-    room.write()
-    assert [what[2] for verb, what in room.client.asked if verb == "event"] == ["one", "three"]
+        harness.writer.set("uid-a", PodCondition("Unschedulable", text))
+        harness.now += 100.0
+        harness.write()
+    harness.writer.set("uid-a", PodCondition("GroupIncomplete", "three", is_urgent=True))
+    harness.write()
+    assert [what[2] for verb, what in harness.client.requests if verb == "event"] == ["one", "three"]
 
 
-def test_what_was_urgent_and_holds_no_more_is_not_written() -> None:
-    room = Room(pod("a"))
-    room.teller.set("uid-a", WAITING)
-    room.now += 5.0
-    room.write()
-    room.teller.set("uid-a", NEVER)
-    room.teller.set("uid-a", WAITING)
-    assert room.write() == []
+def test_an_urgent_condition_that_is_withdrawn_is_not_written() -> None:
+    harness = WriterHarness(pod("a"))
+    harness.writer.set("uid-a", WAITING)
+    harness.now += 5.0
+    harness.write()
+    harness.writer.set("uid-a", NEVER)
+    harness.writer.set("uid-a", WAITING)
+    assert harness.write() == []
 
 
-def test_what_was_urgent_and_gave_way_to_something_else_is_not_written() -> None:
-    room = Room(pod("a"))
-    room.teller.set("uid-a", NEVER)
-    room.teller.set("uid-a", WAITING)
-    room.now += 5.0
-    assert room.conditions() == [("a", WAITING.text)]
+def test_an_urgent_condition_that_is_replaced_is_not_written() -> None:
+    harness = WriterHarness(pod("a"))
+    harness.writer.set("uid-a", NEVER)
+    harness.writer.set("uid-a", WAITING)
+    harness.now += 5.0
+    assert harness.conditions() == [("a", WAITING.text)]
 
 
-def test_who_could_never_run_and_can_after_all_reads_it_without_delay() -> None:
-    room = Room(pod("a"), condition_interval_s=15.0)
-    room.teller.set("uid-a", NEVER)
-    room.write()
-    room.teller.set("uid-a", WAITING)
-    room.now += 2.0
-    assert room.conditions() == [("a", WAITING.text)]
+def test_the_condition_after_an_urgent_one_is_written_without_delay() -> None:
+    harness = WriterHarness(pod("a"), condition_interval_s=15.0)
+    harness.writer.set("uid-a", NEVER)
+    harness.write()
+    harness.writer.set("uid-a", WAITING)
+    harness.now += 2.0
+    assert harness.conditions() == [("a", WAITING.text)]
 
 
-def test_one_whose_time_has_not_come_holds_nobody_up() -> None:
-    room = Room(*(pod(f"p{number}") for number in range(300)))
+def test_a_condition_that_is_not_due_delays_no_other() -> None:
+    harness = WriterHarness(*(pod(f"p{number}") for number in range(300)))
     for number in range(300):
-        room.teller.set(f"uid-p{number}", WAITING)
+        harness.writer.set(f"uid-p{number}", WAITING)
         if number == 149:
-            room.now += 2.0
-    assert len(room.conditions(turns=400)) == 150
-    room.teller.set("uid-p299", NEVER)
-    assert room.conditions(turns=1) == [("p299", NEVER.text)]
+            harness.now += 2.0
+    assert len(harness.conditions(rounds=400)) == 150
+    harness.writer.set("uid-p299", NEVER)
+    assert harness.conditions(rounds=1) == [("p299", NEVER.text)]
 
 
-@pytest.mark.parametrize("error", [Unreachable("no way"), ApiConflict(409)])
-def test_what_could_not_be_written_is_written_a_moment_later(error: Exception) -> None:
-    room = Room(pod("a"), client=FakeClient(patch=[error]))
-    room.teller.set("uid-a", NEVER)
-    assert len(room.write()) == 1
-    room.now += 1.0
-    assert room.conditions() == [("a", NEVER.text)]
+@pytest.mark.parametrize("error", [Unreachable("no route"), ApiConflict(409)])
+def test_a_condition_that_could_not_be_written_is_retried(error: Exception) -> None:
+    harness = WriterHarness(pod("a"), client=FakeClient(patch=[error]))
+    harness.writer.set("uid-a", NEVER)
+    assert len(harness.write()) == 1
+    harness.now += 1.0
+    assert harness.conditions() == [("a", NEVER.text)]
 
 
-def test_what_could_not_be_written_gives_way_to_what_came_meanwhile() -> None:
-    room = Room(pod("a"))
+def test_a_retried_condition_gives_way_to_a_later_one() -> None:
+    harness = WriterHarness(pod("a"))
 
     def refused() -> None:
-        room.teller.set("uid-a", NEVER)
+        harness.writer.set("uid-a", NEVER)
         raise ApiConflict(409)
 
-    room.client.answers["patch"] = [refused]
-    room.teller.set("uid-a", WAITING)
-    room.now += 2.0
-    assert room.conditions() == [("a", WAITING.text), ("a", NEVER.text)]
-    room.now += 100.0
-    assert room.conditions() == []
+    harness.client.responses["patch"] = [refused]
+    harness.writer.set("uid-a", WAITING)
+    harness.now += 2.0
+    assert harness.conditions() == [("a", WAITING.text), ("a", NEVER.text)]
+    harness.now += 100.0
+    assert harness.conditions() == []
 
 
-def test_what_is_forbidden_is_not_tried_again() -> None:
-    room = Room(pod("a"), client=FakeClient(patch=[Forbidden(403)]))
-    room.teller.set("uid-a", NEVER)
-    room.write()
-    room.now += 100.0
-    assert room.write() == []
-    assert room.remembered() == 0
+def test_a_forbidden_write_is_not_retried() -> None:
+    harness = WriterHarness(pod("a"), client=FakeClient(patch=[Forbidden(403)]))
+    harness.writer.set("uid-a", NEVER)
+    harness.write()
+    harness.now += 100.0
+    assert harness.write() == []
+    assert harness.remembered() == 0
 
 
-@pytest.mark.parametrize("error", [Unreachable("no way"), TooManyRequests(429)])
-def test_an_event_that_was_not_taken_is_written_again_but_not_for_ever(error: Exception) -> None:
-    room = Room(pod("a"))
-    room.client.answers["event"] = [error]
-    room.teller.scheduled(pod("a"), "n1")
-    assert [verb for verb, _ in room.write()] == ["event"] * 2
-    room.client.answers["event"] = [error] * 20
-    room.teller.scheduled(pod("a"), "n1")
-    assert len(room.write()) == 5
+@pytest.mark.parametrize("error", [Unreachable("no route"), TooManyRequests(429)])
+def test_an_event_that_was_not_sent_is_retried_a_few_times(error: Exception) -> None:
+    harness = WriterHarness(pod("a"))
+    harness.client.responses["event"] = [error]
+    harness.writer.scheduled(pod("a"), "n1")
+    assert [verb for verb, _ in harness.write()] == ["event"] * 2
+    harness.client.responses["event"] = [error] * 20
+    harness.writer.scheduled(pod("a"), "n1")
+    assert len(harness.write()) == 5
 
 
 # Memory
 
 
-def test_pods_that_are_gone_or_on_a_node_are_forgotten() -> None:
-    room = Room(pod("a"), pod("b"), pod("c"), pod("d"))
-    for uid in room.pods:
-        room.teller.set(uid, NEVER)
-    room.write(2)
-    assert room.remembered() == 4
-    room.teller.forget("uid-a")
-    room.teller.scheduled(pod("b"), "n1")
-    del room.pods["uid-c"]
-    room.pods["uid-d"] = pod("d", node="n1")
-    room.write()
-    assert room.remembered() == 0
+def test_deleted_and_bound_pods_are_forgotten() -> None:
+    harness = WriterHarness(pod("a"), pod("b"), pod("c"), pod("d"))
+    for uid in harness.pods:
+        harness.writer.set(uid, NEVER)
+    harness.write(2)
+    assert harness.remembered() == 4
+    harness.writer.forget("uid-a")
+    harness.writer.scheduled(pod("b"), "n1")
+    del harness.pods["uid-c"]
+    harness.pods["uid-d"] = pod("d", node="n1")
+    harness.write()
+    assert harness.remembered() == 0
 
 
-def test_a_sweep_finds_those_of_whom_nobody_has_told() -> None:
-    room = Room(*(pod(f"p{number}") for number in range(30)))
-    for uid in room.pods:
-        room.teller.set(uid, NEVER)
-    room.write(100)
-    room.pods = {"uid-p0": pod("p0")}
-    room.teller.sweep()
-    assert room.remembered() == 1
+def test_a_sweep_forgets_pods_whose_deletion_was_missed() -> None:
+    harness = WriterHarness(*(pod(f"p{number}") for number in range(30)))
+    for uid in harness.pods:
+        harness.writer.set(uid, NEVER)
+    harness.write(100)
+    harness.pods = {"uid-p0": pod("p0")}
+    harness.writer.sweep()
+    assert harness.remembered() == 1
 
 
-def test_a_sweep_forgets_those_as_well_who_were_to_be_told() -> None:
-    room = Room(pod("a"), pod("b"))
-    room.teller.set("uid-a", WAITING)
-    room.teller.set("uid-b", NEVER)
-    room.pods = {}
-    room.teller.sweep()
-    assert room.remembered() == 0
+def test_a_sweep_forgets_conditions_that_are_not_written_yet() -> None:
+    harness = WriterHarness(pod("a"), pod("b"))
+    harness.writer.set("uid-a", WAITING)
+    harness.writer.set("uid-b", NEVER)
+    harness.pods = {}
+    harness.writer.sweep()
+    assert harness.remembered() == 0
 
 
-def test_one_that_is_bound_while_it_is_told_is_forgotten() -> None:
-    room = Room(pod("a"))
+def test_a_pod_that_is_bound_during_the_write_is_forgotten() -> None:
+    harness = WriterHarness(pod("a"))
 
-    def bound() -> None:
-        room.pods["uid-a"] = pod("a", node="n1")
+    def bind_meanwhile() -> None:
+        harness.pods["uid-a"] = pod("a", node="n1")
 
-    room.client.answers["patch"] = [bound]
-    room.teller.set("uid-a", NEVER)
-    assert len(room.write()) == 1
-    assert room.remembered() == 0
+    harness.client.responses["patch"] = [bind_meanwhile]
+    harness.writer.set("uid-a", NEVER)
+    assert len(harness.write()) == 1
+    assert harness.remembered() == 0
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.backends.kube.pod_conditions._WAITING_MAX", 10)
-    room = Room()
+    harness = WriterHarness()
     for number in range(50):
-        room.teller.set(f"uid-{number}", WAITING)
-    assert room.remembered() == 10
+        harness.writer.set(f"uid-{number}", WAITING)
+    assert harness.remembered() == 10
     for number in range(60_000):
-        room.teller._events.append(number)  # type: ignore[arg-type]
-    assert len(room.teller._events) == 50_000
+        harness.writer._events.append(number)  # type: ignore[arg-type]
+    assert len(harness.writer._events) == 50_000
 
 
-# The pace
+# Rate
 
 
-def test_all_writes_together_keep_to_a_rate() -> None:
-    room = Room(*(pod(f"p{number}") for number in range(500)), status_writes_per_s=100.0)
-    for uid in room.pods:
-        room.teller.set(uid, WAITING)
-    room.now += 5.0
+def test_all_writes_together_are_rate_limited() -> None:
+    harness = WriterHarness(*(pod(f"p{number}") for number in range(500)), status_writes_per_s=100.0)
+    for uid in harness.pods:
+        harness.writer.set(uid, WAITING)
+    harness.now += 5.0
 
     async def scenario() -> None:
-        task = asyncio.create_task(room.teller.run())
+        task = asyncio.create_task(harness.writer.run())
         await asyncio.sleep(0.3)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(scenario())
-    assert 2 <= len(room.client.asked) <= 31
+    assert 2 <= len(harness.client.requests) <= 31
 
 
-def test_nothing_is_written_out_of_office() -> None:
-    room = Room(pod("a"))
-    room.is_in_office = False
-    room.teller.set("uid-a", NEVER)
+def test_nothing_is_written_without_leadership() -> None:
+    harness = WriterHarness(pod("a"))
+    harness.is_leader = False
+    harness.writer.set("uid-a", NEVER)
 
     async def scenario() -> None:
-        task = asyncio.create_task(room.teller.run())
+        task = asyncio.create_task(harness.writer.run())
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(scenario())
-    assert room.client.asked == []
+    assert harness.client.requests == []
 
 
-# Words
+# Reasons and messages
 
 
 @pytest.mark.parametrize(
@@ -368,6 +368,6 @@ def test_the_condition_of_each_status(status: WorkloadStatus, reason: str, is_ur
     assert message.text == ("it can never run here: why" if is_never else "why")
 
 
-def test_a_maker_that_has_not_been_heard_of_yet_is_not_urgent() -> None:
+def test_an_owner_that_is_not_synced_is_not_urgent() -> None:
     assert not condition_of_problem(PodProblem(OWNER_NOT_SYNCED, "x")).is_urgent
     assert condition_of_problem(PodProblem("InvalidSpec", "x")).is_urgent

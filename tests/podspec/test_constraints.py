@@ -1,4 +1,4 @@
-"""Where a pod may go, and what it asks for that is not honoured."""
+"""On which nodes a pod may run, and which requirements are unsupported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Subject:
 
 
 class Volumes:
-    """Claims and volumes by name, from what the API server would tell of them."""
+    """Claims and volumes by name, from JSON of the API server."""
 
     def __init__(self, claims: Any = None, volumes: Any = None) -> None:
         self._claims = {
@@ -76,7 +76,7 @@ def expression(operator: str, *values: str, key: str = "key") -> dict[str, Any]:
     return {"key": key, "operator": operator, "values": list(values)}
 
 
-def goes(requirements: Requirements, name: str = "n0", **properties: str) -> bool:
+def fits(requirements: Requirements, name: str = "n0", **properties: str) -> bool:
     return matches(requirements.constraint, Subject(name, 0, properties))
 
 
@@ -87,21 +87,21 @@ def allowed(requirements: Requirements, properties: Mapping[str, str]) -> bool:
 # Node selectors and affinity
 
 
-def test_a_pod_that_asks_for_nothing_goes_to_every_untainted_node() -> None:
+def test_a_pod_without_requirements_fits_every_untainted_node() -> None:
     bare = required_of()
     assert bare == Requirements(Tolerates())
-    assert goes(bare)
+    assert fits(bare)
     assert not allowed(bare, {TAINTS_PROPERTY: encode_taints([Taint("a", "", "NoSchedule")])})
 
 
-def test_all_pairs_of_a_node_selector_must_be_there() -> None:
+def test_all_labels_of_a_node_selector_are_required() -> None:
     selective = required_of(nodeSelector={"b": "2", "a": "1"})
     assert selective.constraint == And(
         (Value("a", ValueOperator.IN, ("1",)), Value("b", ValueOperator.IN, ("2",)), Tolerates())
     )
-    assert goes(selective, a="1", b="2", c="3")
-    assert not goes(selective, a="1")
-    assert not goes(selective, a="1", b="3")
+    assert fits(selective, a="1", b="2", c="3")
+    assert not fits(selective, a="1")
+    assert not fits(selective, a="1", b="3")
 
 
 @pytest.mark.parametrize(
@@ -132,54 +132,54 @@ def test_all_pairs_of_a_node_selector_must_be_there() -> None:
 )
 def test_operators_are_those_of_kubernetes(test: Any, absent: bool, five: bool, word: bool) -> None:
     requirements = required_of(affinity=node_affinity({"matchExpressions": [test]}))
-    assert goes(requirements) is absent
-    assert goes(requirements, key="5") is five
-    assert goes(requirements, key="five") is word
+    assert fits(requirements) is absent
+    assert fits(requirements, key="5") is five
+    assert fits(requirements, key="five") is word
 
 
-def test_terms_are_alternatives_and_a_term_asks_for_all_it_names() -> None:
+def test_terms_are_alternatives_of_which_each_requires_all_it_names() -> None:
     requirements = required_of(
         affinity=node_affinity(
             {"matchExpressions": [expression("In", "1", key="a"), expression("Exists", key="b")]},
             {"matchExpressions": [expression("In", "2", key="a")]},
         )
     )
-    assert goes(requirements, a="1", b="")
-    assert goes(requirements, a="2")
-    assert not goes(requirements, a="1")
-    assert not goes(requirements, b="")
+    assert fits(requirements, a="1", b="")
+    assert fits(requirements, a="2")
+    assert not fits(requirements, a="1")
+    assert not fits(requirements, b="")
 
 
 @pytest.mark.parametrize("terms", [(), ({},), ({"matchExpressions": []}, {"matchFields": []})])
-def test_a_term_that_asks_for_nothing_matches_nothing(terms: tuple[Any, ...]) -> None:
-    assert not goes(required_of(affinity=node_affinity(*terms)))
+def test_an_empty_term_matches_nothing(terms: tuple[Any, ...]) -> None:
+    assert not fits(required_of(affinity=node_affinity(*terms)))
     good = {"matchExpressions": [expression("Exists")]}
-    assert goes(required_of(affinity=node_affinity(*terms, good)), key="")
+    assert fits(required_of(affinity=node_affinity(*terms, good)), key="")
 
 
-def test_a_bad_requirement_spoils_its_term_and_no_other() -> None:
+def test_an_invalid_requirement_invalidates_only_its_term() -> None:
     bad = {"matchExpressions": [expression("Exists"), expression("Lt", "9.5")]}
     good = {"matchExpressions": [expression("In", "y")]}
     requirements = required_of(affinity=node_affinity(bad, good))
-    assert goes(requirements, key="y")
-    assert not goes(requirements, key="1")
+    assert fits(requirements, key="y")
+    assert not fits(requirements, key="1")
 
 
-def test_a_node_can_be_named() -> None:
+def test_a_node_can_be_selected_by_name() -> None:
     here = expression("In", "n0", key="metadata.name")
     not_here = expression("NotIn", "n0", key="metadata.name")
     daemon = required_of(affinity=node_affinity({"matchFields": [here]}))
     assert daemon.constraint == And((HostIn(frozenset(["n0"])), Tolerates()))
-    assert goes(daemon, "n0")
-    assert not goes(daemon, "n1")
+    assert fits(daemon, "n0")
+    assert not fits(daemon, "n1")
     elsewhere = required_of(affinity=node_affinity({"matchFields": [not_here]}))
-    assert not goes(elsewhere, "n0")
-    assert goes(elsewhere, "n1")
+    assert not fits(elsewhere, "n0")
+    assert fits(elsewhere, "n1")
     both = required_of(
         affinity=node_affinity({"matchFields": [here], "matchExpressions": [expression("Exists")]})
     )
-    assert goes(both, "n0", key="")
-    assert not goes(both, "n0")
+    assert fits(both, "n0", key="")
+    assert not fits(both, "n0")
 
 
 @pytest.mark.parametrize(
@@ -191,11 +191,11 @@ def test_a_node_can_be_named() -> None:
         expression("In", "n0", key="metadata.namespace"),
     ],
 )
-def test_other_tests_of_fields_match_nothing(test: Any) -> None:
-    assert not goes(required_of(affinity=node_affinity({"matchFields": [test]})))
+def test_unsupported_field_selectors_match_nothing(test: Any) -> None:
+    assert not fits(required_of(affinity=node_affinity({"matchFields": [test]})))
 
 
-def test_preferences_are_passed_over() -> None:
+def test_preferences_are_ignored() -> None:
     requirements = required_of(
         affinity={
             "nodeAffinity": {PREFERRED: [{"weight": 1, "preference": {}}]},
@@ -210,7 +210,7 @@ def test_preferences_are_passed_over() -> None:
 # Tolerations
 
 
-def test_tolerations_are_told_once_and_in_one_order() -> None:
+def test_tolerations_are_sorted_and_without_duplicates() -> None:
     tolerations = [
         {"key": "b", "operator": "Equal", "value": "x"},
         {"key": "b", "value": "x"},
@@ -228,14 +228,14 @@ def test_tolerations_are_told_once_and_in_one_order() -> None:
     assert required_of(tolerations=tolerations[::-1]) == Requirements(expected)
 
 
-def test_a_cordoned_node_takes_who_tolerates_that() -> None:
+def test_a_cordoned_node_accepts_a_pod_that_tolerates_it() -> None:
     cordoned = {TAINTS_PROPERTY: encode_taints([Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")])}
     assert not allowed(required_of(), cordoned)
     tolerant = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
     assert allowed(required_of(tolerations=[tolerant]), cordoned)
 
 
-# Pods among each other
+# Relations between pods
 
 
 ANTI_AFFINITY_RULE = (
@@ -252,25 +252,25 @@ def anti_affinity(*terms: Any) -> dict[str, Any]:
     return {"podAntiAffinity": {REQUIRED: list(terms)}}
 
 
-def repelling(topology: str = "kubernetes.io/hostname", **term: Any) -> dict[str, Any]:
+def term_on(topology: str = "kubernetes.io/hostname", **term: Any) -> dict[str, Any]:
     return {"topologyKey": topology, "labelSelector": {"matchLabels": {"app": "x"}}, **term}
 
 
 @pytest.mark.parametrize(
     "term",
     [
-        repelling(),
-        repelling(namespaces=["ns"]),
-        repelling(namespaces=[]),
-        repelling(labelSelector={}),
-        repelling(labelSelector={"matchExpressions": [expression("In", "x", "y", key="app")]}),
-        repelling(labelSelector={"matchExpressions": [expression("NotIn", "y", key="app")]}),
-        repelling(labelSelector={"matchExpressions": [expression("NotIn", "y", key="none")]}),
-        repelling(labelSelector={"matchExpressions": [expression("Exists", key="app")]}),
-        repelling(labelSelector={"matchExpressions": [expression("DoesNotExist", key="none")]}),
+        term_on(),
+        term_on(namespaces=["ns"]),
+        term_on(namespaces=[]),
+        term_on(labelSelector={}),
+        term_on(labelSelector={"matchExpressions": [expression("In", "x", "y", key="app")]}),
+        term_on(labelSelector={"matchExpressions": [expression("NotIn", "y", key="app")]}),
+        term_on(labelSelector={"matchExpressions": [expression("NotIn", "y", key="none")]}),
+        term_on(labelSelector={"matchExpressions": [expression("Exists", key="app")]}),
+        term_on(labelSelector={"matchExpressions": [expression("DoesNotExist", key="none")]}),
     ],
 )
-def test_a_pod_apart_from_its_like_wants_nodes_of_its_own(term: Any) -> None:
+def test_anti_affinity_to_its_own_labels_means_distinct_nodes(term: Any) -> None:
     requirements = required_of(labels={"app": "x", "i": "0"}, affinity=anti_affinity(term))
     assert requirements == Requirements(Tolerates(), distinct_nodes=True)
 
@@ -278,20 +278,20 @@ def test_a_pod_apart_from_its_like_wants_nodes_of_its_own(term: Any) -> None:
 @pytest.mark.parametrize(
     "term",
     [
-        repelling(ZONE),
-        repelling(namespaces=["other"]),
-        repelling(namespaces=["ns", "other"]),
-        repelling(namespaceSelector={}),
-        repelling(labelSelector=None),
-        repelling(labelSelector={"matchLabels": {"app": "y"}}),
-        repelling(labelSelector={"matchLabels": {"app": "x", "more": ""}}),
-        repelling(labelSelector={"matchExpressions": [expression("In", "y", key="app")]}),
-        repelling(labelSelector={"matchExpressions": [expression("Exists", key="none")]}),
-        repelling(labelSelector={"matchExpressions": [expression("DoesNotExist", key="app")]}),
-        repelling(labelSelector={"matchExpressions": [expression("Near", "x", key="app")]}),
+        term_on(ZONE),
+        term_on(namespaces=["other"]),
+        term_on(namespaces=["ns", "other"]),
+        term_on(namespaceSelector={}),
+        term_on(labelSelector=None),
+        term_on(labelSelector={"matchLabels": {"app": "y"}}),
+        term_on(labelSelector={"matchLabels": {"app": "x", "more": ""}}),
+        term_on(labelSelector={"matchExpressions": [expression("In", "y", key="app")]}),
+        term_on(labelSelector={"matchExpressions": [expression("Exists", key="none")]}),
+        term_on(labelSelector={"matchExpressions": [expression("DoesNotExist", key="app")]}),
+        term_on(labelSelector={"matchExpressions": [expression("Near", "x", key="app")]}),
     ],
 )
-def test_a_pod_apart_from_others_is_refused(term: Any) -> None:
+def test_other_required_anti_affinity_is_unsupported(term: Any) -> None:
     requirements = required_of(labels={"app": "x"}, affinity=anti_affinity(term))
     where = f"spec.affinity.podAntiAffinity.{REQUIRED}[0] (topologyKey {term['topologyKey']})"
     assert texts_of(requirements) == [f"{where}: {ANTI_AFFINITY_RULE}"]
@@ -299,12 +299,12 @@ def test_a_pod_apart_from_others_is_refused(term: Any) -> None:
     assert not requirements.distinct_nodes
 
 
-def test_each_thing_that_is_not_honoured_is_told() -> None:
+def test_every_unsupported_requirement_is_reported() -> None:
     requirements = required_of(
         labels={"app": "x"},
         affinity={
-            "podAffinity": {REQUIRED: [repelling(ZONE)]},
-            **anti_affinity(repelling(), repelling(REGION)),
+            "podAffinity": {REQUIRED: [term_on(ZONE)]},
+            **anti_affinity(term_on(), term_on(REGION)),
         },
         topologySpreadConstraints=[
             {"topologyKey": ZONE, "whenUnsatisfiable": "ScheduleAnyway"},
@@ -388,18 +388,18 @@ def test_volumes_without_claims_restrict_nothing() -> None:
     assert claiming(bound(), {"metadata": {"name": "v"}}) == Requirements(Tolerates())
 
 
-def test_a_bound_volume_says_on_which_nodes_it_can_be_used() -> None:
+def test_a_bound_volume_restricts_the_nodes() -> None:
     terms = [{"matchExpressions": [expression("In", "a", "b", key="host")]}]
     local = claiming(bound(), {"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}})
     assert local.problems == ()
-    assert goes(local, host="a")
-    assert not goes(local, host="c")
-    assert not goes(local)
+    assert fits(local, host="a")
+    assert not fits(local, host="c")
+    assert not fits(local)
 
 
-def test_fields_of_nodes_play_no_part_in_the_terms_of_a_volume() -> None:
+def test_field_selectors_of_a_volume_are_ignored() -> None:
     terms = [{"matchFields": [expression("In", "other", key="metadata.name")]}]
-    assert goes(claiming(bound(), {"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}}))
+    assert fits(claiming(bound(), {"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}}))
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_fields_of_nodes_play_no_part_in_the_terms_of_a_volume() -> None:
         ({"other": "a"}, {ZONE: "b"}, True),
     ],
 )
-def test_a_bound_volume_stays_in_its_zones(
+def test_a_zonal_volume_restricts_the_nodes(
     labels: dict[str, str], properties: dict[str, str], expected: bool
 ) -> None:
     zoned = claiming(bound(), {"metadata": {"name": "v", "labels": labels}})
@@ -442,7 +442,7 @@ def test_pods_of_one_template_have_one_constraint() -> None:
                 {"matchExpressions": [expression("In", "a", "b", key="host")]},
                 {"matchExpressions": [expression("Gt", "5", key="size")]},
             ),
-            **anti_affinity(repelling()),
+            **anti_affinity(term_on()),
         },
         "volumes": CLAIM_VOLUMES,
     }

@@ -1,4 +1,4 @@
-"""To which work a pod belongs, how large that is, and what it wants."""
+"""The group of a pod, its size, and how it is to be scheduled."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def membership(one: Pod, *controllers: Controller) -> GroupMembership:
     return membership_of(one, controllers, SETTINGS)
 
 
-def said(**notes: str) -> GroupMembership:
-    return membership(pod(notes={f"penstock.dev/{key}": value for key, value in notes.items()}))
+def declared(**annotations: str) -> GroupMembership:
+    return membership(pod(annotations={f"penstock.dev/{key}": value for key, value in annotations.items()}))
 
 
 def fact(*members: GroupMembership, settings: TranslationSettings = SETTINGS, **groups: int) -> WorkloadSet:
@@ -58,10 +58,10 @@ def fact(*members: GroupMembership, settings: TranslationSettings = SETTINGS, **
 
 
 @pytest.mark.parametrize("key", NAMES)
-@pytest.mark.parametrize("place", ["labels", "notes"])
+@pytest.mark.parametrize("source", ["labels", "annotations"])
 @pytest.mark.parametrize("on", ["pod", "maker", "above"])
-def test_every_key_names_the_group_wherever_it_stands(key: str, place: str, on: str) -> None:
-    keys: dict[str, Any] = {place: {key: "ring"}}
+def test_every_name_key_is_read_on_every_object(key: str, source: str, on: str) -> None:
+    keys: dict[str, Any] = {source: {key: "ring"}}
     made = pod(owner=owned_by("ReplicaSet", "web-1"), **(keys if on == "pod" else {}))
     controller = replica_set(deployment="web", **(keys if on == "maker" else {}))
     above = deployment(**(keys if on == "above" else {}))
@@ -71,30 +71,30 @@ def test_every_key_names_the_group_wherever_it_stands(key: str, place: str, on: 
 
 
 @pytest.mark.parametrize("key", SIZES)
-@pytest.mark.parametrize("place", ["labels", "notes"])
+@pytest.mark.parametrize("source", ["labels", "annotations"])
 @pytest.mark.parametrize("on", ["pod", "maker", "above"])
-def test_every_key_says_the_size_wherever_it_stands(key: str, place: str, on: str) -> None:
-    keys: dict[str, Any] = {place: {key: "7"}}
+def test_every_size_key_is_read_on_every_object(key: str, source: str, on: str) -> None:
+    keys: dict[str, Any] = {source: {key: "7"}}
     made = pod(owner=owned_by("ReplicaSet", "web-1"), **(keys if on == "pod" else {}))
     controller = replica_set(deployment="web", **(keys if on == "maker" else {}))
     above = deployment(**(keys if on == "above" else {}))
     assert fact(membership(made, as_controller(controller), as_controller(above))).size == 7
 
 
-def test_the_nearest_counts_and_an_annotation_more_than_a_label() -> None:
+def test_the_nearest_object_counts_and_an_annotation_overrides_a_label() -> None:
     key = "penstock.dev/group"
     controller = as_controller(job(labels={key: "far"}))
     assert membership(pod(labels={key: "near"}), controller).name == "near"
-    assert membership(pod(labels={key: "label"}, notes={key: "note"}), controller).name == "note"
+    assert membership(pod(labels={key: "label"}, annotations={key: "note"}), controller).name == "note"
     assert membership(pod(labels={key: ""}), controller).name == "far"
 
 
-def test_a_forerunners_key_on_the_pod_counts_more_than_ours_on_its_maker() -> None:
+def test_any_key_on_the_pod_overrides_keys_of_its_controller() -> None:
     controller = as_controller(job(labels={"penstock.dev/group": "ours"}))
     assert membership(pod(labels={"fluxnetes.group-name": "theirs"}), controller).name == "theirs"
 
 
-def test_without_a_name_pods_of_one_maker_are_a_group() -> None:
+def test_without_a_name_the_pods_of_one_controller_are_a_group() -> None:
     assert membership(pod(), as_controller(job())).workload == "default/job/train/uid-train"
     found = membership(pod(), as_controller(replica_set(deployment="web")), as_controller(deployment()))
     assert found.workload == "default/deployment/web/uid-web"
@@ -105,7 +105,7 @@ def test_without_a_name_pods_of_one_maker_are_a_group() -> None:
     assert membership(pod("solo")).workload == "default/pod/uid-solo"
 
 
-def test_a_stateful_set_that_makes_one_after_the_other_has_single_pods() -> None:
+def test_pods_of_an_ordered_stateful_set_are_single() -> None:
     controller = as_controller(stateful_set(wants=3))
     found = membership(pod("db-0"), controller)
     assert (found.workload, found.is_single) == ("default/pod/uid-db-0", True)
@@ -114,7 +114,7 @@ def test_a_stateful_set_that_makes_one_after_the_other_has_single_pods() -> None
     assert (named.workload, fact(named).size) == ("default/group/ring", 1)
 
 
-def test_a_stateful_set_that_is_told_its_size_is_a_group_all_the_same() -> None:
+def test_an_ordered_stateful_set_with_a_size_is_a_group() -> None:
     found = membership(
         pod("db-0", labels={"penstock.dev/group-size": "3"}), as_controller(stateful_set(wants=3))
     )
@@ -125,19 +125,19 @@ def test_a_stateful_set_that_is_told_its_size_is_a_group_all_the_same() -> None:
 # Sizes
 
 
-def test_an_explicit_size_counts_before_a_pod_group_and_that_before_the_maker() -> None:
+def test_an_explicit_size_overrides_a_pod_group_which_overrides_the_controller() -> None:
     controller = as_controller(job(wants=5))
     named = {"scheduling.x-k8s.io/pod-group": "ring"}
-    told = membership(pod(labels={**named, "penstock.dev/group-size": "2"}), controller)
+    explicit = membership(pod(labels={**named, "penstock.dev/group-size": "2"}), controller)
     grouped = membership(pod(labels=named), controller)
-    assert fact(told, ring=3).size == 2
+    assert fact(explicit, ring=3).size == 2
     assert fact(grouped, ring=3).size == 3
     assert fact(grouped).size == 5
     assert fact(membership(pod(labels=named))).size == 1
     assert fact(grouped, ring=0).size == 1
 
 
-def test_makers_of_one_group_want_together() -> None:
+def test_the_controllers_of_one_group_add_up() -> None:
     named = {"penstock.dev/group": "ring"}
     launcher = membership(pod("l", labels=named), as_controller(job("launcher", wants=1)))
     workers = [
@@ -158,17 +158,17 @@ def test_makers_of_one_group_want_together() -> None:
         (stateful_set(wants=3), 3),
     ],
 )
-def test_what_a_maker_wants_at_a_time(made: Any, wants: int) -> None:
+def test_desired_pods_of_a_controller(made: Any, wants: int) -> None:
     assert as_controller(made).desired_pods == wants
 
 
 @pytest.mark.parametrize("condition", ["Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"])
-def test_a_job_is_over_as_soon_as_its_end_is_decided(condition: str) -> None:
+def test_a_job_is_finished_as_soon_as_its_end_is_decided(condition: str) -> None:
     assert as_controller(job(over=condition)).is_finished
     assert not as_controller(job(over="Suspended")).is_finished
 
 
-def test_a_pod_needs_its_pod_group_where_nothing_else_says_the_size() -> None:
+def test_a_pod_needs_its_pod_group_if_nothing_else_gives_the_size() -> None:
     named = {"scheduling.x-k8s.io/pod-group": "ring"}
     assert membership(pod(labels=named)).needs_pod_group
     assert not membership(pod(labels=named), as_controller(job())).needs_pod_group
@@ -176,14 +176,14 @@ def test_a_pod_needs_its_pod_group_where_nothing_else_says_the_size() -> None:
     assert not membership(pod(labels={"penstock.dev/group": "ring"})).needs_pod_group
 
 
-def test_a_pod_group_of_kubernetes_own_names_its_group() -> None:
+def test_a_native_pod_group_names_the_group() -> None:
     spec = {"schedulingGroup": {"podGroupName": "native"}}
     found = membership(pod(spec=spec, labels={"penstock.dev/group": "other"}), as_controller(job()))
     assert (found.workload, found.is_native) == ("default/podgroup/native", True)
     assert (found.pod_group, found.needs_pod_group) == ("default/native", True)
 
 
-# What cannot be understood
+# Invalid values
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,8 @@ def test_a_pod_group_of_kubernetes_own_names_its_group() -> None:
         ("begin", "9" * 18, "seconds since the epoch"),
     ],
 )
-def test_what_is_not_understood_is_named_with_what_would_be_right(
-    key: str, value: str, expected: str
-) -> None:
-    problems = membership(pod(notes={f"penstock.dev/{key}": value})).problems
+def test_an_invalid_value_is_reported_with_what_is_valid(key: str, value: str, expected: str) -> None:
+    problems = membership(pod(annotations={f"penstock.dev/{key}": value})).problems
     assert len(problems) == 1
     assert problems[0].startswith(f"invalid penstock.dev/{key} on the pod: found {value[:80]!r}, expected ")
     assert expected in problems[0]
@@ -225,16 +223,16 @@ def test_a_bad_value_on_a_controller_names_the_controller() -> None:
     assert found.problems == (expected,)
 
 
-def test_all_problems_are_told_at_once() -> None:
-    assert len(said(queue="x", urgency="x", begin="x").problems) == 3
+def test_all_problems_are_reported_at_once() -> None:
+    assert len(declared(queue="x", urgency="x", begin="x").problems) == 3
 
 
-def test_what_is_said_is_taken() -> None:
-    found = said(queue="night", requeue="node-failure", within="zone", urgency="31")
+def test_valid_values_are_read() -> None:
+    found = declared(queue="night", requeue="node-failure", within="zone", urgency="31")
     assert (found.queue, found.within, found.urgency) == ("night", "zone", 31)
     assert found.requeue is Requeue.NODE_FAILURE
-    assert said(**{"distinct-nodes": "true"}).distinct_nodes
-    assert not said(**{"distinct-nodes": "false"}).distinct_nodes
+    assert declared(**{"distinct-nodes": "true"}).distinct_nodes
+    assert not declared(**{"distinct-nodes": "false"}).distinct_nodes
     plain = membership(pod())
     assert (plain.queue, plain.urgency, plain.requeue, plain.problems) == ("", 16, Requeue.NEVER, ())
 
@@ -253,18 +251,18 @@ def test_what_is_said_is_taken() -> None:
         (owned_by("Job", "v", api_version="batch.volcano.sh/v1alpha1"), False),
     ],
 )
-def test_a_limit_of_ours_is_for_jobs_and_for_pods_without_an_owner(owner: Any, is_enforceable: bool) -> None:
-    found = membership(pod(owner=owner, notes={"penstock.dev/limit": "90"}))
+def test_a_limit_is_for_jobs_and_for_pods_without_a_controller(owner: Any, is_enforceable: bool) -> None:
+    found = membership(pod(owner=owner, annotations={"penstock.dev/limit": "90"}))
     assert found.limit_s == 90
     assert (not found.problems) is is_enforceable
     if not is_enforceable:
         assert found.problems[0].startswith("penstock.dev/limit cannot be enforced for pods of a ")
 
 
-def test_the_longest_limit_counts_and_is_kept_by_us() -> None:
-    workload = fact(said(limit="90.5s"), said(limit="2m"), membership(pod()))
+def test_the_longest_limit_counts_and_the_scheduler_enforces_it() -> None:
+    workload = fact(declared(limit="90.5s"), declared(limit="2m"), membership(pod()))
     assert (workload.limit_s, workload.enforced_by_backend) == (120, False)
-    assert fact(said(limit="90.5s")).limit_s == 91
+    assert fact(declared(limit="90.5s")).limit_s == 91
 
 
 def test_deadlines_of_pods_count_if_all_have_one() -> None:
@@ -272,7 +270,7 @@ def test_deadlines_of_pods_count_if_all_have_one() -> None:
     assert (fact(short, long).limit_s, fact(short, long).enforced_by_backend) == (90, True)
     assert fact(short, membership(pod())).limit_s is None
     assert fact(membership(pod()), settings=TranslationSettings(limit_default_s=500)).limit_s == 500
-    assert fact(short, said(limit="10")).limit_s == 10
+    assert fact(short, declared(limit="10")).limit_s == 10
 
 
 def test_the_deadline_of_a_job_is_an_instant() -> None:
@@ -283,7 +281,7 @@ def test_the_deadline_of_a_job_is_an_instant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stands", "notes", "expected"),
+    ("current", "annotations", "expected"),
     [
         (60, {"penstock.dev/deadline-set": "60"}, None),
         (60, {"penstock.dev/deadline-set": "60", "penstock.dev/deadline-original": "900"}, 1900.0),
@@ -291,10 +289,10 @@ def test_the_deadline_of_a_job_is_an_instant() -> None:
         (60, {"penstock.dev/deadline-set": "60", "penstock.dev/deadline-original": "soon"}, None),
     ],
 )
-def test_a_deadline_that_we_have_set_says_nothing_of_what_the_owner_wants(
-    stands: int, notes: dict[str, str], expected: float | None
+def test_a_deadline_that_penstock_has_set_is_not_the_owners(
+    current: int, annotations: dict[str, str], expected: float | None
 ) -> None:
-    made = as_controller(job(started=1000.0, activeDeadlineSeconds=stands, notes=notes))
+    made = as_controller(job(started=1000.0, activeDeadlineSeconds=current, annotations=annotations))
     assert fact(membership(pod(), made)).deadline_at == expected
 
 
@@ -308,18 +306,20 @@ def test_a_deadline_that_we_have_set_says_nothing_of_what_the_owner_wants(
     ],
 )
 def test_begin_times(text: str, at: float) -> None:
-    found = membership(pod(created=1000.0, notes={"penstock.dev/begin": text}))
+    found = membership(pod(created=1000.0, annotations={"penstock.dev/begin": text}))
     assert (found.begin_at, found.problems) == (at, ())
     assert fact(found, membership(pod())).begin_at == at
 
 
-def test_a_group_begins_when_all_of_its_pods_may() -> None:
-    assert fact(said(begin="1900000000"), said(begin="1900000600")).begin_at == 1_900_000_600.0
+def test_the_latest_begin_time_counts() -> None:
+    assert fact(declared(begin="1900000000"), declared(begin="1900000600")).begin_at == 1_900_000_600.0
 
 
-def test_a_group_is_as_its_first_pod_says_and_as_urgent_as_any() -> None:
-    later = membership(pod("b", created=20.0, notes={"penstock.dev/queue": "night"}, spec={"priority": 5}))
-    first = membership(pod("a", created=10.0, notes={"penstock.dev/urgency": "20"}))
+def test_the_first_pod_decides_except_for_the_highest_urgency() -> None:
+    later = membership(
+        pod("b", created=20.0, annotations={"penstock.dev/queue": "night"}, spec={"priority": 5})
+    )
+    first = membership(pod("a", created=10.0, annotations={"penstock.dev/urgency": "20"}))
     workload = fact(later, first)
     assert (workload.queue, workload.name, workload.owner) == ("", "a", "default")
     assert (workload.urgency, workload.class_value) == (20, 5)

@@ -40,12 +40,12 @@ def node_of(
     return msgspec.convert(raw, Node)
 
 
-def fact_of(node: Node, *port_kinds: str) -> NodeSet:
-    return node_fact(node, DEFAULT_TOPOLOGY_LEVELS, dict.fromkeys(port_kinds, 1))
+def fact_of(node: Node, *ports: str) -> NodeSet:
+    return node_fact(node, DEFAULT_TOPOLOGY_LEVELS, dict.fromkeys(ports, 1))
 
 
-def pool(kind: str, units: int) -> Capacity:
-    return Capacity(kind, units, divisible=True)
+def pool(resource: str, units: int) -> Capacity:
+    return Capacity(resource, units, divisible=True)
 
 
 def taints_of(fact: NodeSet) -> tuple[Taint, ...] | None:
@@ -53,7 +53,7 @@ def taints_of(fact: NodeSet) -> tuple[Taint, ...] | None:
     return None if text is None else decode_taints(text)
 
 
-def test_a_plain_node_is_told_whole() -> None:
+def test_a_plain_node_is_translated_whole() -> None:
     labels = {"topology.kubernetes.io/zone": "a", "kubernetes.io/hostname": "n0"}
     assert fact_of(node_of(labels=labels)) == NodeSet(
         node="n0",
@@ -65,7 +65,7 @@ def test_a_plain_node_is_told_whole() -> None:
     )
 
 
-def test_capacity_is_what_can_be_allocated_in_the_order_of_kinds() -> None:
+def test_capacity_is_the_allocatable_sorted_by_resource() -> None:
     allocatable = {
         "pods": "10",
         "nvidia.com/gpu": "8",
@@ -93,12 +93,12 @@ def test_capacity_is_what_can_be_allocated_in_the_order_of_kinds() -> None:
     assert fact_of(node_of(allocatable=backwards), "hostport/TCP/80", "hostport/UDP/53").capacity == expected
 
 
-def test_a_node_that_does_not_tell_of_pods_has_no_place_for_any() -> None:
+def test_a_node_without_a_pod_capacity_has_none() -> None:
     assert fact_of(node_of(allocatable={"cpu": "1"})).capacity == (pool("cpu", 1000), pool("pods", 0))
 
 
 @pytest.mark.parametrize("text", ["lots", "-1"])
-def test_a_bad_quantity_is_told_with_its_place(text: str) -> None:
+def test_a_bad_quantity_is_reported_with_its_location(text: str) -> None:
     with pytest.raises(BadRequest) as caught:
         fact_of(node_of(allocatable={"cpu": "1", "memory": text}))
     assert caught.value.where == "status.allocatable[memory]"
@@ -119,7 +119,7 @@ def test_a_bad_quantity_is_told_with_its_place(text: str) -> None:
         ((), False, "the kubelet has not reported the Ready condition"),
     ],
 )
-def test_a_node_is_up_if_it_says_that_it_is_ready(
+def test_a_node_is_up_if_its_ready_condition_is_true(
     conditions: tuple[dict[str, Any], ...], up: bool, why: str
 ) -> None:
     fact = fact_of(node_of(conditions=conditions))
@@ -131,12 +131,12 @@ def test_a_cordon_is_a_taint_and_does_not_take_a_node_down() -> None:
     fact = fact_of(node_of(unschedulable=True))
     assert (fact.up, fact.why) == (True, "cordoned")
     assert taints_of(fact) == (cordon,)
-    told = [{"key": cordon.key, "effect": cordon.effect, "timeAdded": "2026-01-01T00:00:00Z"}]
-    assert fact_of(node_of(unschedulable=True, taints=told)) == fact
+    taints = [{"key": cordon.key, "effect": cordon.effect, "timeAdded": "2026-01-01T00:00:00Z"}]
+    assert fact_of(node_of(unschedulable=True, taints=taints)) == fact
     assert fact_of(node_of(unschedulable=True, conditions=())).why.startswith("not ready")
 
 
-def test_taints_that_forbid_are_told_in_one_order() -> None:
+def test_taints_that_keep_pods_off_are_sorted() -> None:
     taints = [
         {"key": "b", "value": "x", "effect": "NoExecute"},
         {"key": "a", "effect": "NoSchedule"},
@@ -149,7 +149,7 @@ def test_taints_that_forbid_are_told_in_one_order() -> None:
     assert taints_of(fact_of(node_of(taints=taints[2:]))) is None
 
 
-def test_levels_are_told_outermost_first_and_left_out_where_a_label_is_missing() -> None:
+def test_topology_levels_are_outermost_first_and_skip_missing_labels() -> None:
     topology_levels = parse_topology_levels("rack=example.com/rack")
     labels = {
         "example.com/rack": "r7",
@@ -191,7 +191,7 @@ def test_a_heartbeat_changes_nothing() -> None:
         ("row=row", (TopologyLevel("row", "row"),)),
     ],
 )
-def test_levels_are_read_after_regions_and_zones(
+def test_configured_topology_levels_follow_region_and_zone(
     text: str, topology_levels: tuple[TopologyLevel, ...]
 ) -> None:
     assert parse_topology_levels(text) == DEFAULT_TOPOLOGY_LEVELS + topology_levels
@@ -215,7 +215,7 @@ def test_levels_are_read_after_regions_and_zones(
         (",".join(f"l{number}=l{number}" for number in range(LEVELS_MAX)), "too many topology levels"),
     ],
 )
-def test_what_are_no_levels_is_refused(text: str, summary: str) -> None:
+def test_invalid_topology_levels_are_rejected(text: str, summary: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_topology_levels(text)
     assert (caught.value.summary, caught.value.where) == (summary, "kube.topology_levels")

@@ -1,5 +1,5 @@
-"""What pods ask for and use. The numbered examples were tried on a live control plane: its scheduler took a
-node of just that size and refused one that was a unit smaller."""
+"""Requests and usage of pods. The numbered examples were verified on a live control plane: kube-scheduler
+used a node of exactly that size and rejected one that was a unit smaller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def container(cpu: str = "", memory: str = "", *, name: str = "main", **more: An
     requests = {"cpu": cpu, "memory": memory, **more.pop("requests", {})}
     return {
         "name": name,
-        "resources": {"requests": {kind: text for kind, text in requests.items() if text}},
+        "resources": {"requests": {resource: text for resource, text in requests.items() if text}},
         **more,
     }
 
@@ -48,11 +48,11 @@ def pod_of(
     return msgspec.convert(raw, Pod)
 
 
-def asked(**kinds: int) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted({"pods": 1, **kinds}.items()))
+def expected_requests(**resources: int) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted({"pods": 1, **resources}.items()))
 
 
-# The tried examples
+# The verified examples
 
 
 def test_example_1_init_containers_run_one_after_the_other() -> None:
@@ -61,45 +61,47 @@ def test_example_1_init_containers_run_one_after_the_other() -> None:
         container("500m", "512Mi"),
         init=(container("2", "1Gi"), container("500m", "3Gi")),
     )
-    assert pod_requests(pod) == asked(cpu=2000, memory=3 * GI)
+    assert pod_requests(pod) == expected_requests(cpu=2000, memory=3 * GI)
 
 
 def test_example_2_an_init_container_runs_beside_the_sidecars_before_it() -> None:
     pod = pod_of(container("1"), init=(container("1"), sidecar("300m"), container("2"), sidecar("200m")))
-    assert pod_requests(pod) == asked(cpu=2300)
+    assert pod_requests(pod) == expected_requests(cpu=2300)
 
 
-def test_example_3_a_sidecar_that_comes_later_does_not_burden_an_init_container() -> None:
+def test_example_3_a_later_sidecar_does_not_add_to_an_init_container() -> None:
     main = container("1900m")
-    assert pod_requests(pod_of(main, init=(container("2"), sidecar("300m")))) == asked(cpu=2200)
-    assert pod_requests(pod_of(main, init=(sidecar("300m"), container("2")))) == asked(cpu=2300)
+    assert pod_requests(pod_of(main, init=(container("2"), sidecar("300m")))) == expected_requests(cpu=2200)
+    assert pod_requests(pod_of(main, init=(sidecar("300m"), container("2")))) == expected_requests(cpu=2300)
 
 
-def test_example_4_what_the_pod_asks_for_as_a_whole_replaces_what_its_containers_do() -> None:
+def test_example_4_pod_level_requests_replace_those_of_the_containers() -> None:
     pod = pod_of(
         container("500m", "256Mi"),
         container("500m"),
         resources={"requests": {"cpu": "2"}, "limits": {"memory": "1Gi"}},
     )
-    assert pod_requests(pod) == asked(cpu=2000, memory=256 * MI)
+    assert pod_requests(pod) == expected_requests(cpu=2000, memory=256 * MI)
 
 
-def test_example_5_limits_come_as_requests_and_overhead_is_added() -> None:
+def test_example_5_limits_arrive_as_requests_and_overhead_is_added() -> None:
     filled_in = {
         "limits": {"cpu": "1", "example.com/gpu": "2"},
         "requests": {"cpu": "1", "example.com/gpu": "2"},
     }
     pod = pod_of({"name": "main", "resources": filled_in})
-    assert pod_requests(pod) == asked(cpu=1000, **{"example.com/gpu": 2})
+    assert pod_requests(pod) == expected_requests(cpu=1000, **{"example.com/gpu": 2})
     with_overhead = pod_of(container("1", "1Gi"), overhead={"cpu": "250m", "memory": "120Mi"})
-    assert pod_requests(with_overhead) == asked(cpu=1250, memory=1144 * MI)
+    assert pod_requests(with_overhead) == expected_requests(cpu=1250, memory=1144 * MI)
 
 
-def test_example_6_a_resize_counts_in_full_until_it_is_refused_for_good() -> None:
-    told = {"name": "main", "resources": {"requests": {"cpu": "1"}}, "allocatedResources": {"cpu": "1"}}
+def test_example_6_a_resize_counts_in_full_until_it_is_infeasible() -> None:
+    reported = {"name": "main", "resources": {"requests": {"cpu": "1"}}, "allocatedResources": {"cpu": "1"}}
 
     def resized(*conditions: dict[str, str]) -> Pod:
-        return pod_of(container("2"), status={"containerStatuses": [told], "conditions": list(conditions)})
+        return pod_of(
+            container("2"), status={"containerStatuses": [reported], "conditions": list(conditions)}
+        )
 
     def pending(reason: str) -> Pod:
         return resized(
@@ -107,56 +109,64 @@ def test_example_6_a_resize_counts_in_full_until_it_is_refused_for_good() -> Non
             {"type": "PodResizePending", "status": "True", "reason": reason},
         )
 
-    assert pod_usage(resized()) == asked(cpu=2000)
-    assert pod_usage(pending("Deferred")) == asked(cpu=2000)
-    assert pod_usage(pending("Infeasible")) == asked(cpu=1000)
-    assert pod_requests(pending("Infeasible")) == asked(cpu=2000)
+    assert pod_usage(resized()) == expected_requests(cpu=2000)
+    assert pod_usage(pending("Deferred")) == expected_requests(cpu=2000)
+    assert pod_usage(pending("Infeasible")) == expected_requests(cpu=1000)
+    assert pod_requests(pending("Infeasible")) == expected_requests(cpu=2000)
 
 
-# Use
+# Usage
 
 
-def test_a_pod_of_which_nothing_is_told_uses_what_it_asks_for() -> None:
+def test_a_pod_without_resource_status_uses_its_requests() -> None:
     pod = pod_of(container("1", "1Gi"), status={"containerStatuses": [{"name": "main"}]})
-    assert pod_usage(pod) == pod_requests(pod) == asked(cpu=1000, memory=GI)
+    assert pod_usage(pod) == pod_requests(pod) == expected_requests(cpu=1000, memory=GI)
 
 
 @pytest.mark.parametrize(
-    ("has", "given", "units"),
+    ("actual", "allocated", "units"),
     [("1", "1", 1000), ("2", "1", 2000), ("1", "3", 3000), ("500m", "250m", 1000), ("1000m", "1", 1000)],
 )
-def test_the_largest_of_wanted_had_and_given_counts(has: str, given: str, units: int) -> None:
-    told = {"name": "main", "resources": {"requests": {"cpu": has}}, "allocatedResources": {"cpu": given}}
-    assert pod_usage(pod_of(container("1"), status={"containerStatuses": [told]})) == asked(cpu=units)
+def test_the_largest_of_desired_actual_and_allocated_counts(actual: str, allocated: str, units: int) -> None:
+    reported = {
+        "name": "main",
+        "resources": {"requests": {"cpu": actual}},
+        "allocatedResources": {"cpu": allocated},
+    }
+    assert pod_usage(pod_of(container("1"), status={"containerStatuses": [reported]})) == expected_requests(
+        cpu=units
+    )
 
 
 def test_status_counts_for_sidecars_and_not_for_init_containers() -> None:
-    def told(name: str) -> dict[str, Any]:
+    def reported(name: str) -> dict[str, Any]:
         return {"name": name, "resources": {"requests": {"cpu": "5"}}}
 
-    status = {"initContainerStatuses": [told("first"), told("aside")]}
+    status = {"initContainerStatuses": [reported("first"), reported("aside")]}
     init = (container("1", name="first"), sidecar("1", name="aside"))
-    assert pod_usage(pod_of(container("1"), init=init, status=status)) == asked(cpu=6000)
-    status = {"initContainerStatuses": [told("first")]}
-    assert pod_usage(pod_of(container("1"), init=init, status=status)) == asked(cpu=2000)
+    assert pod_usage(pod_of(container("1"), init=init, status=status)) == expected_requests(cpu=6000)
+    status = {"initContainerStatuses": [reported("first")]}
+    assert pod_usage(pod_of(container("1"), init=init, status=status)) == expected_requests(cpu=2000)
 
 
-def test_what_a_pod_as_a_whole_was_given_counts() -> None:
+def test_pod_level_allocated_resources_count() -> None:
     status = {"resources": {"requests": {"cpu": "3"}}, "allocatedResources": {"cpu": "2"}}
     whole = {"requests": {"cpu": "1", "memory": "1Gi"}}
-    assert pod_usage(pod_of(container(), resources=whole, status=status)) == asked(cpu=3000, memory=GI)
+    assert pod_usage(pod_of(container(), resources=whole, status=status)) == expected_requests(
+        cpu=3000, memory=GI
+    )
     status["conditions"] = [{"type": "PodResizePending", "reason": "Infeasible"}]
-    assert pod_usage(pod_of(container(), resources=whole, status=status)) == asked(cpu=3000)
+    assert pod_usage(pod_of(container(), resources=whole, status=status)) == expected_requests(cpu=3000)
 
 
 # Names, units, ports
 
 
-def test_a_pod_without_requests_asks_for_a_place() -> None:
-    assert pod_requests(pod_of(container())) == asked()
-    assert pod_requests(pod_of(container("0", "0"))) == asked()
-    assert pod_requests(pod_of(container("0"), container())) == asked()
-    assert pod_requests(pod_of({"name": "main"})) == asked()
+def test_a_pod_without_requests_requests_one_pod() -> None:
+    assert pod_requests(pod_of(container())) == expected_requests()
+    assert pod_requests(pod_of(container("0", "0"))) == expected_requests()
+    assert pod_requests(pod_of(container("0"), container())) == expected_requests()
+    assert pod_requests(pod_of({"name": "main"})) == expected_requests()
 
 
 @pytest.mark.parametrize(
@@ -176,29 +186,29 @@ def test_a_pod_without_requests_asks_for_a_place() -> None:
         ("gpu", False),
     ],
 )
-def test_names_that_play_no_part_are_passed_over(name: str, counts: bool) -> None:
+def test_resources_that_are_not_scheduled_by_are_ignored(name: str, counts: bool) -> None:
     ask = {name: 2000 if name == "cpu" else 2} if counts else {}
-    assert pod_requests(pod_of(container(requests={name: "2"}))) == asked(**ask)
-    assert pod_requests(pod_of(container(requests={name: "1"}), container(requests={name: "1"}))) == asked(
-        **ask
-    )
+    assert pod_requests(pod_of(container(requests={name: "2"}))) == expected_requests(**ask)
+    assert pod_requests(
+        pod_of(container(requests={name: "1"}), container(requests={name: "1"}))
+    ) == expected_requests(**ask)
     if not counts:
-        assert pod_requests(pod_of(container(requests={name: "bad"}))) == asked()
+        assert pod_requests(pod_of(container(requests={name: "bad"}))) == expected_requests()
 
 
-def test_only_some_resources_can_be_asked_for_by_the_pod_as_a_whole() -> None:
+def test_only_some_resources_can_be_requested_at_pod_level() -> None:
     whole = {"requests": {"hugepages-2Mi": "4Mi", "ephemeral-storage": "9Gi", "example.com/gpu": "7"}}
     pod = pod_of(container("1", requests={"example.com/gpu": "1"}), resources=whole)
-    assert pod_requests(pod) == asked(cpu=1000, **{"example.com/gpu": 1, "hugepages-2Mi": 4 * MI})
+    assert pod_requests(pod) == expected_requests(cpu=1000, **{"example.com/gpu": 1, "hugepages-2Mi": 4 * MI})
 
 
 def test_sums_are_rounded_up_after_adding() -> None:
-    assert pod_requests(pod_of(container("500u", "500m"))) == asked(cpu=1, memory=1)
-    assert pod_requests(pod_of(container("500u", "500m"), container("500u", "500m"))) == asked(
+    assert pod_requests(pod_of(container("500u", "500m"))) == expected_requests(cpu=1, memory=1)
+    assert pod_requests(pod_of(container("500u", "500m"), container("500u", "500m"))) == expected_requests(
         cpu=1, memory=1
     )
-    assert pod_requests(pod_of(container("600u"), container("600u"))) == asked(cpu=2)
-    assert pod_requests(pod_of(container("1", "64Gi"), container("1", "64Gi"))) == asked(
+    assert pod_requests(pod_of(container("600u"), container("600u"))) == expected_requests(cpu=2)
+    assert pod_requests(pod_of(container("1", "64Gi"), container("1", "64Gi"))) == expected_requests(
         cpu=2000, memory=128 * GI
     )
 
@@ -218,7 +228,7 @@ def test_sums_are_rounded_up_after_adding() -> None:
         (pod_of(container("", "7Ei"), container("", "7Ei")), "spec[memory]"),
     ],
 )
-def test_a_bad_quantity_is_told_with_its_place(pod: Pod, where: str) -> None:
+def test_a_bad_quantity_is_reported_with_its_location(pod: Pod, where: str) -> None:
     with pytest.raises(BadRequest) as caught:
         pod_requests(pod)
     assert caught.value.where == where
@@ -226,17 +236,21 @@ def test_a_bad_quantity_is_told_with_its_place(pod: Pod, where: str) -> None:
     assert caught.value.expected
 
 
-def test_a_bad_quantity_in_a_status_is_told_with_its_container() -> None:
-    told = {"name": "main", "resources": {"requests": {"cpu": "1"}}, "allocatedResources": {"cpu": "many"}}
+def test_a_bad_quantity_in_a_status_is_reported_with_its_container() -> None:
+    reported = {
+        "name": "main",
+        "resources": {"requests": {"cpu": "1"}},
+        "allocatedResources": {"cpu": "many"},
+    }
     with pytest.raises(
         BadRequest, match=r"status of container main: allocatedResources\[cpu\]: not a quantity"
     ):
-        pod_usage(pod_of(container("1"), status={"containerStatuses": [told]}))
+        pod_usage(pod_of(container("1"), status={"containerStatuses": [reported]}))
 
 
-def test_host_ports_of_containers_and_sidecars_are_kinds_of_which_one_is_asked_for() -> None:
-    def ports(*told: dict[str, Any]) -> dict[str, Any]:
-        return {"ports": list(told)}
+def test_host_ports_of_containers_and_sidecars_are_resources() -> None:
+    def ports(*reported: dict[str, Any]) -> dict[str, Any]:
+        return {"ports": list(reported)}
 
     pod = pod_of(
         container(
@@ -250,16 +264,16 @@ def test_host_ports_of_containers_and_sidecars_are_kinds_of_which_one_is_asked_f
             sidecar(**ports({"hostPort": 2, "protocol": "SCTP"})),
         ),
     )
-    kinds = ("hostport/SCTP/2", "hostport/TCP/8080", "hostport/UDP/53")
-    assert host_port_resources(pod) == kinds
-    assert pod_requests(pod) == pod_usage(pod) == asked(cpu=1000, **dict.fromkeys(kinds, 1))
+    resources = ("hostport/SCTP/2", "hostport/TCP/8080", "hostport/UDP/53")
+    assert host_port_resources(pod) == resources
+    assert pod_requests(pod) == pod_usage(pod) == expected_requests(cpu=1000, **dict.fromkeys(resources, 1))
     assert host_port_resource("", 8080) == host_port_resource("TCP", 8080) == "hostport/TCP/8080"
     assert host_port_resources(pod_of(container("1"))) == ()
-    assert pod_requests(pod_of(container("1", **ports({"containerPort": 80})))) == asked(cpu=1000)
+    assert pod_requests(pod_of(container("1", **ports({"containerPort": 80})))) == expected_requests(cpu=1000)
 
 
 @pytest.mark.parametrize("of", ["a container", "a sidecar"])
-def test_a_host_port_is_asked_for_whoever_of_the_pod_has_it(of: str) -> None:
+def test_a_host_port_of_any_container_is_requested(of: str) -> None:
     port: dict[str, Any] = {"ports": [{"hostPort": 8080}]}
     pod = (
         pod_of(container("1", **port))
@@ -267,19 +281,19 @@ def test_a_host_port_is_asked_for_whoever_of_the_pod_has_it(of: str) -> None:
         else pod_of(container("1"), init=(sidecar(**port),))
     )
     assert host_port_resources(pod) == ("hostport/TCP/8080",)
-    assert pod_requests(pod) == pod_usage(pod) == asked(cpu=1000, **{"hostport/TCP/8080": 1})
+    assert pod_requests(pod) == pod_usage(pod) == expected_requests(cpu=1000, **{"hostport/TCP/8080": 1})
 
 
-def test_pods_of_one_template_share_their_ask() -> None:
+def test_pods_of_one_template_share_their_requests() -> None:
     assert pod_requests(pod_of(container("1", "1Gi"))) is pod_requests(pod_of(container("1", "1Gi")))
 
 
-def test_units_are_told_by_kind() -> None:
+def test_units_depend_on_the_resource() -> None:
     assert units_of("cpu", "1500m", "x") == 1500
     assert units_of("memory", "1.5Gi", "x") == 3 * GI // 2
 
 
-# Against the formula, written once more and differently
+# Compared with the formula, written independently
 
 QUANTITIES = {
     "": Fraction(0),
@@ -293,7 +307,7 @@ QUANTITIES = {
     "20G": Fraction(20 * 10**9),
 }
 NAMES = ("cpu", "memory", "a.example/b")
-amounts = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([text for text in QUANTITIES if text]))
+quantities = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([text for text in QUANTITIES if text]))
 
 
 def formula(
@@ -322,12 +336,12 @@ def formula(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(amounts, min_size=1, max_size=3),
-    st.lists(st.tuples(st.booleans(), amounts), max_size=4),
-    amounts,
-    amounts,
+    st.lists(quantities, min_size=1, max_size=3),
+    st.lists(st.tuples(st.booleans(), quantities), max_size=4),
+    quantities,
+    quantities,
 )
-def test_an_ask_is_what_the_formula_says(
+def test_requests_equal_the_formula(
     containers: list[dict[str, str]],
     init: list[tuple[bool, dict[str, str]]],
     whole: dict[str, str],
@@ -343,21 +357,27 @@ def test_an_ask_is_what_the_formula_says(
         overhead=overhead,
     )
     expected = {name: formula(name, containers, init, whole, overhead) for name in NAMES}
-    assert pod_requests(pod) == asked(**{name: units for name, units in expected.items() if units})
+    assert pod_requests(pod) == expected_requests(
+        **{name: units for name, units in expected.items() if units}
+    )
     assert pod_usage(pod) == pod_requests(pod)
 
 
 @settings(max_examples=100, deadline=None)
-@given(amounts, amounts, amounts, st.booleans())
-def test_use_is_the_largest_of_three(
-    wanted: dict[str, str], has: dict[str, str], given_: dict[str, str], infeasible: bool
+@given(quantities, quantities, quantities, st.booleans())
+def test_usage_is_the_largest_of_three(
+    desired: dict[str, str], actual: dict[str, str], allocated: dict[str, str], infeasible: bool
 ) -> None:
-    told = {"name": "main", "resources": {"requests": has}, "allocatedResources": given_}
+    reported = {"name": "main", "resources": {"requests": actual}, "allocatedResources": allocated}
     conditions = [{"type": "PodResizePending", "reason": "Infeasible"}] if infeasible else []
-    pod = pod_of(container(requests=wanted), status={"containerStatuses": [told], "conditions": conditions})
-    sides = [has, given_] if infeasible else [wanted, has, given_]
+    pod = pod_of(
+        container(requests=desired), status={"containerStatuses": [reported], "conditions": conditions}
+    )
+    alternatives = [actual, allocated] if infeasible else [desired, actual, allocated]
     expected = {
-        name: ceil(max(QUANTITIES[side.get(name, "")] for side in sides) * (1000 if name == "cpu" else 1))
+        name: ceil(
+            max(QUANTITIES[side.get(name, "")] for side in alternatives) * (1000 if name == "cpu" else 1)
+        )
         for name in NAMES
     }
-    assert pod_usage(pod) == asked(**{name: units for name, units in expected.items() if units})
+    assert pod_usage(pod) == expected_requests(**{name: units for name, units in expected.items() if units})
