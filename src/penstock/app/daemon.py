@@ -36,7 +36,7 @@ from penstock.store.binaries import POSTGRES_MAJOR
 from penstock.store.factory import StoreHandle, choose_store
 from penstock.store.port import Fenced
 from penstock.web.app import create_app
-from penstock.web.server import BearerOnly, listen_tcp, make_socket, read_token, serve
+from penstock.web.server import listen_tcp, make_socket, read_token, serve
 
 __all__ = ["DaemonOptions", "run"]
 
@@ -141,6 +141,7 @@ async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
     tcp = [listen_tcp(options.listen)] if options.listen else []
+    token = read_token(paths.token) if tcp else ""
     listening = [make_socket(paths.socket)]
     try:
         runtime = _runtime(options, identity)
@@ -152,10 +153,7 @@ async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
     instance = Instance(runtime.settings, handle.store, runtime.backend, retention=retention)
     context = _service_context(options, identity, handle, runtime, stop)
     app = create_app(InstanceService(instance, context))
-    servers = [asyncio.create_task(serve(app, listening))]
-    if tcp:
-        guarded = BearerOnly(app, read_token(paths.token))
-        servers.append(asyncio.create_task(serve(guarded, tcp)))
+    servers = [asyncio.create_task(serve(app, [*listening, *tcp], token))]
     running = asyncio.create_task(_run(runtime, instance))
     watching = asyncio.create_task(_report_ready(instance, runtime, options.report))
     try:
