@@ -154,9 +154,9 @@ def test_allocations_and_external_usage_reduce_what_is_free() -> None:
     driver.settle()
     found = nodes(driver)
     used = found["a"]
-    assert (used.cores, used.cores_free, used.cores_held) == (4, 2.25, 0.25)
-    assert (used.gpus, used.gpus_free, used.gpus_held) == (4, 1, 1)
-    assert (used.memory_bytes, used.memory_free_bytes, used.memory_held_bytes) == (
+    assert (used.cores, used.cores_free, used.cores_external) == (4, 2.25, 0.25)
+    assert (used.gpus, used.gpus_free, used.gpus_external) == (4, 1, 1)
+    assert (used.memory_bytes, used.memory_free_bytes, used.memory_external_bytes) == (
         8 * GIB, 5 * GIB, GIB,
     )  # fmt: skip
     assert (used.state, found["b"].state) == ("allocated", "free")
@@ -167,7 +167,7 @@ def test_external_usage_beyond_the_capacity_leaves_nothing_free() -> None:
     gang(driver, "w", 1, 3000)
     driver.feed(ExternalUsageSet("other", "a", (("cpu", 2500),)))
     found = nodes(driver)["a"]
-    assert (found.cores, found.cores_free, found.cores_held) == (4, 0, 1)
+    assert (found.cores, found.cores_free, found.cores_external) == (4, 0, 1)
 
 
 def test_external_usage_alone_does_not_make_a_node_allocated() -> None:
@@ -211,7 +211,7 @@ def test_nodes_of_the_local_backend_have_whole_cores() -> None:
     driver.settle()
     driver.feed(Drain(("node1",), "disk", "", False))
     first, second = node_infos(driver.scheduler, of_pods=False)
-    assert (first.cores, first.cores_free, first.cores_held, first.memory_bytes) == (
+    assert (first.cores, first.cores_free, first.cores_external, first.memory_bytes) == (
         4,
         1,
         0,

@@ -25,15 +25,16 @@ LEADER = "host-a_1_beef"
 
 
 def pod_node(rank: int, **changes: Any) -> Doc:
-    memory = {"memory_bytes": 32 * GIB, "memory_free_bytes": 32 * GIB, "memory_held_bytes": 0}
-    closed = {"closed": "", "closed_why": "", "cores_held": 0, "gpus_held": 0}
+    memory = {"memory_bytes": 32 * GIB, "memory_free_bytes": 32 * GIB, "memory_external_bytes": 0}
+    closed = {"closed": "", "closed_why": "", "cores_external": 0, "gpus_external": 0}
     return node(rank, **{**memory, **closed, "gpus": 0, "gpus_free": 0, **changes})
 
 
 NODES = [
-    pod_node(0, state="allocated", cores_free=4.4, cores_held=0.1, memory_free_bytes=30 * GIB, jobs=["ƒNH"],
-             memory_held_bytes=GIB // 2),
-    pod_node(1, cores_free=7.9, cores_held=0.1, memory_held_bytes=GIB // 2, memory_free_bytes=63 * GIB // 2),
+    pod_node(0, state="allocated", cores_free=4.4, cores_external=0.1, memory_free_bytes=30 * GIB,
+             memory_external_bytes=GIB // 2, jobs=["ƒNH"]),
+    pod_node(1, cores_free=7.9, cores_external=0.1, memory_external_bytes=GIB // 2,
+             memory_free_bytes=63 * GIB // 2),
     pod_node(2, closed="cordoned", closed_why="cordoned", why="cordoned"),
     pod_node(3, closed="tainted", closed_why="dedicated=ml:NoSchedule"),
     pod_node(4, state="drained", drained=True, drain_reason="disk", drained_at=NOW - 60),
@@ -90,7 +91,7 @@ class Pods(Canned):
 
     async def stream_output(self, caller: Caller, job: int, follow: bool) -> AsyncGenerator[OutputItem, None]:
         del caller, job, follow
-        raise Conflict("the output of pods is with Kubernetes: `kubectl logs gang-0-x7 -n team`")
+        raise Conflict("this instance does not keep the output of pods; use `kubectl logs gang-0-x7 -n team`")
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,7 @@ def test_a_node_with_free_gpus_has_room_for_pods_and_one_that_cannot_be_read_say
     why = "it cannot be read"
     nodes = [
         pod_node(0, state="allocated", cores_free=0, gpus=4, gpus_free=1, jobs=["ƒNH"]),
-        pod_node(1, **nothing, memory_held_bytes=None, state="down", up=False, why=why),
+        pod_node(1, **nothing, memory_external_bytes=None, state="down", up=False, why=why),
     ]
     monkeypatch.setattr(running.service, "nodes", nodes)
     assert [line.split() for line in piped(at, "resource", "list", "-n").stdout.splitlines()] == [

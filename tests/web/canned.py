@@ -161,7 +161,7 @@ def node(rank: int, **changes: Any) -> Doc:
         "name": f"node{rank}", "rank": rank, "state": "free", "up": True, "drained": False,
         "drain_reason": "", "drained_at": None, "why": "", "closed": "", "closed_why": "",
         "cores": 8, "gpus": 2, "memory_bytes": None, "cores_free": 8, "gpus_free": 2,
-        "memory_free_bytes": None, "cores_held": 0, "gpus_held": 0, "memory_held_bytes": None,
+        "memory_free_bytes": None, "cores_external": 0, "gpus_external": 0, "memory_external_bytes": None,
         "properties": [], "jobs": [],
     }  # fmt: skip
     return {**made, **changes}

@@ -56,13 +56,13 @@ GETS = [
 
 
 @pytest.mark.parametrize(("target", "key"), GETS)
-def test_every_question_is_answered(at: Path, target: str, key: str) -> None:
+def test_every_query_returns_its_document(at: Path, target: str, key: str) -> None:
     status, answer = ask(at, "GET", target)
     assert status == 200
     assert key in answer
 
 
-def test_every_change_reaches_the_service(at: Path, service: Canned) -> None:
+def test_every_change_is_passed_to_the_service_with_its_arguments(at: Path, service: Canned) -> None:
     assert ask(at, "POST", "/v1/jobs/cancel", {"ids": ["ƒNH", "0x1"], "note": "n"})[0] == 200
     assert ask(at, "POST", "/v1/jobs/cancel", {"all": True, "states": ["pending"]})[0] == 200
     assert ask(at, "POST", f"/v1/jobs/{ID}/urgency", {"urgency": 31})[1] == {"old": 16, "urgency": 31}
@@ -82,7 +82,7 @@ def test_every_change_reaches_the_service(at: Path, service: Canned) -> None:
     ]
 
 
-def test_jobs_are_submitted_as_text_with_defaults(at: Path, service: Canned) -> None:
+def test_jobspecs_are_passed_on_as_text_and_missing_fields_have_defaults(at: Path, service: Canned) -> None:
     body = {"jobs": [{"jobspec": SPEC}, {"jobspec": SPEC, "urgency": 0, "requeue": "always"}], "key": "k"}
     assert ask(at, "POST", "/v1/jobs", body)[0] == 201
     text = json.dumps(SPEC).encode()
@@ -93,7 +93,7 @@ def test_jobs_are_submitted_as_text_with_defaults(at: Path, service: Canned) -> 
     assert service.calls == [("submit", sent, "k", "alice")]
 
 
-def test_the_query_of_jobs(at: Path, service: Canned) -> None:
+def test_query_parameters_become_a_jobs_query(at: Path, service: Canned) -> None:
     ask(at, "GET", "/v1/jobs?states=running&results=failed&queue=q&name=n&since=5.5&limit=3")
     ask(at, "GET", "/v1/jobs?ids=0x1,2")
     ask(at, "GET", "/v1/jobs")
@@ -142,7 +142,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "target", "body", "expected"), REFUSED)
-def test_refusals_say_what_and_where(
+def test_an_error_has_a_status_a_kind_and_a_place(
     at: Path, method: str, target: str, body: object, expected: tuple[int, str, str]
 ) -> None:
     answer = ask(at, method, target, body)
@@ -151,12 +151,12 @@ def test_refusals_say_what_and_where(
     assert answer[1]["error"]["message"]
 
 
-def test_an_unknown_parameter_is_told_the_known_ones(at: Path) -> None:
+def test_an_unknown_parameter_is_rejected_with_the_known_ones(at: Path) -> None:
     _, answer = ask(at, "GET", "/v1/jobs?state=run")
     assert "states, results, queue" in answer["error"]["expected"]
 
 
-def test_away_is_503_and_a_defect_is_500_without_its_words(at: Path, service: Canned) -> None:
+def test_unavailable_is_503_and_a_defect_is_500_without_its_message(at: Path, service: Canned) -> None:
     service.error = Unavailable("the store is away")
     assert error(ask(at, "GET", "/v1/status")) == (503, "Unavailable", "")
     service.error = Corrupt("two owners")
@@ -167,7 +167,7 @@ def test_away_is_503_and_a_defect_is_500_without_its_words(at: Path, service: Ca
     assert "secret" not in json.dumps(answer)
 
 
-def test_a_long_list_is_written_in_slices_and_whole(at: Path, service: Canned) -> None:
+def test_a_long_list_is_sent_in_slices_and_complete(at: Path, service: Canned) -> None:
     one = service.table[1234]
     service.table = {number: {**one, "id_dec": str(number)} for number in range(2001)}
     status, answer = ask(at, "GET", "/v1/jobs?states=inactive&limit=2001")
@@ -186,7 +186,7 @@ def lines_of(at: Path, target: str, count: int) -> list[str]:
     return found
 
 
-def test_events_carry_their_number(at: Path, service: Canned) -> None:
+def test_events_have_their_sequence_number_as_id(at: Path, service: Canned) -> None:
     found = lines_of(at, "/v1/events?since=6", 6)
     assert found[0].startswith(":")
     assert found[2] == "id: 7"
@@ -202,7 +202,7 @@ def test_a_followed_eventlog_ends_after_the_last_event(at: Path) -> None:
     assert '"name":"clean"' in text.rstrip().splitlines()[-1]
 
 
-def test_output_names_its_events_and_an_error_is_the_last_of_them(at: Path, service: Canned) -> None:
+def test_output_events_have_names_and_an_error_ends_the_stream(at: Path, service: Canned) -> None:
     service.scripts[1] = [("output", {"index": 0, "stream": "stdout", "data": "ä"}), ("break", {})]
     connection = UnixConnection(at)
     connection.request("GET", "/v1/jobs/1/output?follow=1")
@@ -211,13 +211,13 @@ def test_output_names_its_events_and_an_error_is_the_last_of_them(at: Path, serv
     assert "the store is away" in text.split("event: error\ndata: ")[1]
 
 
-def test_the_stream_is_closed_when_the_reader_leaves(at: Path, service: Canned) -> None:
+def test_a_stream_is_closed_when_the_client_disconnects(at: Path, service: Canned) -> None:
     service.endless = True
     lines_of(at, "/v1/events", 4)
     assert service.closed.wait(5)
 
 
-def test_the_description_and_the_routes_are_the_same(at: Path) -> None:
+def test_openapi_and_the_routes_have_the_same_endpoints(at: Path) -> None:
     from penstock.web.app import create_app
     from penstock.web.routes import ENDPOINTS
 

@@ -18,7 +18,7 @@ from penstock.web.streams import EventStream
 from tests.web.canned import Canned, ask, served
 
 
-def test_the_socket_is_for_the_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_the_socket_has_mode_0600_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with make_socket(tmp_path / "s"):
@@ -28,7 +28,7 @@ def test_the_socket_is_for_the_owner_alone_whatever_the_umask(tmp_path: Path) ->
         os.umask(before)
 
 
-def test_a_dead_socket_is_replaced(tmp_path: Path) -> None:
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     make_socket(tmp_path / "s").close()
     assert (tmp_path / "s").exists()
     with served(Canned(), tmp_path / "s"):
@@ -36,27 +36,27 @@ def test_a_dead_socket_is_replaced(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-def test_a_living_socket_is_left_alone(tmp_path: Path) -> None:
+def test_a_socket_with_a_server_is_not_replaced(tmp_path: Path) -> None:
     with served(Canned(), tmp_path / "s"):
         with pytest.raises(Conflict, match="another instance is listening"):
             make_socket(tmp_path / "s")
         assert ask(tmp_path / "s", "GET", "/v1/status")[0] == 200
 
 
-def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
+def test_a_file_at_the_path_of_the_socket_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("mine")
     with pytest.raises(Conflict, match="not a socket"):
         make_socket(tmp_path / "s")
     assert (tmp_path / "s").read_text() == "mine"
 
 
-def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+def test_a_socket_path_that_is_too_long_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="too long"):
         make_socket(tmp_path / ("x" * 120))
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:80", "example.org:80", "127.0.0.1", "127.0.0.1:x", ":80"])
-def test_only_this_machine_is_served_over_tcp(address: str) -> None:
+def test_only_loopback_addresses_are_accepted(address: str) -> None:
     with pytest.raises(BadRequest):
         listen_tcp(address)
 
@@ -89,13 +89,13 @@ def over_tcp(port: int, headers: dict[str, str]) -> int:
         connection.close()
 
 
-def test_a_tcp_socket_without_a_token_is_refused(tmp_path: Path) -> None:
+def test_a_tcp_socket_without_a_token_is_rejected(tmp_path: Path) -> None:
     with listen_tcp("127.0.0.1:0") as tcp, pytest.raises(BadRequest, match="token"):
         asyncio.run(serve(create_app(Canned()), [tcp]))
     del tmp_path
 
 
-def test_stopping_does_not_wait_for_streams(tmp_path: Path) -> None:
+def test_the_server_stops_while_a_stream_is_open(tmp_path: Path) -> None:
     service = Canned()
     service.endless = True
     with served(service, tmp_path / "s"):
@@ -107,7 +107,7 @@ def test_stopping_does_not_wait_for_streams(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_silent_stream_is_kept_alive_by_comments() -> None:
+def test_comments_keep_an_idle_stream_alive() -> None:
     sent: list[bytes] = []
 
     async def scenario() -> None:

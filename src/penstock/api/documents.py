@@ -302,7 +302,7 @@ def _suggestion(reason: WaitReason) -> str:
         return "`penstock queue start` starts the queue again"
     is_resources = reason.cause is WaitCause.RESOURCES
     if is_resources and reason.blockers and all(blocker.until is None for blocker in reason.blockers):
-        return "what is in its way has no known end: nothing can be promised until that ends"
+        return "what holds the resources has no known end, so no start time can be promised"
     return ""
 
 

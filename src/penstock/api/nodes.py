@@ -106,9 +106,9 @@ def _node_info(
         cores_free=cores(cpu.free),
         gpus_free=gpu.free,
         memory_free_bytes=memory.free if memory.total else None,
-        cores_held=cores(cpu.external),
-        gpus_held=gpu.external,
-        memory_held_bytes=memory.external if memory.total else None,
+        cores_external=cores(cpu.external),
+        gpus_external=gpu.external,
+        memory_external_bytes=memory.external if memory.total else None,
         properties=_properties(known, shown),
         jobs=[encode_jobid(job) for job in jobs],
     )

@@ -383,7 +383,7 @@ OutputItem: TypeAlias = OutputChunk | EventLogEntry | JobSummary
 
 
 class NodeInfo(ResponseBody, frozen=True):
-    """A node. What is neither free nor held (`*_held`: external usage) is allocated to jobs."""
+    """A node. What is neither free nor used externally (`*_external`) is allocated to jobs."""
 
     name: str
     rank: int
@@ -401,9 +401,9 @@ class NodeInfo(ResponseBody, frozen=True):
     cores_free: Number
     gpus_free: int
     memory_free_bytes: int | None
-    cores_held: Number
-    gpus_held: int
-    memory_held_bytes: int | None
+    cores_external: Number
+    gpus_external: int
+    memory_external_bytes: int | None
     properties: list[str]
     jobs: list[str]
 

@@ -167,7 +167,7 @@ class InstanceService:
         if self._is_of_pods:
             raise Conflict(
                 "this instance schedules the pods of a Kubernetes cluster: "
-                "use `kubectl apply` with a schedulerName of ours"
+                "use `kubectl apply` with the schedulerName of this instance"
             )
         jobs = tuple(
             Submission(bytes(job.jobspec).decode(), caller.user, job.urgency, job.requeue)
@@ -313,7 +313,7 @@ class InstanceService:
         del caller
         new, live = await self._records.rows(job)
         if self._is_of_pods:
-            raise Conflict(f"the output of pods is with Kubernetes: {_logs_command(new, live)}")
+            raise Conflict(f"this instance does not keep the output of pods; use {_logs_command(new, live)}")
         return stream_output(self._records, job, follow, self._context.output_paths)
 
     async def stream_events(self, caller: Caller, since: int | None) -> AsyncGenerator[InstanceEvent, None]:

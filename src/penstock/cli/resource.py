@@ -96,7 +96,7 @@ class _NodeResources:
 
 
 def _resources(node: Doc, part: str) -> _NodeResources:
-    """`part` is "" for the capacity, "_free" for what is free, "_held" for external usage."""
+    """`part` is "" for the capacity, "_free" for what is free, "_external" for external usage."""
     return _NodeResources(
         round(node.get(f"cores{part}", 0) * 1000),
         int(node.get(f"gpus{part}", 0)),
@@ -113,7 +113,7 @@ def _free(node: Doc) -> _NodeResources:
 
 
 def _external(node: Doc) -> _NodeResources:
-    return _resources(node, "_held")
+    return _resources(node, "_external")
 
 
 def _allocated(node: Doc) -> _NodeResources:

@@ -28,7 +28,7 @@ from penstock.web.bodies import decode, decode_submission, read_body
 from penstock.web.callers import caller_of, process_user
 from penstock.web.errors import UnknownPath, WrongMethod, error_response, json_response
 from penstock.web.queries import read_query
-from penstock.web.routes import ENDPOINTS, Call, Endpoint, Result
+from penstock.web.routes import ENDPOINTS, Call, CallResult, Endpoint
 from penstock.web.streams import EventStream, frames
 
 __all__ = ["create_app"]
@@ -89,7 +89,7 @@ async def _read_request(request: Request, endpoint: Endpoint) -> RequestBody | N
     return None
 
 
-def _response(endpoint: Endpoint, result: Result) -> ASGIApp:
+def _response(endpoint: Endpoint, result: CallResult) -> ASGIApp:
     if isinstance(result, bytes):
         return Response(result, endpoint.status, media_type=endpoint.media_type)
     if isinstance(result, ResponseBody):

@@ -53,10 +53,10 @@ from penstock.model.jobid import parse_jobid
 from penstock.web.bodies import BODY_BYTES_MAX, SUBMIT_BYTES_MAX
 from penstock.web.queries import JOBS_QUERY, Parameter, flag, jobs_query, number
 
-__all__ = ["ENDPOINTS", "Call", "Endpoint", "Result", "StreamTypes"]
+__all__ = ["ENDPOINTS", "Call", "CallResult", "Endpoint", "StreamTypes"]
 
 # A JSON document, a stream of server-sent events, or the content of the response as it is sent.
-Result: TypeAlias = ResponseBody | AsyncGenerator[ResponseBody, None] | bytes
+CallResult: TypeAlias = ResponseBody | AsyncGenerator[ResponseBody, None] | bytes
 # The name of the server-sent event by the type of its data; "" sends no name.
 StreamTypes: TypeAlias = Mapping[type[ResponseBody], str]
 
@@ -91,7 +91,7 @@ class Endpoint:
     method: str
     path: str
     summary: str
-    call: Callable[[Call], Awaitable[Result]]
+    call: Callable[[Call], Awaitable[CallResult]]
     query: tuple[Parameter, ...] = ()
     request: type[RequestBody] | None = None
     response: type[ResponseBody] | None = None  # None: a stream only, or content of `media_type`
@@ -102,13 +102,13 @@ class Endpoint:
     body_bytes_max: int = BODY_BYTES_MAX
 
 
-async def _eventlog(call: Call) -> Result:
+async def _eventlog(call: Call) -> CallResult:
     if call.follow:
         return await call.service.follow_eventlog(call.caller, call.job)
     return await call.service.get_eventlog(call.caller, call.job)
 
 
-async def _timeline(call: Call) -> Result:
+async def _timeline(call: Call) -> CallResult:
     query = TimelineQuery(call.query.get("since_s"), call.query.get("until_s"))
     return await call.service.get_timeline(call.caller, query)
 
@@ -126,7 +126,7 @@ def _queue_endpoint(action: QueueAction, summary: str) -> Endpoint:
     )
 
 
-async def _openapi(call: Call) -> Result:
+async def _openapi(call: Call) -> CallResult:
     from penstock.web.openapi import describe  # It describes the table in this module.
 
     del call
