@@ -28,11 +28,11 @@ from penstock.errors import BadRequest
 __all__ = [
     "CONTROLLER_KINDS",
     "ControllerKind",
-    "Count",
     "CountDifference",
     "CountField",
     "CountMin",
     "CountProduct",
+    "PodCount",
     "PodSetPath",
     "TerminalState",
     "field_at",
@@ -52,7 +52,7 @@ class TerminalState(enum.Enum):
     FAILED = "failed"
 
 
-class Count(Protocol):
+class PodCount(Protocol):
     """A number of pods, computed from an element of the object; None: unset."""
 
     def of(self, element: JsonObject, where: str) -> int | None: ...
@@ -70,7 +70,7 @@ class CountField:
 
 @dataclass(frozen=True, slots=True)
 class CountMin:
-    operands: tuple[Count, ...]
+    operands: tuple[PodCount, ...]
 
     def of(self, element: JsonObject, where: str) -> int | None:
         found = [operand.of(element, where) for operand in self.operands]
@@ -79,7 +79,7 @@ class CountMin:
 
 @dataclass(frozen=True, slots=True)
 class CountProduct:
-    operands: tuple[Count, ...]
+    operands: tuple[PodCount, ...]
 
     def of(self, element: JsonObject, where: str) -> int | None:
         product = 1
@@ -95,8 +95,8 @@ class CountProduct:
 class CountDifference:
     """What is left of a total; never negative."""
 
-    total: Count
-    done: Count
+    total: PodCount
+    done: PodCount
 
     def of(self, element: JsonObject, where: str) -> int | None:
         total, done = self.total.of(element, where), self.done.of(element, where)
@@ -108,7 +108,7 @@ class PodSetPath:
     """Pods of one template."""
 
     template: str
-    count: Count = CountProduct(())  # by default one pod
+    count: PodCount = CountProduct(())  # by default one pod
     each: str = ""  # what `template` and `count` are relative to; empty: the object
 
 
@@ -131,7 +131,7 @@ class ControllerKind:
 
     @property
     def group(self) -> str:
-        """The API group, which tells this kind from kinds of the same name."""
+        """The API group, which distinguishes kinds of the same name."""
         return self.api_version.partition("/")[0]
 
 

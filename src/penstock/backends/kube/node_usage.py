@@ -1,4 +1,4 @@
-"""What all pods on each node use together, whoever has bound them: the last check before a binding."""
+"""Usage of each node by all pods, external ones included: the last check before a binding."""
 
 from __future__ import annotations
 

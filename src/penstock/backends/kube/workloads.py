@@ -1,6 +1,6 @@
 """Tracks which pods belong to which workload, the sizes in PodGroups, and the resulting fact per workload.
 
-A workload lives while a pod of it can run, or while a controller wants to create such pods. Without pods,
+A workload exists while a pod of it can run, or while a controller wants to create such pods. Without pods,
 its fact is derived from the templates of its next pods.
 
 Most pods of a workload declare the same. Pods are counted per equivalence class, and one representative of
@@ -149,7 +149,7 @@ class WorkloadTracker:
     # Facts
 
     def fact(self, workload: str) -> WorkloadSet | None:
-        """None for a workload that lives no more."""
+        """None for a workload without pods and without a controller that wants any."""
         pods = self._pods.get(workload)
         classes = self._classes.get(workload, {}).values()
         members = (
