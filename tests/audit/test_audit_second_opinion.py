@@ -1,12 +1,12 @@
-"""Two computations of what a pod uses, written apart from each other, must agree on every pod."""
+"""The backend's and the auditor's computation of pod usage are independent and must agree on every pod."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.audit.amounts import pod_amounts
-from penstock.audit.readings import GRAPH_ALONE
+from penstock.audit.pod_usage import pod_usage as audited_pod_usage
+from penstock.audit.snapshots import GRAPH_ONLY_PREFIXES
 from penstock.kube.types import (
     Condition,
     Container,
@@ -56,7 +56,7 @@ def pods(draw: st.DrawFn) -> Pod:
     whole = draw(st.none() | resources)
     has = draw(st.none() | resources)
     if has is not None and whole is not None:
-        # A kubelet tells of every kind that a pod asks for as a whole.
+        # A kubelet tells of every resource that a pod asks for as a whole.
         has = ResourceRequirements(requests={**(whole.requests or {}), **(has.requests or {})})
     reason = draw(st.sampled_from(("", "Deferred", "Infeasible")))
     return Pod(
@@ -78,6 +78,8 @@ def pods(draw: st.DrawFn) -> Pod:
 
 
 @given(pods())
-def test_driver_and_auditor_agree_on_what_a_pod_uses(pod: Pod) -> None:
-    told = {kind: units for kind, units in pod_usage(pod) if not kind.startswith(GRAPH_ALONE)}
-    assert told == pod_amounts(pod)
+def test_backend_and_auditor_agree_on_the_usage_of_a_pod(pod: Pod) -> None:
+    counted = {
+        resource: units for resource, units in pod_usage(pod) if not resource.startswith(GRAPH_ONLY_PREFIXES)
+    }
+    assert counted == audited_pod_usage(pod)

@@ -225,9 +225,14 @@ def first_job(scheduler: Scheduler) -> int:
 @pytest.mark.parametrize(
     ("kind", "repair", "spoil", "is_foreign"),
     [
-        ("hold_missing", "snapshot", lambda it: it.state.cluster.remove_external_usage(first_hold(it)), True),
         (
-            "held_differs",
+            "external_usage_missing",
+            "snapshot",
+            lambda it: it.state.cluster.remove_external_usage(first_hold(it)),
+            True,
+        ),
+        (
+            "external_booking_differs",
             "restart",
             lambda it: it.state.cluster.engine.external_usage.remove(first_hold(it)),
             True,

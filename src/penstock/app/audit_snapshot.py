@@ -1,7 +1,7 @@
-"""What the graph in memory says, as the auditor reads it.
+"""Takes the auditor's snapshot of the resource graph in memory.
 
-Bookings are read from the vertices themselves, seats from what the engine has given to each job, holds from
-the facts: three places that must say the same, so that a mistake in one of them is seen.
+Bookings are read from the vertices, slots from the engine's allocations, and external usage from the facts.
+The three must agree, so an error in one of them is visible.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.audit.readings import GraphExternalUsage, GraphMember, GraphNode, GraphReading, JobAssignments
+from penstock.audit.snapshots import GraphExternalUsage, GraphMember, GraphNode, GraphSnapshot, JobAssignments
 from penstock.audit.store import assignments_of
 from penstock.engine import AllocationKind, Slot
 from penstock.sched.cluster import ClusterNode
@@ -17,26 +17,26 @@ from penstock.sched.job import Job, MemberPhase
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.state import SchedulerState
 
-__all__ = ["graph_reading"]
+__all__ = ["graph_snapshot"]
 
 _NO_NODE: Final = ""
 
 
-def graph_reading(scheduler: Scheduler) -> GraphReading:
-    """To be called between turns. It takes time in proportion to nodes and members, and changes nothing."""
+def graph_snapshot(scheduler: Scheduler) -> GraphSnapshot:
+    """Takes the snapshot. Call it between steps. The cost is linear in nodes and members."""
     state = scheduler.state
     members, empty_slots = _assignments(state)
-    holds = (state.cluster.external_usage(name) for name in state.cluster.external_usage_keys())
-    return GraphReading(
+    external_usage = (state.cluster.external_usage(name) for name in state.cluster.external_usage_keys())
+    return GraphSnapshot(
         nodes={name: _node(known) for name, known in state.cluster.nodes.items()},
         members=members,
-        holds={
+        external_usage={
             fact.key: GraphExternalUsage(fact.node, dict(fact.usage), fact.standing)
-            for fact in holds
+            for fact in external_usage
             if fact is not None
         },
         jobs={
-            job.id: _paths(job)
+            job.id: _job_assignments(job)
             for job in state.jobs.values()
             if job.workload and job.id in state.cluster.engine.jobs
         },
@@ -47,19 +47,19 @@ def graph_reading(scheduler: Scheduler) -> GraphReading:
 def _node(known: ClusterNode) -> GraphNode:
     capacity: dict[str, int] = {}
     used: dict[str, int] = {}
-    held: dict[str, int] = {}
+    external: dict[str, int] = {}
     for vertex in known.vertex.below():
-        kind, state = vertex.type, vertex.state
-        capacity[kind] = capacity.get(kind, 0) + vertex.size
+        resource, state = vertex.type, vertex.state
+        capacity[resource] = capacity.get(resource, 0) + vertex.size
         if state is not None:
             live = sum(booking.units for booking in state.bookings.values() if booking.live)
-            used[kind] = used.get(kind, 0) + live
-            held[kind] = held.get(kind, 0) + sum(state.external_units)
-    return GraphNode(capacity, used, held, known.fact.up)
+            used[resource] = used.get(resource, 0) + live
+            external[resource] = external.get(resource, 0) + sum(state.external_units)
+    return GraphNode(capacity, used, external, known.fact.up)
 
 
 def _assignments(state: SchedulerState) -> tuple[dict[str, GraphMember], dict[str, str]]:
-    """Members that sit on a slot of their job, and slots of works that nobody sits on."""
+    """Returns the members with a slot of their job, and the slots of workloads without a member."""
     members: dict[str, GraphMember] = {}
     empty: dict[str, str] = {}
     for number, holder in state.cluster.engine.jobs.items():
@@ -74,8 +74,8 @@ def _assignments(state: SchedulerState) -> tuple[dict[str, GraphMember], dict[st
                 taken.add(slot.number)
                 members[member.key] = GraphMember(number, member.node, member.phase.value, _amounts(slot))
         if job is None or job.workload:
-            left = (slot for slot in slots.values() if slot.number not in taken)
-            empty.update((f"{number}/{slot.number}", _node_name(slot)) for slot in left)
+            unassigned = (slot for slot in slots.values() if slot.number not in taken)
+            empty.update((f"{number}/{slot.number}", _node_name(slot)) for slot in unassigned)
     return members, empty
 
 
@@ -84,18 +84,18 @@ def _node_name(slot: Slot) -> str:
 
 
 def _amounts(slot: Slot) -> dict[str, int]:
-    amounts: dict[str, int] = {}
+    usage: dict[str, int] = {}
     for grant in slot.grants:
-        amounts[grant.vertex.type] = amounts.get(grant.vertex.type, 0) + grant.units
-    return amounts
+        usage[grant.vertex.type] = usage.get(grant.vertex.type, 0) + grant.units
+    return usage
 
 
-def _paths(job: Job) -> JobAssignments:
-    there: Iterable[tuple[str, float]] = (
+def _job_assignments(job: Job) -> JobAssignments:
+    members: Iterable[tuple[str, float]] = (
         (member.phase.value, member.seen_at)
         for member in job.members.values()
         if member.phase is not MemberPhase.ENDED
     )
     return assignments_of(
-        list(there), job.placed_at, job.incomplete_since, bool(job.incomplete_reason), job.is_ending
+        list(members), job.placed_at, job.incomplete_since, bool(job.incomplete_reason), job.is_ending
     )

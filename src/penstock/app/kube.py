@@ -23,11 +23,11 @@ from typing import Final
 from msgspec import structs
 
 from penstock.api.responses import AgentInfo, InstanceSettings
-from penstock.app.audit_snapshot import graph_reading
+from penstock.app.audit_snapshot import graph_snapshot
 from penstock.app.kube_options import KubeOptions
 from penstock.audit.api import read_api
 from penstock.audit.auditor import Auditor
-from penstock.audit.readings import GraphReading
+from penstock.audit.snapshots import GraphSnapshot
 from penstock.audit.store import read_store
 from penstock.backends.kube.backend import KubeBackend
 from penstock.errors import Conflict, Unavailable
@@ -204,8 +204,8 @@ class KubeRuntime:
             await asyncio.sleep(_POLL_S)
 
     def _make_auditor(self, instance: Instance) -> Auditor:
-        async def graph() -> GraphReading:
-            return await instance.query(lambda scheduler, _: graph_reading(scheduler))
+        async def graph() -> GraphSnapshot:
+            return await instance.query(lambda scheduler, _: graph_snapshot(scheduler))
 
         return Auditor(
             lambda: read_api(self._client),
@@ -213,7 +213,7 @@ class KubeRuntime:
             graph,
             Repairs(instance, self._backend),
             scheduler_names=self._options.settings.scheduler_names,
-            every_s=self._options.audit_every_s,
+            interval_s=self._options.audit_every_s,
         )
 
     async def stop(self, *, keep_tasks: bool) -> None:  # noqa: ARG002

@@ -1,12 +1,12 @@
-"""A second, independent reading of world, store and graph.
+"""The auditor: an independent check of the cluster, the store and the resource graph against each other.
 
-    readings      the three readings, as values
-    amounts       what a pod counts for, computed for a second time and as plainly as can be
-    api, store    how the cluster and the store are read; the graph's reading is handed in
+    snapshots     the three snapshots, as values
+    pod_usage     the resource usage of a pod, computed independently of `podspec`
+    api, store    take the snapshots of the cluster and the store; the caller provides that of the graph
     differences   the kinds of difference, and the one repair of each
-    compare       where the readings contradict each other; pure
-    auditor       every minute: read, compare, read again, repair
-    metrics       what is told of it
+    compare       finds the differences between the snapshots; pure
+    auditor       every minute: take snapshots, compare, confirm, repair
+    metrics       Prometheus metrics
 
-Nothing here is shared with the driver, so that a mistake there cannot hide itself here.
+The auditor shares no code with the backend, so a mistake in the backend cannot hide itself here.
 """

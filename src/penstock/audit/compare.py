@@ -1,13 +1,13 @@
-"""Where the three readings contradict each other. Pure: the same readings give the same differences.
+"""Finds the differences between the three snapshots. Pure: equal snapshots give equal differences.
 
-Whatever is wrong is told once, by the kind that leads to its repair: of a member on which store and graph
-disagree nothing else is said until they agree, and a pod that should not be counted twice is a hold too many.
-Amounts are compared only in kinds that the node has: nothing else can be given away there. Kinds that the
-graph alone knows are left out: a node has none of them to give, the graph only keeps pods apart by them.
+Every error is reported once, with the kind that leads to its repair: a member on which store and graph
+disagree has no further differences, and a pod that is counted twice is surplus external usage. Usage is
+compared only for resources that the node has, because only those can be allocated. Resources that exist in
+the graph only are ignored: they keep pods apart and no node provides them.
 
-A pod counts for its node from the moment it is bound until it is terminal or gone, whoever it belongs to. If
-it is a member it has a seat; otherwise there is a hold for it. What the cluster itself is about to clean up
-(pods of a node that is gone) and what cannot be known (pods of ours on a node that is silent) is left alone.
+A pod counts for its node from its binding until it is terminal or gone, independent of its owner. A member
+has a slot; any other pod has external usage. Ignored are pods that the cluster is about to remove (on a
+deleted node) and pods whose state cannot be known (of this scheduler, on a node that is not ready).
 """
 
 from __future__ import annotations
@@ -17,124 +17,127 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.audit.differences import Difference, DifferenceKind
-from penstock.audit.readings import (
-    GRAPH_ALONE,
-    LEFT_OVER,
-    MORE,
+from penstock.audit.snapshots import (
+    EXCESS_PREFIX,
+    GRAPH_ONLY_PREFIXES,
+    ORPHAN_PREFIX,
     PLACING,
     ApiPod,
-    ApiReading,
+    ApiSnapshot,
     GraphExternalUsage,
-    GraphReading,
+    GraphSnapshot,
     ResourceUsage,
-    StoreReading,
+    StoreSnapshot,
 )
 
 __all__ = ["HALF_GANG_S", "compare"]
 
-HALF_GANG_S: Final = 120.0  # how long a group may be half placed before somebody must have been told
+HALF_GANG_S: Final = 120.0  # how long a group may be partly placed without a report
 
 
 def compare(
-    api: ApiReading,
-    store: StoreReading,
-    graph: GraphReading,
+    api: ApiSnapshot,
+    store: StoreSnapshot,
+    graph: GraphSnapshot,
     scheduler_names: Collection[str],
     *,
     now: float,
-    grace: Collection[Difference] | None = None,
+    previous: Collection[Difference] | None = None,
 ) -> tuple[Difference, ...]:
-    """All differences; with `grace`, only those that were among them: what the previous readings showed."""
-    uses = _uses(api, store, graph, scheduler_names)
+    """Returns all differences. With `previous`, only those that the previous comparison showed too."""
+    external = _external_usage(api, store, graph, scheduler_names)
     found = (
         *_nodes(api, graph),
         *_members(api, store, graph),
-        *_pods_and_external_usage(api, graph, uses),
-        *_held(graph),
+        *_pods_and_external_usage(api, graph, external),
+        *_booked_external_usage(graph),
         *_empty_slots(graph),
-        *_overcommitted(api, graph, uses),
+        *_overcommitted(api, graph, external),
         *_half_gangs(store, graph, now),
     )
-    if grace is None:
+    if previous is None:
         return found
-    seen = {difference.identity for difference in grace}
-    return tuple(difference for difference in found if difference.identity in seen)
+    identities = {difference.identity for difference in previous}
+    return tuple(difference for difference in found if difference.identity in identities)
 
 
 # Nodes
 
 
-def _nodes(api: ApiReading, graph: GraphReading) -> Iterator[Difference]:
+def _nodes(api: ApiSnapshot, graph: GraphSnapshot) -> Iterator[Difference]:
     for name, node in sorted(api.nodes.items()):
         known = graph.nodes.get(name)
         if known is None:
-            yield Difference(DifferenceKind.NODE_MISSING, name, "the graph does not have it")
+            yield Difference(DifferenceKind.NODE_MISSING, name, "missing in the graph")
             continue
-        kinds = {kind for kind in (*node.allocatable, *known.capacity) if not kind.startswith(GRAPH_ALONE)}
-        if wrong := _unlike(node.allocatable, known.capacity, kinds):
+        resources = {
+            resource
+            for resource in (*node.allocatable, *known.capacity)
+            if not resource.startswith(GRAPH_ONLY_PREFIXES)
+        }
+        if wrong := _compare_units(node.allocatable, known.capacity, resources):
             yield Difference(DifferenceKind.NODE_CAPACITY, name, wrong)
         if known.up is not node.ready:
-            says = "ready, and down in the graph" if node.ready else "not ready, and up in the graph"
-            yield Difference(DifferenceKind.NODE_STATE, name, f"it is {says}")
+            detail = "ready, but down in the graph" if node.ready else "not ready, but up in the graph"
+            yield Difference(DifferenceKind.NODE_STATE, name, detail)
     for name in sorted(graph.nodes.keys() - api.nodes.keys()):
-        yield Difference(DifferenceKind.NODE_SURPLUS, name, "the cluster does not have it")
+        yield Difference(DifferenceKind.NODE_SURPLUS, name, "missing in the cluster")
 
 
 # Members
 
 
-def _members(api: ApiReading, store: StoreReading, graph: GraphReading) -> Iterator[Difference]:
+def _members(api: ApiSnapshot, store: StoreSnapshot, graph: GraphSnapshot) -> Iterator[Difference]:
     for uid in sorted(store.members.keys() | graph.members.keys()):
-        recorded, seated = store.members.get(uid), graph.members.get(uid)
-        if recorded is None or seated is None:
+        recorded, assigned = store.members.get(uid), graph.members.get(uid)
+        if recorded is None or assigned is None:
             where = "the graph" if recorded is None else "the store"
-            yield Difference(
-                DifferenceKind.MEMBER_DISAGREED, uid, f"it has a place in {where} alone", way=where
-            )
+            yield Difference(DifferenceKind.MEMBER_DISAGREED, uid, f"placed in {where} only", variant=where)
             continue
-        if (recorded.job, recorded.node) != (seated.job, seated.node):
+        if (recorded.job, recorded.node) != (assigned.job, assigned.node):
             in_store = f"of job {recorded.job} on {recorded.node} in the store"
-            in_graph = f"of job {seated.job} on {seated.node} in the graph"
+            in_graph = f"of job {assigned.job} on {assigned.node} in the graph"
             both = f"{in_store}, {in_graph}"
-            yield Difference(DifferenceKind.MEMBER_DISAGREED, uid, both, way=both)
+            yield Difference(DifferenceKind.MEMBER_DISAGREED, uid, both, variant=both)
             continue
         pod = api.pods.get(uid)
-        of = f"a member of job {seated.job} on {seated.node}"
+        of = f"a member of job {assigned.job} on {assigned.node}"
         if pod is None:
             yield Difference(DifferenceKind.MEMBER_LEAKED, uid, f"{of}, whose pod is gone")
         elif pod.terminal:
-            yield Difference(DifferenceKind.MEMBER_LEAKED, uid, f"{of}, whose pod {_named(pod)} is terminal")
-        elif not pod.node:
-            if PLACING not in (recorded.phase, seated.phase):
-                yield Difference(
-                    DifferenceKind.MEMBER_UNBOUND, uid, f"{of}, whose pod {_named(pod)} is on no node"
-                )
-        elif pod.node != seated.node:
             yield Difference(
-                DifferenceKind.MEMBER_ELSEWHERE, uid, f"{of}, whose pod {_named(pod)} is on {pod.node}"
+                DifferenceKind.MEMBER_LEAKED, uid, f"{of}, whose pod {_pod_name(pod)} is terminal"
+            )
+        elif not pod.node:
+            if PLACING not in (recorded.phase, assigned.phase):
+                yield Difference(
+                    DifferenceKind.MEMBER_UNBOUND, uid, f"{of}, whose pod {_pod_name(pod)} is on no node"
+                )
+        elif pod.node != assigned.node:
+            yield Difference(
+                DifferenceKind.MEMBER_ELSEWHERE, uid, f"{of}, whose pod {_pod_name(pod)} is on {pod.node}"
             )
 
 
-# Pods, and what is held for them
+# Pods and external usage
 
 
 @dataclass(slots=True)
-class _Uses:
-    """What pods use beside the seats of members, as the cluster has it."""
+class _ExternalUsage:
+    """The usage of pods outside the slots of members, according to the cluster."""
 
-    holds: dict[str, tuple[str, ResourceUsage]] = field(
-        default_factory=dict
-    )  # name -> node, amounts: must be there
-    allowed: set[str] = field(default_factory=set)  # names that may be there, for reasons of their own
-    unknown: dict[str, ApiPod] = field(default_factory=dict)  # pods of ours that nobody knows of
-    others: dict[str, dict[str, int]] = field(default_factory=dict)  # by node, all of it
+    required: dict[str, tuple[str, ResourceUsage]] = field(default_factory=dict)  # key -> node, usage
+    allowed: set[str] = field(default_factory=set)  # keys that may exist in the graph
+    # Pods of this scheduler that store and graph do not know.
+    unknown: dict[str, ApiPod] = field(default_factory=dict)
+    by_node: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def _uses(
-    api: ApiReading, store: StoreReading, graph: GraphReading, scheduler_names: Collection[str]
-) -> _Uses:
-    # Of a member that is not where it should be, that is enough to say.
-    uses = _Uses(allowed={MORE + uid for uid in (*store.members, *graph.members)})
+def _external_usage(
+    api: ApiSnapshot, store: StoreSnapshot, graph: GraphSnapshot, scheduler_names: Collection[str]
+) -> _ExternalUsage:
+    # A member on the wrong node has its own difference, so excess usage of members is allowed.
+    external = _ExternalUsage(allowed={EXCESS_PREFIX + uid for uid in (*store.members, *graph.members)})
     for uid, pod in sorted(api.pods.items()):
         if not pod.is_counted:
             continue
@@ -142,144 +145,164 @@ def _uses(
         if assignment is not None:
             if assignment.node == pod.node:
                 beyond = {
-                    kind: units - assignment.amounts.get(kind, 0) for kind, units in pod.amounts.items()
+                    resource: units - assignment.usage.get(resource, 0)
+                    for resource, units in pod.usage.items()
                 }
-                more = {kind: units for kind, units in beyond.items() if units > 0}
-                uses.allowed.discard(MORE + uid)
-                _use(api, uses, pod.node, MORE + uid, more)
+                more = {resource: units for resource, units in beyond.items() if units > 0}
+                external.allowed.discard(EXCESS_PREFIX + uid)
+                _add_usage(api, external, pod.node, EXCESS_PREFIX + uid, more)
             continue
         if uid in store.members:
-            uses.allowed.update((uid, LEFT_OVER + uid))
+            external.allowed.update((uid, ORPHAN_PREFIX + uid))
             continue
-        name = LEFT_OVER + uid if LEFT_OVER + uid in graph.holds and uid not in graph.holds else uid
-        if pod.scheduler_name in scheduler_names and name not in graph.holds:
+        name = (
+            ORPHAN_PREFIX + uid
+            if ORPHAN_PREFIX + uid in graph.external_usage and uid not in graph.external_usage
+            else uid
+        )
+        if pod.scheduler_name in scheduler_names and name not in graph.external_usage:
             node = api.nodes.get(pod.node)
             if node is not None and node.ready:
-                uses.unknown[uid] = pod
+                external.unknown[uid] = pod
             continue
-        _use(api, uses, pod.node, name, pod.amounts)
-    return uses
+        _add_usage(api, external, pod.node, name, pod.usage)
+    return external
 
 
-def _use(api: ApiReading, uses: _Uses, node: str, name: str, amounts: ResourceUsage) -> None:
+def _add_usage(
+    api: ApiSnapshot, external: _ExternalUsage, node: str, name: str, usage: ResourceUsage
+) -> None:
     known = api.nodes.get(node)
     if known is None:
-        uses.allowed.add(name)  # Its pods will be cleaned up: they are held or not, it does not matter.
+        external.allowed.add(name)  # The cluster will remove the pods of this node, so both states are right.
         return
-    given = {kind: units for kind, units in amounts.items() if known.allocatable.get(kind)}
-    if not given:
+    provided = {resource: units for resource, units in usage.items() if known.allocatable.get(resource)}
+    if not provided:
         return
-    uses.holds[name] = (node, given)
-    there = uses.others.setdefault(node, {})
-    for kind, units in given.items():
-        there[kind] = there.get(kind, 0) + units
+    external.required[name] = (node, provided)
+    total = external.by_node.setdefault(node, {})
+    for resource, units in provided.items():
+        total[resource] = total.get(resource, 0) + units
 
 
-def _pods_and_external_usage(api: ApiReading, graph: GraphReading, uses: _Uses) -> Iterator[Difference]:
-    for uid, pod in uses.unknown.items():
-        what = f"{_named(pod)} is on {pod.node}, and neither store nor graph know of it"
+def _pods_and_external_usage(
+    api: ApiSnapshot, graph: GraphSnapshot, external: _ExternalUsage
+) -> Iterator[Difference]:
+    for uid, pod in external.unknown.items():
+        what = f"{_pod_name(pod)} is on {pod.node} and unknown to store and graph"
         yield Difference(DifferenceKind.POD_UNKNOWN, uid, what)
-    for name, (node, amounts) in sorted(uses.holds.items()):
-        hold = graph.holds.get(name)
-        if hold is None:
-            what = f"{_pod_of(api, name)} uses {_listed(amounts)} of {node}"
+    for name, (node, usage) in sorted(external.required.items()):
+        entry = graph.external_usage.get(name)
+        if entry is None:
+            what = f"{_format_pod(api, name)} uses {_format_units(usage)} of {node}"
             yield Difference(DifferenceKind.EXTERNAL_USAGE_MISSING, name, what)
-        elif hold.node != node:
-            what = f"{_pod_of(api, name)} is on {node}, its hold on {hold.node}"
+        elif entry.node != node:
+            what = f"{_format_pod(api, name)} is on {node}, its external usage on {entry.node}"
             yield Difference(DifferenceKind.EXTERNAL_USAGE_DIFFERS, name, what)
-        elif wrong := _unlike(amounts, hold.amounts, api.nodes[node].allocatable.keys()):
+        elif wrong := _compare_units(usage, entry.usage, api.nodes[node].allocatable.keys()):
             yield Difference(
-                DifferenceKind.EXTERNAL_USAGE_DIFFERS, name, f"{_pod_of(api, name)} on {node}: {wrong}"
+                DifferenceKind.EXTERNAL_USAGE_DIFFERS, name, f"{_format_pod(api, name)} on {node}: {wrong}"
             )
-    for name, hold in sorted(graph.holds.items()):
-        if name not in uses.holds and name not in uses.allowed and _takes_anything(hold, graph):
-            what = f"{_listed(hold.amounts)} of {hold.node} for {_pod_of(api, name)}"
+    for name, entry in sorted(graph.external_usage.items()):
+        if name not in external.required and name not in external.allowed and _reduces_capacity(entry, graph):
+            what = f"{_format_units(entry.usage)} of {entry.node} for {_format_pod(api, name)}"
             yield Difference(DifferenceKind.EXTERNAL_USAGE_SURPLUS, name, what)
 
 
-def _takes_anything(hold: GraphExternalUsage, graph: GraphReading) -> bool:
-    """Whether something is less for it. On a node that is not there it would be, once the node comes."""
-    node = graph.nodes.get(hold.node)
+def _reduces_capacity(entry: GraphExternalUsage, graph: GraphSnapshot) -> bool:
+    """Whether the usage reduces the free units of a node. A missing node may appear later, so it counts."""
+    node = graph.nodes.get(entry.node)
     return node is None or any(
-        units and node.capacity.get(kind) and not kind.startswith(GRAPH_ALONE)
-        for kind, units in hold.amounts.items()
+        units and node.capacity.get(resource) and not resource.startswith(GRAPH_ONLY_PREFIXES)
+        for resource, units in entry.usage.items()
     )
 
 
 # Sums
 
 
-def _held(graph: GraphReading) -> Iterator[Difference]:
+def _booked_external_usage(graph: GraphSnapshot) -> Iterator[Difference]:
     sums: dict[str, dict[str, int]] = {}
-    for hold in graph.holds.values():
-        there = sums.setdefault(hold.node, {})
-        for kind, units in hold.amounts.items():
-            there[kind] = there.get(kind, 0) + units
+    for entry in graph.external_usage.values():
+        total = sums.setdefault(entry.node, {})
+        for resource, units in entry.usage.items():
+            total[resource] = total.get(resource, 0) + units
     for name, node in sorted(graph.nodes.items()):
-        kinds = {kind for kind, units in node.capacity.items() if units}
-        if wrong := _unlike(sums.get(name, {}), node.held, kinds, ("holds add up to", "booked are")):
-            yield Difference(DifferenceKind.ALLOCATION_DIFFERS, name, wrong)
+        resources = {resource for resource, units in node.capacity.items() if units}
+        if wrong := _compare_units(
+            sums.get(name, {}), node.external, resources, ("sum of external usage", "booked")
+        ):
+            yield Difference(DifferenceKind.EXTERNAL_BOOKING_DIFFERS, name, wrong)
 
 
-def _empty_slots(graph: GraphReading) -> Iterator[Difference]:
+def _empty_slots(graph: GraphSnapshot) -> Iterator[Difference]:
     for assignment, node in sorted(graph.empty_slots.items()):
         yield Difference(
-            DifferenceKind.SLOT_EMPTY, assignment, f"units of {node} are booked, and no member has them"
+            DifferenceKind.SLOT_EMPTY, assignment, f"units of {node} are booked without a member"
         )
 
 
-def _overcommitted(api: ApiReading, graph: GraphReading, uses: _Uses) -> Iterator[Difference]:
+def _overcommitted(api: ApiSnapshot, graph: GraphSnapshot, external: _ExternalUsage) -> Iterator[Difference]:
     for name, node in sorted(api.nodes.items()):
-        known, others = graph.nodes.get(name), uses.others.get(name, {})
+        known, others = graph.nodes.get(name), external.by_node.get(name, {})
         if known is None:
             continue
         wrong = [
-            f"{kind}: we use {ours}, others {others.get(kind, 0)}, of {node.allocatable.get(kind, 0)}"
-            for kind, ours in sorted(known.used.items())
+            f"{resource}: jobs use {ours}, external usage {others.get(resource, 0)},"
+            f" capacity {node.allocatable.get(resource, 0)}"
+            for resource, ours in sorted(known.used.items())
             if ours > 0
-            and not kind.startswith(GRAPH_ALONE)
-            and ours + others.get(kind, 0) > node.allocatable.get(kind, 0)
+            and not resource.startswith(GRAPH_ONLY_PREFIXES)
+            and ours + others.get(resource, 0) > node.allocatable.get(resource, 0)
         ]
         if wrong:
             yield Difference(DifferenceKind.OVERCOMMITTED, name, "; ".join(wrong))
 
 
-def _half_gangs(store: StoreReading, graph: GraphReading, now: float) -> Iterator[Difference]:
+def _half_gangs(store: StoreSnapshot, graph: GraphSnapshot, now: float) -> Iterator[Difference]:
     for job in sorted(store.jobs.keys() | graph.jobs.keys()):
-        for places in (store.jobs.get(job), graph.jobs.get(job)):
-            if places is None or places.since is None or places.broken or not places.placed:
+        for assignments in (store.jobs.get(job), graph.jobs.get(job)):
+            if (
+                assignments is None
+                or assignments.since is None
+                or assignments.is_marked_incomplete
+                or not assignments.placed
+            ):
                 continue
-            if now - places.since > HALF_GANG_S:
-                since_s = int(now - places.since)
-                what = f"{places.placed} of {places.size} members are in their places, for {since_s} s"
+            if now - assignments.since > HALF_GANG_S:
+                since_s = int(now - assignments.since)
+                what = f"{assignments.placed} of {assignments.size} members are placed, for {since_s} s"
                 yield Difference(DifferenceKind.HALF_GANG, str(job), what)
                 break
 
 
-# Words
+# Formatting
 
 
-def _unlike(
-    right: ResourceUsage,
+def _compare_units(
+    expected: ResourceUsage,
     found: ResourceUsage,
-    kinds: Collection[str],
-    says: tuple[str, str] = ("cluster", "graph"),
+    resources: Collection[str],
+    labels: tuple[str, str] = ("cluster", "graph"),
 ) -> str:
-    """In which kinds two amounts differ; "" if in none."""
-    wrong = [kind for kind in sorted(kinds) if right.get(kind, 0) != found.get(kind, 0)]
+    """Formats the resources in which two usages differ; "" if they are equal."""
+    wrong = [
+        resource for resource in sorted(resources) if expected.get(resource, 0) != found.get(resource, 0)
+    ]
     return "; ".join(
-        f"{kind}: {says[0]} {right.get(kind, 0)}, {says[1]} {found.get(kind, 0)}" for kind in wrong
+        f"{resource}: {labels[0]} {expected.get(resource, 0)}, {labels[1]} {found.get(resource, 0)}"
+        for resource in wrong
     )
 
 
-def _listed(amounts: Mapping[str, int]) -> str:
-    return ", ".join(f"{units} {kind}" for kind, units in sorted(amounts.items()))
+def _format_units(usage: Mapping[str, int]) -> str:
+    return ", ".join(f"{units} {resource}" for resource, units in sorted(usage.items()))
 
 
-def _named(pod: ApiPod) -> str:
+def _pod_name(pod: ApiPod) -> str:
     return f"{pod.namespace}/{pod.name}"
 
 
-def _pod_of(api: ApiReading, hold: str) -> str:
-    pod = api.pods.get(hold.removeprefix(LEFT_OVER).removeprefix(MORE))
-    return _named(pod) if pod is not None else "no pod that is there"
+def _format_pod(api: ApiSnapshot, key: str) -> str:
+    pod = api.pods.get(key.removeprefix(ORPHAN_PREFIX).removeprefix(EXCESS_PREFIX))
+    return _pod_name(pod) if pod is not None else "a missing pod"

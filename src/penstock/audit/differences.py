@@ -1,4 +1,4 @@
-"""The kinds of difference, and for each the one thing that is done about it."""
+"""The kinds of difference, and the one repair of each."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ __all__ = ["REPAIRS", "Difference", "DifferenceKind", "Repair"]
 
 
 class DifferenceKind(enum.Enum):
-    NODE_MISSING = "node_missing"  # the cluster has it, the graph does not
-    NODE_SURPLUS = "node_surplus"  # the graph has it, the cluster does not
-    NODE_CAPACITY = "node_capacity"  # both have it, with different amounts
-    NODE_STATE = "node_state"  # it is ready and the graph does not use it, or the other way round
-    EXTERNAL_USAGE_MISSING = "hold_missing"  # a pod uses something that the graph takes for free
-    EXTERNAL_USAGE_SURPLUS = (
-        "hold_surplus"  # the graph keeps something for a pod that is gone, terminal or a member
-    )
-    EXTERNAL_USAGE_DIFFERS = (
-        "hold_differs"  # it is for the right pod, but on another node or of other amounts
-    )
-    ALLOCATION_DIFFERS = "held_differs"  # what is booked for others at a node is not the sum of its holds
-    POD_UNKNOWN = "pod_unknown"  # a pod of ours is on a node, and neither store nor graph know of it
-    MEMBER_DISAGREED = "member_disagreed"  # store and graph say different things of a member
-    MEMBER_LEAKED = "member_leaked"  # a member has its place, and its pod is gone or terminal
-    MEMBER_UNBOUND = "member_unbound"  # a member is said to have been placed, and its pod is on no node
-    MEMBER_ELSEWHERE = "member_elsewhere"  # its pod is on another node than store and graph say
-    SLOT_EMPTY = "seat_empty"  # units are booked for a job, and no member has them
-    OVERCOMMITTED = "overcommitted"  # we and others use more of a node than there is
-    HALF_GANG = "half_gang"  # some of a group have places, some do not, for too long, and nobody was told
+    NODE_MISSING = "node_missing"  # in the cluster, not in the graph
+    NODE_SURPLUS = "node_surplus"  # in the graph, not in the cluster
+    NODE_CAPACITY = "node_capacity"  # the capacity differs
+    NODE_STATE = "node_state"  # ready in the cluster and down in the graph, or the reverse
+    # A pod uses resources that are free in the graph.
+    EXTERNAL_USAGE_MISSING = "external_usage_missing"
+    # The graph has external usage of a pod that is gone, terminal or a member.
+    EXTERNAL_USAGE_SURPLUS = "external_usage_surplus"
+    # The external usage of a pod has another node or other units in the graph.
+    EXTERNAL_USAGE_DIFFERS = "external_usage_differs"
+    # The units booked for external usage at a node are not the sum of its external usage.
+    EXTERNAL_BOOKING_DIFFERS = "external_booking_differs"
+    POD_UNKNOWN = "pod_unknown"  # a pod of this scheduler is on a node, unknown to store and graph
+    MEMBER_DISAGREED = "member_disagreed"  # store and graph disagree about a member
+    MEMBER_LEAKED = "member_leaked"  # a member has a slot, and its pod is gone or terminal
+    MEMBER_UNBOUND = "member_unbound"  # a member is recorded as placed, and its pod is not bound
+    MEMBER_ELSEWHERE = "member_elsewhere"  # the pod is on another node than store and graph record
+    SLOT_EMPTY = "slot_empty"  # units are booked for a job, and no member has them
+    OVERCOMMITTED = "overcommitted"  # jobs and external usage exceed the capacity of a node
+    HALF_GANG = "half_gang"  # a group is partly placed for too long, and this was not reported
 
 
 class Repair(enum.Enum):
-    NONE = "none"  # it is told, and nothing else
-    SNAPSHOT = "snapshot"  # the driver reads the world afresh and tells all of it
-    RELEASE = "release"  # the scheduler is told that the member is gone; the driver reads the world afresh
-    RESTART = "restart"  # the state in memory is dropped, and made anew from the store
+    NONE = "none"  # report only
+    SNAPSHOT = "snapshot"  # the backend reads the cluster again and reports a full snapshot
+    RELEASE = "release"  # the scheduler gets the end of the member; the backend reads the cluster again
+    RESTART = "restart"  # the state in memory is dropped and reloaded from the store
 
 
 REPAIRS: Final[Mapping[DifferenceKind, Repair]] = MappingProxyType(
@@ -50,7 +50,7 @@ REPAIRS: Final[Mapping[DifferenceKind, Repair]] = MappingProxyType(
         DifferenceKind.EXTERNAL_USAGE_MISSING: Repair.SNAPSHOT,
         DifferenceKind.EXTERNAL_USAGE_SURPLUS: Repair.SNAPSHOT,
         DifferenceKind.EXTERNAL_USAGE_DIFFERS: Repair.SNAPSHOT,
-        DifferenceKind.ALLOCATION_DIFFERS: Repair.RESTART,
+        DifferenceKind.EXTERNAL_BOOKING_DIFFERS: Repair.RESTART,
         DifferenceKind.POD_UNKNOWN: Repair.SNAPSHOT,
         DifferenceKind.MEMBER_DISAGREED: Repair.RESTART,
         DifferenceKind.MEMBER_LEAKED: Repair.RELEASE,
@@ -61,39 +61,39 @@ REPAIRS: Final[Mapping[DifferenceKind, Repair]] = MappingProxyType(
         DifferenceKind.HALF_GANG: Repair.NONE,
     }
 )
-"""One repair for each kind, and why it is the right one:
+"""Why each repair is the right one:
 
-- *Nodes, holds, unknown pods, members that are not where they should be*: the graph has missed a fact of the
-  world. Facts are levels, so the remedy for a missed one is to tell all of them again; the scheduler has one
-  rule for each thing that is then new, other or absent, and the auditor does not invent a second.
-- *A leaked member*: a uid does not come back, so this end is final and can be said without the driver. It is
-  the one fact that costs capacity for ever if the driver is the one that is wrong; and since it may be, it
-  reads everything afresh as well: what it believes to be on a node is its last look before every binding.
-- *Store and graph disagree, sums that are not sums, seats without members*: the state in memory contradicts
-  itself or what was recorded. Nothing in it can be trusted to mend itself; what was recorded is the truth.
-- *Overcommitted*: the kubelet has taken in all of them, or will refuse the last one and say so. Which of them
-  should go is no question of bookkeeping, and what others placed is not ours to take away.
-- *A half gang*: to end what runs, or to wait on, is for the scheduler and for people to decide. What must not
-  happen is that nobody hears of it.
+- *Nodes, external usage, unknown pods, members on the wrong node*: the graph missed a fact. Facts are
+  level-triggered, so the remedy is to report all of them again. The scheduler has one rule for everything
+  that is then new, changed or absent; the auditor does not add a second.
+- *A leaked member*: a uid is never reused, so this end is final and can be reported without the backend. A
+  missed end would occupy capacity for ever. The backend may be the cause, so it also reads the cluster
+  again: its cache is the last check before every binding.
+- *Store and graph disagree, wrong sums, slots without members*: the state in memory contradicts itself or
+  the store. It cannot repair itself, and the store is authoritative.
+- *Overcommitted*: the kubelet has admitted all pods, or will reject the last one and report that. Which pod
+  should go is not a matter of bookkeeping, and pods of others are not the scheduler's to evict.
+- *A half gang*: the scheduler or a person decides whether to end the running members or to wait. The
+  auditor only makes sure that it is reported.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What is wrong with whom. It is the same difference as long as both stay the same.
+    """A difference of a kind at a subject. Two differences with the same identity are the same.
 
-    Where one kind has opposites, `way` tells them apart: two moments on both sides of a change are two
-    differences, and neither lasts.
+    `variant` distinguishes opposite differences of one kind, so that two comparisons before and after a
+    change do not confirm each other.
     """
 
     kind: DifferenceKind
-    subject: str  # a node, a uid, the name of a hold, the number of a job
-    detail: str = ""  # for people
-    way: str = ""
+    subject: str  # a node, a pod uid, the key of external usage, a job number
+    detail: str = ""  # human-readable
+    variant: str = ""
 
     @property
     def identity(self) -> tuple[DifferenceKind, str, str]:
-        return self.kind, self.subject, self.way
+        return self.kind, self.subject, self.variant
 
     @property
     def repair(self) -> Repair:

@@ -1,4 +1,4 @@
-"""What is told of the audit, for Prometheus. Every kind is there from the start: an alert can rely on it."""
+"""Prometheus metrics of the audit. Every label value exists from the start, so alerts can rely on it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from penstock.audit.differences import Difference, DifferenceKind, Repair
 
-__all__ = ["READINGS", "AuditMetrics"]
+__all__ = ["SNAPSHOTS", "AuditMetrics"]
 
-READINGS: Final = ("api", "store", "graph")
+SNAPSHOTS: Final = ("api", "store", "graph")
 
 
 class AuditMetrics:
@@ -20,29 +20,29 @@ class AuditMetrics:
         self.registry: Final = CollectorRegistry(auto_describe=True)
         self._differences = Gauge(
             "penstock_audit_differences",
-            "Differences between cluster, store and graph that two readings have shown, by kind.",
+            "Differences between cluster, store and graph that two comparisons have shown, by kind.",
             ["kind"],
             registry=self.registry,
         )
         self._repairs = self._counter(
-            "repairs", "Repairs that were made: one for each member released.", "repair"
+            "repairs", "Completed repairs; a release counts once per member.", "repair"
         )
-        self._failed_repairs = self._counter("failed_repairs", "Repairs that could not be made.", "repair")
-        self._held_back = self._counter("held_back", "Repairs that were due but beyond a bound.", "repair")
-        self._failed_readings = self._counter(
-            "failed_readings", "Readings that could not be taken.", "reading"
-        )
+        self._failed_repairs = self._counter("failed_repairs", "Failed repairs.", "repair")
+        self._held_back = self._counter("held_back", "Repairs that a bound has deferred.", "repair")
+        self._failed_snapshots = self._counter("failed_snapshots", "Failed snapshots.", "snapshot")
         self._rounds = Counter(
-            "penstock_audit_rounds", "Rounds of the audit, with readings or without.", registry=self.registry
+            "penstock_audit_rounds",
+            "Rounds of the audit, with failed snapshots or without.",
+            registry=self.registry,
         )
         self._last_at = Gauge(
             "penstock_audit_last_round_timestamp_seconds",
-            "When the last round ended that could read everything.",
+            "End of the last round without a failed snapshot.",
             registry=self.registry,
         )
         self._duration = Gauge(
             "penstock_audit_last_round_duration_seconds",
-            "How long the last round took.",
+            "Duration of the last round.",
             registry=self.registry,
         )
         for kind in DifferenceKind:
@@ -51,25 +51,25 @@ class AuditMetrics:
             if repair is not Repair.NONE:
                 for counter in (self._repairs, self._failed_repairs, self._held_back):
                     counter.labels(repair.value)
-        for reading in READINGS:
-            self._failed_readings.labels(reading)
+        for snapshot in SNAPSHOTS:
+            self._failed_snapshots.labels(snapshot)
 
     def _counter(self, name: str, about: str, label: str) -> Counter:
         return Counter(f"penstock_audit_{name}", about, [label], registry=self.registry)
 
-    def round_over(self, duration_s: float) -> None:
+    def round_ended(self, duration_s: float) -> None:
         self._rounds.inc()
         self._duration.set(duration_s)
 
     def compared(self, differences: Iterable[Difference], at: float) -> None:
-        """What is left after the last comparison; a round without readings leaves the figures as they are."""
+        """Sets the differences of the last comparison; a round with a failed snapshot does not call this."""
         counts = Tally(difference.kind for difference in differences)
         for kind in DifferenceKind:
             self._differences.labels(kind.value).set(counts[kind])
         self._last_at.set(at)
 
-    def reading_failed(self, reading: str) -> None:
-        self._failed_readings.labels(reading).inc()
+    def snapshot_failed(self, snapshot: str) -> None:
+        self._failed_snapshots.labels(snapshot).inc()
 
     def repaired(self, repair: Repair, count: int) -> None:
         self._repairs.labels(repair.value).inc(count)
@@ -81,5 +81,5 @@ class AuditMetrics:
         self._held_back.labels(repair.value).inc()
 
     def render(self) -> bytes:
-        """All figures in Prometheus' text format."""
+        """Returns all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""How the cluster and the store are read."""
+"""Snapshots of the cluster and of the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock.audit.api import read_api
-from penstock.audit.readings import ApiNode, ApiPod, JobAssignments, StoreMember
+from penstock.audit.snapshots import ApiNode, ApiPod, JobAssignments, StoreMember
 from penstock.audit.store import read_store
 from penstock.errors import Unavailable
 from penstock.kube.client import KubeClient, ListResult
@@ -35,7 +35,7 @@ POD = {
 
 
 def node(name: str, *conditions: tuple[str, str]) -> dict[str, object]:
-    told = [{"type": kind, "status": status} for kind, status in conditions]
+    told = [{"type": resource, "status": status} for resource, status in conditions]
     return {"metadata": {"name": name}, "status": {"allocatable": {"cpu": "4"}, "conditions": told}}
 
 
@@ -46,12 +46,12 @@ class CannedClient:
         self._lists = lists
         self._consistent = consistent
 
-    async def list(self, path: str, kind: type[Any], *, page: int) -> ListResult[Any]:
+    async def list(self, path: str, resource: type[Any], *, page: int) -> ListResult[Any]:
         assert page > 0
         items, unread = [], []
         for raw in map(msgspec.json.encode, self._lists[path]):
             try:
-                items.append(msgspec.json.decode(raw, type=kind))
+                items.append(msgspec.json.decode(raw, type=resource))
             except msgspec.ValidationError:
                 unread.append(raw)
         return ListResult(tuple(items), "7", self._consistent, tuple(unread))
@@ -61,33 +61,33 @@ def read(lists: Mapping[str, list[Any]], consistent: bool = True) -> Any:
     return asyncio.run(read_api(cast(KubeClient, CannedClient(lists, consistent))))
 
 
-def test_the_cluster_is_read_node_by_node_and_pod_by_pod() -> None:
+def test_the_api_snapshot_has_every_node_and_pod() -> None:
     unbound = {"metadata": {"uid": "u1"}, "spec": {}, "status": {"phase": "Failed"}}
     nodes = [node("n0", ("Ready", "True")), node("n1", ("Ready", "Unknown")), node("n2", ("Odd", "True"))]
     found = read({"/api/v1/nodes": nodes, "/api/v1/pods": [POD, unbound]})
     four = {"cpu": 4000}
     assert found.nodes == {"n0": ApiNode(four), "n1": ApiNode(four, False), "n2": ApiNode(four, False)}
-    amounts = {"cpu": 500, "memory": 1 << 30, "pods": 1}
-    assert found.pods["u0"] == ApiPod("team", "a-0", "n0", "penstock", False, True, amounts)
+    usage = {"cpu": 500, "memory": 1 << 30, "pods": 1}
+    assert found.pods["u0"] == ApiPod("team", "a-0", "n0", "penstock", False, True, usage)
     assert found.pods["u1"].terminal
     assert not found.pods["u1"].is_counted
 
 
-def test_a_pod_that_cannot_be_read_as_a_whole_is_there_all_the_same() -> None:
-    """What is not in the reading is gone, and its place is given away."""
+def test_a_partly_decodable_pod_is_in_the_snapshot() -> None:
+    """A pod that were missing in the snapshot would count as gone, and its slot would be released."""
     odd = {**POD, "spec": {**POD["spec"], "containers": "none"}}  # type: ignore[dict-item]
     found = read({"/api/v1/nodes": [], "/api/v1/pods": [odd]})
     assert found.pods["u0"] == ApiPod("team", "a-0", "n0", "penstock", False, True, {"pods": 1})
 
 
 @pytest.mark.parametrize("place", ["/api/v1/nodes", "/api/v1/pods"])
-def test_with_something_that_cannot_be_read_at_all_there_is_no_reading(place: str) -> None:
+def test_an_undecodable_object_fails_the_snapshot(place: str) -> None:
     odd = {"metadata": {"name": "odd"}, "spec": 7, "status": 7}
-    with pytest.raises(Unavailable, match=r"odd is a (node|pod) that cannot be read"):
+    with pytest.raises(Unavailable, match=r"cannot decode (node|pod) odd"):
         read({"/api/v1/nodes": [], "/api/v1/pods": [], place: [odd]})
 
 
-def test_a_list_that_changed_while_it_was_read_is_no_reading() -> None:
+def test_an_inconsistent_list_fails_the_snapshot() -> None:
     with pytest.raises(Unavailable):
         read({"/api/v1/nodes": [], "/api/v1/pods": []}, consistent=False)
 
@@ -136,7 +136,9 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("detail", "expected"), PLACES, ids=range(len(PLACES)))
-def test_the_store_tells_who_has_a_place(detail: dict[str, object], expected: JobAssignments) -> None:
+def test_the_store_snapshot_counts_placed_members(
+    detail: dict[str, object], expected: JobAssignments
+) -> None:
     async def workload() -> None:
         store = MemoryStore()
         epoch, _ = await store.take_over(0.0)

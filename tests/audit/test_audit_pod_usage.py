@@ -1,4 +1,4 @@
-"""What pods count for: examples that were tried with the scheduler of Kubernetes, on nodes of this size."""
+"""Usage of pods: examples that were verified with kube-scheduler on nodes of this size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from penstock.audit.amounts import amounts_of, exact, pod_amounts
+from penstock.audit.pod_usage import allocatable_units, parse_quantity, pod_usage
 from penstock.errors import BadRequest
 from penstock.kube.types import (
     Condition,
@@ -22,8 +22,12 @@ GI, MI = 1 << 30, 1 << 20
 
 
 def ask(cpu: str = "", memory: str = "", **more: str) -> ResourceRequirements:
-    told = {"cpu": cpu, "memory": memory, **{kind.replace("__", "/"): units for kind, units in more.items()}}
-    return ResourceRequirements(requests={kind: units for kind, units in told.items() if units})
+    fields = {
+        "cpu": cpu,
+        "memory": memory,
+        **{resource.replace("__", "/"): units for resource, units in more.items()},
+    }
+    return ResourceRequirements(requests={resource: units for resource, units in fields.items() if units})
 
 
 def container(cpu: str = "", memory: str = "", **more: str) -> Container:
@@ -72,8 +76,8 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("given", "expected"), EXAMPLES, ids=range(len(EXAMPLES)))
-def test_a_pod_counts_for_what_a_scheduler_of_kubernetes_counts(given: Pod, expected: dict[str, int]) -> None:
-    assert pod_amounts(given) == {**expected, "pods": 1}
+def test_usage_of_a_pod_is_that_of_kube_scheduler(given: Pod, expected: dict[str, int]) -> None:
+    assert pod_usage(given) == {**expected, "pods": 1}
 
 
 def resized(reason: str, *, is_sidecar: bool = False) -> Pod:
@@ -81,42 +85,42 @@ def resized(reason: str, *, is_sidecar: bool = False) -> Pod:
     one = Container(name="one", resources=ask("2"), restart_policy="Always" if is_sidecar else "")
     status = ContainerStatus(name="one", resources=ask("1"), allocated_resources={"cpu": "1"})
     pending = Condition(type="PodResizePending", status="True", reason=reason)
-    told: dict[str, object] = {"init_container_statuses" if is_sidecar else "container_statuses": (status,)}
+    fields: dict[str, object] = {"init_container_statuses" if is_sidecar else "container_statuses": (status,)}
     return Pod(
         spec=PodSpec(init_containers=(one,)) if is_sidecar else PodSpec(containers=(one,)),
-        status=PodStatus(conditions=(pending,) if reason else (), **told),  # type: ignore[arg-type]
+        status=PodStatus(conditions=(pending,) if reason else (), **fields),  # type: ignore[arg-type]
     )
 
 
 @pytest.mark.parametrize("is_sidecar", [False, True])
 @pytest.mark.parametrize(("reason", "cpu"), [("", 2000), ("Deferred", 2000), ("Infeasible", 1000)])
-def test_a_resize_counts_unless_the_node_has_refused_it(reason: str, cpu: int, is_sidecar: bool) -> None:
-    assert pod_amounts(resized(reason, is_sidecar=is_sidecar)) == {"cpu": cpu, "pods": 1}
+def test_a_resize_counts_unless_it_is_infeasible(reason: str, cpu: int, is_sidecar: bool) -> None:
+    assert pod_usage(resized(reason, is_sidecar=is_sidecar)) == {"cpu": cpu, "pods": 1}
 
 
-def test_a_pod_that_shrinks_counts_with_what_it_still_has() -> None:
+def test_a_shrinking_pod_counts_with_its_actual_resources() -> None:
     status = ContainerStatus(name="one", resources=ask("1"), allocated_resources={"cpu": "3"})
     one = Container(name="one", resources=ask("2"))
     shrinking = Pod(spec=PodSpec(containers=(one,)), status=PodStatus(container_statuses=(status,)))
-    assert pod_amounts(shrinking)["cpu"] == 3000
+    assert pod_usage(shrinking)["cpu"] == 3000
 
 
-def test_what_a_pod_has_as_a_whole_counts_for_what_it_asked_for_as_a_whole() -> None:
+def test_pod_level_actual_resources_count_for_the_pod_level_request() -> None:
     spec = PodSpec(containers=(container("1", "1Gi"),), resources=ask("2"))
     status = PodStatus(resources=ask("3", "9Gi"), allocated_resources={"cpu": "1"})
-    assert pod_amounts(Pod(spec=spec, status=status)) == {"cpu": 3000, "memory": GI, "pods": 1}
+    assert pod_usage(Pod(spec=spec, status=status)) == {"cpu": 3000, "memory": GI, "pods": 1}
 
 
 @pytest.mark.parametrize(("reason", "cpu"), [("Deferred", 2000), ("Infeasible", 1000)])
-def test_a_resize_of_a_pod_as_a_whole_counts_unless_the_node_has_refused_it(reason: str, cpu: int) -> None:
+def test_a_pod_level_resize_counts_unless_it_is_infeasible(reason: str, cpu: int) -> None:
     pending = Condition(type="PodResizePending", status="True", reason=reason)
     status = PodStatus(resources=ask("1"), allocated_resources={"cpu": "1"}, conditions=(pending,))
     spec = PodSpec(containers=(container("500m"),), resources=ask("2"))
-    assert pod_amounts(Pod(spec=spec, status=status)) == {"cpu": cpu, "pods": 1}
+    assert pod_usage(Pod(spec=spec, status=status)) == {"cpu": cpu, "pods": 1}
 
 
-def test_a_node_gives_whole_units_of_kinds_that_are_counted() -> None:
-    told = {
+def test_allocatable_has_whole_units_of_counted_resources() -> None:
+    fields = {
         "cpu": "3920m",
         "memory": "7Gi",
         "pods": "110",
@@ -124,8 +128,8 @@ def test_a_node_gives_whole_units_of_kinds_that_are_counted() -> None:
         "example.com/gpu": "8",
         "odd": "1",
     }
-    assert amounts_of(told) == {"cpu": 3920, "memory": 7 * GI, "pods": 110, "example.com/gpu": 8}
-    assert amounts_of(None) == {}
+    assert allocatable_units(fields) == {"cpu": 3920, "memory": 7 * GI, "pods": 110, "example.com/gpu": 8}
+    assert allocatable_units(None) == {}
 
 
 @pytest.mark.parametrize(
@@ -142,11 +146,11 @@ def test_a_node_gives_whole_units_of_kinds_that_are_counted() -> None:
         ("5e-1", Fraction(1, 2)),
     ],
 )
-def test_a_quantity_is_exact(text: str, value: Fraction | int) -> None:
-    assert exact(text) == value
+def test_a_quantity_is_parsed_exactly(text: str, value: Fraction | int) -> None:
+    assert parse_quantity(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "m", "1x", "1.2.3", "1 Gi", "1Kim", "--1", "1e999"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_an_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(BadRequest):
-        exact(text)
+        parse_quantity(text)
