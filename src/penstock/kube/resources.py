@@ -7,7 +7,6 @@ from typing import Final
 from urllib.parse import quote
 
 __all__ = [
-    "DEPLOYMENTS",
     "EVENTS",
     "JOBS",
     "LEASES",
@@ -18,8 +17,6 @@ __all__ = [
     "PERSISTENT_VOLUME_CLAIMS",
     "PODGROUPS",
     "PODS",
-    "REPLICASETS",
-    "STATEFULSETS",
     "ApiResource",
 ]
 
@@ -53,9 +50,6 @@ NAMESPACES: Final = ApiResource("v1", "namespaces")
 PERSISTENT_VOLUME_CLAIMS: Final = ApiResource("v1", "persistentvolumeclaims")
 PERSISTENT_VOLUMES: Final = ApiResource("v1", "persistentvolumes")
 JOBS: Final = ApiResource("batch/v1", "jobs")
-REPLICASETS: Final = ApiResource("apps/v1", "replicasets")
-STATEFULSETS: Final = ApiResource("apps/v1", "statefulsets")
-DEPLOYMENTS: Final = ApiResource("apps/v1", "deployments")
 PODGROUPS: Final = ApiResource("scheduling.x-k8s.io/v1alpha1", "podgroups")
 NATIVE_PODGROUPS: Final = ApiResource("scheduling.k8s.io/v1alpha2", "podgroups")
 LEASES: Final = ApiResource("coordination.k8s.io/v1", "leases")
