@@ -10,29 +10,21 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from penstock.engine.allocation import Allocation, Slot
-from penstock.engine.graph import Vertex
-from penstock.model.idset import encode_idset
 from penstock.model.job import ExceptionType, JobState, result_of
 from penstock.protocol.facts import EndCause, MemberSet, Requeue
 from penstock.protocol.intents import (
-    Assignment,
     End,
     EndReason,
-    Intent,
-    IntentKind,
-    Place,
     Retract,
     RetractMode,
     WorkloadStatus,
 )
-from penstock.sched.cluster import booking_of, grants_of
 from penstock.sched.dependencies import DependencyState, JobProgress, Scheme, dependency_state
 from penstock.sched.job import Job, Member, MemberPhase
-from penstock.sched.jobspec import tasks_on_slots
+from penstock.sched.open_intents import open_intent, resolve_intent
 from penstock.sched.queue import priority_of
-from penstock.sched.records import AllocationGone, AllocationNew, IntentDone, IntentNew, SlotsFreed
-from penstock.sched.state import OpenIntent, SchedulerState
+from penstock.sched.releasing import free_all, free_ended_slots
+from penstock.sched.state import SchedulerState
 
 __all__ = [
     "EXCESS_KEY",
@@ -40,21 +32,15 @@ __all__ = [
     "end_members",
     "evict_group",
     "forget_job",
-    "free_slots",
     "leave_depend",
     "member_ended",
     "node_failed",
-    "open_intent",
-    "place_late_member",
     "prioritise",
     "raise_exception",
-    "record_release",
     "release_singleton",
     "requeue_workload",
-    "resolve_intent",
     "return_to_queue",
-    "start_job",
-    "track_intent",
+    "update_dependents",
 ]
 
 EXCESS_KEY: Final = "more: "  # holds of what members use beyond what they were given
@@ -137,174 +123,6 @@ def release_singleton(state: SchedulerState, owner: str, name: str, now: float) 
     held.open_dependencies.discard("singleton")
     state.journal.log(held, "dependency-remove", now, description="singleton")
     leave_depend(state, held, now)
-
-
-# The start
-
-
-def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) -> None:
-    """Records an allocation that a pass has made, and the intent to place every member."""
-    state.pending.remove(job.id)
-    _record_allocation(state, job, found)
-    job.placed_at = now
-    job.end_at = None if job.spec.limit_s is None else now + job.spec.limit_s
-    job.resources_by_node = _resources_by_node(state, job)
-    _assignment(state, job, found.slots)
-    context: dict[str, object] = {}
-    if job.forecast is not None or job.promise is not None:
-        promised = job.promise.last_at if job.promise is not None else now
-        context["annotations"] = {"sched": {"t_estimate": promised}}
-    state.journal.log(job, "alloc", now, **context)
-    job.forecast = None
-    state.planned_starts.pop(job.id, None)
-    _place(state, job, [member for member in job.members.values() if member.phase is MemberPhase.PLACING])
-    if job.end_at is not None:
-        state.wake(job.end_at, job.id)
-    update_dependents(state, job, now)
-
-
-def _record_allocation(state: SchedulerState, job: Job, found: Allocation) -> None:
-    """Writes down the part of the job's bookings that an answer of the engine has made."""
-    holder = state.cluster.engine.jobs[job.id]
-    made = found.slots[0].number
-    key = next(key for key, part in holder.parts.items() if any(slot.number == made for slot in part.slots))
-    part = holder.parts[key]
-    from_engine = state.cluster.engine.allocation(job.id)
-    state.journal.add(
-        AllocationNew(job.id, key, part.span.start, from_engine.end_s, booking_of(part, holder.placement))
-    )
-    job.has_allocation = True
-
-
-def _resources_by_node(state: SchedulerState, job: Job) -> dict[str, dict[str, str]]:
-    """What the job holds, by node and kind: ids of whole units, a number for pools."""
-    ids: dict[str, dict[str, list[int]]] = {}
-    pools: dict[str, dict[str, int]] = {}
-    for mark in state.cluster.engine.jobs[job.id].claims().values():
-        node = mark.vertex.parent()
-        if not mark.booked or mark.vertex.type == "node" or node is None:
-            continue
-        if mark.vertex.divisible:
-            amounts = pools.setdefault(node.name, {})
-            amounts[mark.vertex.type] = amounts.get(mark.vertex.type, 0) + mark.units
-        else:
-            ids.setdefault(node.name, {}).setdefault(mark.vertex.type, []).append(mark.vertex.id)
-    held: dict[str, dict[str, str]] = {}
-    for node_name, kinds in ids.items():
-        held[node_name] = {kind: encode_idset(numbers) for kind, numbers in kinds.items()}
-    for node_name, amounts in pools.items():
-        held.setdefault(node_name, {}).update({kind: str(units) for kind, units in amounts.items()})
-    return held
-
-
-def _assignment(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> None:
-    """Gives every member its slot: those of a work by what they ask for, those of a submission by count."""
-    ordered = sorted(slots, key=lambda slot: (_rank(slot.node), slot.number))
-    if job.workload:
-        waiting = sorted(_unplaced(job), key=lambda member: (member.group, member.index, member.key))
-        by_group: dict[int, list[Slot]] = {}
-        for slot in ordered:
-            by_group.setdefault(slot.group, []).append(slot)
-        for member in waiting:
-            left = by_group.get(member.group)
-            if left:
-                _assign(state, job, member, left.pop(0))
-        return
-    nodes = [slot.node.name if slot.node is not None else "" for slot in ordered]
-    job.members = {}
-    for index, place in enumerate(tasks_on_slots(job.spec, nodes)):
-        member = Member(f"{job.id}/{job.attempt}/{index}", index, group=ordered[place].group)
-        job.members[member.key] = member
-        _assign(state, job, member, ordered[place])
-
-
-def _unplaced(job: Job) -> list[Member]:
-    return [
-        member for member in job.members.values() if member.phase is MemberPhase.WAITING and member.is_ready
-    ]
-
-
-def _rank(node: Vertex | None) -> int:
-    return node.rank if node is not None else -1
-
-
-def _assign(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None:
-    member.phase = MemberPhase.PLACING
-    member.slot = slot.number
-    member.node = slot.node.name if slot.node is not None else ""
-    member.grants = grants_of(slot)
-    state.assign(job, member.key, member.node)
-
-
-def place_late_member(state: SchedulerState, job: Job, member: Member, found: Allocation) -> None:
-    """Records what a pass has found for one more member of a job that has started."""
-    state.pending.remove(job.id, member.key)
-    _record_allocation(state, job, found)
-    _assign(state, job, member, found.slots[-1])
-    for node, kinds in _resources_by_node(state, job).items():
-        job.resources_by_node.setdefault(node, {}).update(kinds)
-    state.journal.touch(job)
-    _place(state, job, [member])
-    if job.incomplete_since is not None and not _unplaced(job):
-        job.incomplete_since = None
-
-
-def _place(state: SchedulerState, job: Job, members: list[Member]) -> None:
-    assignments = tuple(
-        Assignment(member.key, member.index, member.node, member.grants) for member in members
-    )
-    number = state.next_intent()
-    spec = state.backend_spec(job)
-    open_intent(state, Place(number, job.id, job.workload, assignments, job.end_at, len(job.members), spec))
-
-
-def open_intent(state: SchedulerState, intent: Intent) -> None:
-    if isinstance(intent, Place):
-        members = {assignment.member for assignment in intent.assignments}
-        # A driver gets the whole; what can be made again from the job itself is not written down twice.
-        payload: dict[str, object] = {
-            "members": [assignment.member for assignment in intent.assignments],
-            "end_at": intent.end_at,
-        }
-        kind = IntentKind.PLACE
-    elif isinstance(intent, Retract):
-        members = set(intent.members)
-        payload = {"members": list(intent.members), "how": intent.mode.value}
-        kind = IntentKind.RETRACT
-    else:
-        members = set(intent.members)
-        payload = {
-            "members": list(intent.members),
-            "signal": intent.signal,
-            "grace_s": intent.grace_s,
-            "why": intent.reason.value,
-        }
-        kind = IntentKind.END
-    track_intent(state, intent, members)
-    state.journal.add(IntentNew(intent.intent, intent.job, kind, payload))
-    state.journal.intents.append(intent)
-
-
-def track_intent(state: SchedulerState, intent: Intent, members: set[str]) -> None:
-    state.intents[intent.intent] = OpenIntent(intent, members)
-    for member in members:
-        state.intents_of_member.setdefault(member, set()).add(intent.intent)
-
-
-def resolve_intent(state: SchedulerState, number: int, member: str) -> None:
-    """An intent is done with one member; with the last one it is over."""
-    found = state.intents.get(number)
-    if found is None:
-        return
-    found.waits_for.discard(member)
-    numbers = state.intents_of_member.get(member)
-    if numbers is not None:
-        numbers.discard(number)
-        if not numbers:
-            del state.intents_of_member[member]
-    if not found.waits_for:
-        del state.intents[number]
-        state.journal.add(IntentDone(number))
 
 
 # The end
@@ -430,40 +248,9 @@ def advance_jobs(state: SchedulerState, now: float) -> None:
             job = state.jobs.get(number)
             if job is not None:
                 _note_running(state, job, now)
-                _free_ended_slots(state, job, now)
+                free_ended_slots(state, job, now)
                 _drop_ended_members(state, job)
                 _settle_job(state, job, now)
-
-
-def _free_ended_slots(state: SchedulerState, job: Job, now: float) -> None:
-    """Gives back the slots of members that have ended, and on their nodes what no member uses any more."""
-    owed = [member for member in job.members.values() if member.slot_release_pending]
-    live = job.live_members()
-    if not owed or (not live and not (job.workload and not job.is_workload_gone)):
-        return  # With nobody left, all goes back at once.
-    for member in owed:
-        member.slot_release_pending = False
-    engine = state.cluster.engine
-    holder = engine.jobs.get(job.id)
-    if holder is None:
-        return
-    used = {other.slot for other in live}
-    used_nodes = {other.node for other in live}
-    left_nodes = {member.node for member in owed} - used_nodes
-    ended = {member.slot for member in owed} - used
-    gone = [
-        slot.number
-        for part in holder.parts.values()
-        for slot in part.slots
-        if slot.number in ended
-        or (slot.number not in used and slot.node is not None and slot.node.name in left_nodes)
-    ]
-    if not gone:
-        return
-    free_slots(state, job, gone, now)
-    ranks = [state.cluster.nodes[node].rank for node in left_nodes if node in state.cluster.nodes]
-    if ranks:
-        state.journal.log(job, "release", now, ranks=encode_idset(ranks), final=False)
 
 
 def _drop_ended_members(state: SchedulerState, job: Job) -> None:
@@ -532,38 +319,6 @@ def _status(job: Job, is_fatal: bool) -> int:
 def _exit_of(member: Member) -> int:
     low = member.status & 0x7F
     return 128 + low if low else member.status >> 8
-
-
-def free_slots(state: SchedulerState, job: Job, slots: list[int], now: float) -> None:
-    """Gives back some slots. With the last of them the job holds nothing, until a member comes again."""
-    engine = state.cluster.engine
-    holder = engine.jobs.get(job.id)
-    if holder is None:
-        return
-    there = {slot.number for part in holder.parts.values() for slot in part.slots}
-    gone = tuple(slot for slot in slots if slot in there)
-    if not gone:
-        return
-    if engine.release_slots(job.id, gone):
-        record_release(state, job, now)
-    else:
-        state.journal.add(SlotsFreed(job.id, gone, now))
-    state.mark_dirty()
-
-
-def record_release(state: SchedulerState, job: Job, now: float) -> None:
-    """The engine has nothing booked for a job any more: what was recorded of it is over, once."""
-    if job.has_allocation:
-        job.has_allocation = False
-        state.journal.add(AllocationGone(job.id, now))
-
-
-def free_all(state: SchedulerState, job: Job, now: float) -> None:
-    engine = state.cluster.engine
-    if job.id in engine.jobs:
-        engine.release(job.id)
-    record_release(state, job, now)
-    state.mark_dirty()
 
 
 def _may_requeue(state: SchedulerState, job: Job) -> bool:

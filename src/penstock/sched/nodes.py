@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.protocol.facts import ExternalUsageSet, NodeSet
-from penstock.sched.job import MemberPhase
-from penstock.sched.lifecycle import node_failed, record_release, return_to_queue
+from penstock.sched.job import Member, MemberPhase
+from penstock.sched.lifecycle import EXCESS_KEY, node_failed, return_to_queue
 from penstock.sched.records import NodeForgotten, NodeNew
+from penstock.sched.releasing import record_release
 from penstock.sched.state import SchedulerState
 
-__all__ = ["external_usage_gone", "external_usage_set", "node_gone", "node_set"]
+__all__ = [
+    "ORPHAN_KEY",
+    "external_usage_gone",
+    "external_usage_set",
+    "node_gone",
+    "node_set",
+    "update_excess_usage",
+]
+
+ORPHAN_KEY: Final = "left over: "  # holds of members whose job is over
 
 
 def node_set(state: SchedulerState, fact: NodeSet) -> None:
@@ -79,3 +91,19 @@ def external_usage_gone(state: SchedulerState, hold: str) -> None:
         if known.standing:
             state.nodes_changed()
         _changed(state, known.node)
+
+
+def update_excess_usage(state: SchedulerState, member: Member, amounts: tuple[tuple[str, int], ...]) -> None:
+    """What it uses beyond what it was given (it was resized in place) counts as use by others."""
+    given = {kind: units for kind, _, units in member.grants}
+    beyond = ((kind, units - given.get(kind, 0)) for kind, units in amounts)
+    more = tuple((kind, units) for kind, units in beyond if units > 0)
+    if more:
+        external_usage_set(
+            state,
+            ExternalUsageSet(
+                EXCESS_KEY + member.key, member.node, more, name=EXCESS_KEY + member.display_name
+            ),
+        )
+    else:
+        external_usage_gone(state, EXCESS_KEY + member.key)

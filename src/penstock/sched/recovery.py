@@ -29,7 +29,7 @@ from penstock.sched.cluster import Cluster
 from penstock.sched.dependencies import DependencyState, Scheme, dependency_state
 from penstock.sched.job import Job, MemberPhase, load
 from penstock.sched.jobspec import SchedulingSpec, spec_of_submission, spec_of_workload
-from penstock.sched.lifecycle import track_intent
+from penstock.sched.open_intents import track_intent
 from penstock.sched.records import AllocationRow, IntentDone, IntentNew, JobRow, Recorded
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings

@@ -17,10 +17,8 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import PenstockError
 from penstock.model.job import ExceptionType, JobState
-from penstock.model.jobid import encode_jobid
 from penstock.protocol.commands import Command
 from penstock.protocol.facts import (
-    EndCause,
     ExternalUsageGone,
     ExternalUsageSet,
     Fact,
@@ -35,33 +33,29 @@ from penstock.protocol.facts import (
     WorkloadSet,
 )
 from penstock.protocol.intents import EndReason, Intent, Place, StatusUpdate, WorkloadStatus
-from penstock.sched import gangs, nodes
+from penstock.sched import gangs, members, nodes
 from penstock.sched.commands import apply_command
-from penstock.sched.cycle import Cycle, CycleResult, run_cycle
-from penstock.sched.forecast import PlannedStart, forecast, planned_of
-from penstock.sched.job import Forecast, Job, MemberPhase, Promise
+from penstock.sched.cycle import Cycle, run_cycle
+from penstock.sched.forecast import PlannedStart, forecast
+from penstock.sched.job import Job, MemberPhase
 from penstock.sched.lifecycle import (
     advance_jobs,
     end_members,
-    free_slots,
     leave_depend,
-    member_ended,
     node_failed,
-    place_late_member,
     raise_exception,
-    record_release,
-    return_to_queue,
-    start_job,
 )
+from penstock.sched.promises import update_forecasts
 from penstock.sched.queue import Bucket, QueueEntry
 from penstock.sched.reasons import WaitReason, jobs_ahead, member_wait_reason, wait_reason
 from penstock.sched.records import Change
+from penstock.sched.releasing import free_slots
+from penstock.sched.snapshots import handle_snapshot
+from penstock.sched.starting import place_late_member, start_job
 from penstock.sched.state import OpenIntent, Reply, SchedulerState
 
 __all__ = ["Scheduler", "Step"]
 
-_SLIP_S = 60.0
-_SLIP_SHARE = 0.1
 _BACKSTOP_S = 10.0  # how long after its limit and grace a job may still be ending by itself
 
 
@@ -108,9 +102,9 @@ class Scheduler:
         state = self.state
         match fact:
             case MemberStatus():
-                gangs.member_status_changed(state, fact, now)
+                members.member_status_changed(state, fact, now)
             case IntentResult():
-                gangs.intent_resolved(state, fact, now)
+                members.intent_resolved(state, fact, now)
             case MemberSet():
                 gangs.member_set(state, fact, now)
             case MemberGone():
@@ -128,93 +122,7 @@ class Scheduler:
             case NodeGone():
                 nodes.node_gone(state, fact.node, now)
             case Snapshot():
-                self._handle_snapshot(fact, now)
-
-    def _handle_snapshot(self, fact: Snapshot, now: float) -> None:
-        """Everything at once: what is absent is gone."""
-        state = self.state
-        present = {node.node for node in fact.nodes}
-        for node in sorted(
-            fact.nodes, key=lambda node: (state.ranks.get(node.node, 1 << 62), _natural_key(node.node))
-        ):
-            nodes.node_set(state, node)
-        for name in [name for name in state.cluster.nodes if name not in present]:
-            nodes.node_gone(state, name, now)
-        state.cluster.apply_updates()
-        for job in state.restore_allocations():
-            record_release(state, job, now)
-        if not state.cluster.is_synced:
-            self._drop_unrestored_members(present, now)
-        state.cluster.is_synced = True
-        held = {hold.key for hold in fact.external_usage}
-        member_status_changed = {one.member for one in fact.statuses}
-        held |= {gangs.ORPHAN_KEY + one for one in member_status_changed}
-        for hold in state.cluster.external_usage_keys():
-            if hold not in held:
-                nodes.external_usage_gone(state, hold)
-        for usage_fact in fact.external_usage:
-            nodes.external_usage_set(state, usage_fact)
-        workloads = {workload.workload for workload in fact.workloads}
-        for workload_fact in fact.workloads:
-            gangs.workload_set(state, workload_fact)
-        members = {member.member for member in fact.members}
-        for member_fact in fact.members:
-            gangs.member_set(state, member_fact, now)
-        for observation in fact.statuses:
-            gangs.member_status_changed(state, observation, now)
-        self._handle_absent(present, workloads, members, member_status_changed, now)
-        state.intents_to_resend.update(state.intents)
-
-    def _drop_unrestored_members(self, present: set[str], now: float) -> None:
-        """Members of works whose place could not be booked again: the node went meanwhile, or the record.
-
-        What is still to be seen of them counts as use by others. A place without a member is given back.
-        """
-        state = self.state
-        for job in [job for job in state.jobs.values() if job.workload]:
-            assignments = state.cluster.assignments(job.id)
-            empty = assignments.keys() - {member.slot for member in job.live_members()}
-            if empty:
-                state.slots_to_release.setdefault(job.id, []).extend(sorted(empty))
-            for member in [one for one in job.live_members() if assignments.get(one.slot) != one.node]:
-                if member.phase is MemberPhase.PLACING:
-                    return_to_queue(state, job, member, now)
-                    state.jobs_to_advance[job.id] = None
-                elif member.node not in present:
-                    node_failed(state, job, member, now)
-                else:
-                    note = "its place was not recorded"
-                    member_ended(state, job, member, 9, EndCause.OTHER, now, note)
-
-    def _handle_absent(
-        self,
-        present: set[str],
-        workloads: set[str],
-        members: set[str],
-        member_status_changed: set[str],
-        now: float,
-    ) -> None:
-        state = self.state
-        there = members | member_status_changed
-        for workload in [
-            workload for workload in {**state.workloads, **state.inadmissible} if workload not in workloads
-        ]:
-            gangs.workload_gone(state, workload, now)
-        for job in list(state.jobs.values()):
-            if job.workload:
-                for key in [key for key in job.members if key not in there]:
-                    gangs.member_gone(state, key, now)
-                if job.workload not in workloads:
-                    gangs.workload_gone(state, job.workload, now)
-                continue
-            for member in list(job.members.values()):
-                known = state.cluster.nodes.get(member.node)
-                if not member.phase.is_live or member.key in member_status_changed:
-                    continue
-                if known is None and member.node and member.node not in present:
-                    node_failed(state, job, member, now)
-                elif known is not None and known.fact.up and not state.intents_of_member.get(member.key):
-                    gangs.member_vanished(state, job, member, now)
+                handle_snapshot(state, fact, now)
 
     # Time
 
@@ -254,7 +162,7 @@ class Scheduler:
             and job.state is JobState.RUN
             and not job.incomplete_reason
         ):
-            gangs.end_repair(state, job, now)
+            members.end_repair(state, job, now)
 
     def _check_limit(self, job: Job, now: float) -> None:
         """The world ends what it can by itself; we end the rest, and what did not end."""
@@ -395,7 +303,7 @@ class Scheduler:
             plan = self._cycle_plan(now)
             entries = self._forecast_entries(plan)
             starts = yield from forecast(plan, entries, state.settings.forecast_matches_max, hurry)
-        self._update_forecasts(found, starts, now, deep)
+        update_forecasts(state, found, starts, now, deep)
         if deep:
             self._publish_waiting(now)
         state.slip_causes.clear()
@@ -449,59 +357,6 @@ class Scheduler:
                     break
         return entries
 
-    def _update_forecasts(
-        self, found: CycleResult, starts: dict[int, PlannedStart], now: float, deep: bool
-    ) -> None:
-        """Sets what every job may expect, and records promises that were made or have slipped."""
-        state = self.state
-        reserved = {entry.job: planned_of(allocation, True) for entry, allocation in found.reserved}
-        state.reservations = {number: float(planned.start_s) for number, planned in reserved.items()}
-        fresh = {**starts, **reserved}
-        for number, planned in fresh.items():
-            exact = starts.get(
-                number, planned
-            )  # The forecast knows more than the reservation it begins with.
-            self._update_promise(state.jobs[number], float(exact.start_s), number in reserved, now)
-        if deep:
-            for number in state.planned_starts.keys() - fresh.keys():
-                job = state.jobs.get(number)
-                if job is not None:
-                    job.forecast = None
-            state.planned_starts = fresh
-        else:
-            state.planned_starts.update(reserved)
-
-    def _update_promise(self, job: Job, start: float, is_reservation: bool, now: float) -> None:
-        state = self.state
-        if job.state is not JobState.SCHED:
-            return
-        job.forecast = Forecast(start, now, is_reservation)
-        before = job.promise
-        if before is None:
-            job.promise = Promise(start, start, now, is_reservation)
-            if is_reservation:
-                state.journal.log(job, "promise", now, start=start)
-            else:
-                state.journal.touch(job)
-            return
-        room = max(_SLIP_S, _SLIP_SHARE * (before.last_at - before.made_at))
-        if start > before.last_at + room:
-            cause = self._cause(now)
-            state.journal.log(job, "promise", now, start=start, previous=before.last_at, cause=cause)
-        elif start >= before.last_at - room and before.is_reservation == is_reservation:
-            return
-        job.promise = Promise(before.first_at, start, now, is_reservation)
-        state.journal.touch(job)
-
-    def _cause(self, now: float) -> str:
-        """Why a promise has slipped: somebody overran, or what happened since the last pass."""
-        state = self.state
-        for number in state.cluster.engine.jobs:
-            job = state.jobs.get(number)
-            if job is not None and job.end_at is not None and job.end_at <= now:
-                return f"{encode_jobid(number)} runs past its limit; its end is unknown"
-        return state.slip_causes[-1] if state.slip_causes else "jobs before it take longer than was planned"
-
     # Questions
 
     def wait_reason(self, number: int, now: float, memo: dict[int, WaitReason] | None = None) -> WaitReason:
@@ -521,10 +376,3 @@ def _remaining_intent(found: OpenIntent) -> Intent:
         )
         return replace(intent, assignments=tuple(assignments))
     return replace(intent, members=tuple(member for member in intent.members if member in found.waits_for))
-
-
-def _natural_key(name: str) -> tuple[str, int, str]:
-    """node2 before node10."""
-    head = name.rstrip("0123456789")
-    digits = name[len(head) :]
-    return head, int(digits) if digits else -1, name

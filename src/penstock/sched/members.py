@@ -1,0 +1,278 @@
+"""What becomes of placed members: reported statuses, results of intents, refusals, ends and orphans."""
+
+from __future__ import annotations
+
+import signal
+
+from penstock.model.job import ExceptionType, JobState
+from penstock.protocol.facts import EndCause, ExternalUsageSet, IntentResult, MemberStatus, Outcome, Phase
+from penstock.protocol.intents import End, EndReason, Place, Retract, RetractMode, WorkloadStatus
+from penstock.sched.gangs import member_gone
+from penstock.sched.job import Job, Member, MemberPhase
+from penstock.sched.lifecycle import (
+    evict_group,
+    member_ended,
+    node_failed,
+    raise_exception,
+    requeue_workload,
+    return_to_queue,
+)
+from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, external_usage_set, update_excess_usage
+from penstock.sched.open_intents import open_intent, resolve_intent
+from penstock.sched.state import SchedulerState
+
+__all__ = ["end_repair", "intent_resolved", "member_status_changed", "member_vanished"]
+
+
+def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float) -> None:
+    job = state.jobs.get(state.job_of_member.get(fact.member, 0))
+    member = job.members.get(fact.member) if job is not None else None
+    if job is None or member is None or member.phase is MemberPhase.ENDED:
+        _handle_orphan(state, fact)
+        return
+    if _is_elsewhere(job, member, fact):
+        _placed_elsewhere(state, job, member, fact, now)
+        return
+    match fact.phase:
+        case Phase.WAITING:
+            _handle_absent_member(state, job, member, now)
+        case Phase.PLACED:
+            _confirm_placement(state, job, member, MemberPhase.PLACED)
+            update_excess_usage(state, member, fact.usage)
+        case Phase.RUNNING:
+            member.started_at = member.started_at or fact.at
+            _confirm_placement(state, job, member, MemberPhase.RUNNING)
+            update_excess_usage(state, member, fact.usage)
+            state.jobs_to_advance[job.id] = None
+        case Phase.ENDED:
+            _ended(state, job, member, fact, now)
+        case Phase.REFUSED:
+            _refused(state, job, member, fact.node or member.node, fact.message or fact.cause.value, now)
+        case Phase.LOST:
+            if member.phase is not MemberPhase.LOST and member.phase.is_live:
+                member.phase, member.lost_at = MemberPhase.LOST, now
+                state.journal.touch(job)
+                state.wake(now + state.settings.lost_timeout_s, job.id)
+
+
+def _is_elsewhere(job: Job, member: Member, fact: MemberStatus) -> bool:
+    """Whether a member of a work is on a node that we have not sent it to."""
+    is_there = fact.phase in (Phase.PLACED, Phase.RUNNING) and bool(fact.node)
+    return bool(job.workload) and is_there and member.node != fact.node
+
+
+def _placed_elsewhere(
+    state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float
+) -> None:
+    """Somebody else has placed it: what it uses counts as use by others, and our job does without it."""
+    if job.state.is_pending:
+        member_gone(state, member.key, now)
+    else:
+        note = f"placed on {fact.node} by others"
+        member_ended(state, job, member, signal.SIGKILL, EndCause.OTHER, now, note)
+    _handle_orphan(state, fact)
+
+
+def _confirm_placement(state: SchedulerState, job: Job, member: Member, phase: MemberPhase) -> None:
+    if member.phase is phase or not member.phase.is_live:
+        return
+    if member.phase is MemberPhase.RUNNING and phase is MemberPhase.PLACED:
+        return
+    was_silent = member.phase is MemberPhase.LOST
+    member.phase, member.lost_at = phase, None
+    state.journal.touch(job)
+    for number in list(state.intents_of_member.get(member.key, ())):
+        if isinstance(state.intents[number].intent, Place):
+            resolve_intent(state, number, member.key)
+        elif was_silent:
+            state.intents_to_resend.add(number)  # Whoever was silent may not have heard it.
+
+
+def _handle_absent_member(state: SchedulerState, job: Job, member: Member, now: float) -> None:
+    """The world says that it knows no such member, or that it is on no node.
+
+    One that was never seen there has not begun, also if its node was silent meanwhile: its intents are
+    carried out again. Of a job that is ending it need not begin any more.
+    """
+    numbers = state.intents_of_member.get(member.key, set())
+    placing = {number for number in numbers if isinstance(state.intents[number].intent, Place)}
+    again = numbers - placing if job.is_ending else numbers
+    if placing and again:
+        state.intents_to_resend.update(again)
+    elif placing and job.workload and member.phase is MemberPhase.PLACING:
+        _drop_unstarted(state, job, member, "", now, reached_node=False)
+    elif member.phase.is_live:
+        member_vanished(state, job, member, now)
+
+
+def member_vanished(state: SchedulerState, job: Job, member: Member, now: float) -> None:
+    """It was placed, and nobody knows of it any more: what became of it will never be known."""
+    member_ended(state, job, member, 9, EndCause.UNKNOWN, now)
+    _fail_if_submitted(state, job, now, f"task {member.index} has member_vanished; its end is unknown")
+
+
+def _ended(state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float) -> None:
+    if member.started_at is None and fact.started:
+        member.started_at = fact.at
+    if fact.cause is EndCause.NODE_FAILURE:
+        node_failed(state, job, member, now)
+        member.ended_at = fact.at
+        return
+    member_ended(state, job, member, fact.status, fact.cause, now, fact.message)
+    member.ended_at = fact.at
+    if job.workload:
+        _workload_member_ended(state, job, member, fact, now)
+    elif fact.cause is EndCause.TIMEOUT and not job.is_ending:
+        note = "resource allocation expired"
+        raise_exception(state, job, now, ExceptionType.TIMEOUT, note, sent=signal.SIGALRM)
+    elif fact.cause is EndCause.UNKNOWN:
+        _fail_if_submitted(state, job, now, f"the end of task {member.index} is unknown")
+    elif fact.cause not in (EndCause.EXITED, EndCause.SIGNALED) and fact.status != 0:
+        _fail_if_submitted(state, job, now, member.cause_text)  # It could not even be started.
+
+
+def _workload_member_ended(
+    state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float
+) -> None:
+    """The owner of a work decides what an end means; we see to it that no half group goes on unsaid."""
+    if job.is_ending or job.state is not JobState.RUN:
+        return
+    if fact.status != 0 and requeue_workload(state, job, now, member):
+        return
+    if fact.started or fact.status == 0:
+        return
+    note = (
+        f"{member.display_name} was not started on {member.node}: {member.cause_text or 'no cause was given'}"
+    )
+    state.journal.log(job, "exception", now, type=ExceptionType.ALLOC.value, severity=2, note=note)
+    if member.is_recreated:
+        if job.incomplete_since is None:
+            job.incomplete_since = now
+            state.wake(now + state.settings.gang_repair_timeout_s, job.id)
+    elif len(job.members) > 1:
+        _mark_incomplete(state, job, note, now)
+
+
+def _mark_incomplete(state: SchedulerState, job: Job, note: str, now: float) -> None:
+    """The group cannot be made whole, and those who are there cannot be taken away: that is said."""
+    job.incomplete_reason = job.incomplete_reason or note
+    state.journal.log(job, "exception", now, type=ExceptionType.INCOMPLETE.value, severity=1, note=note)
+    state.publish_status(job, WorkloadStatus.INCOMPLETE, note)
+
+
+def _fail_if_submitted(state: SchedulerState, job: Job, now: float, note: str) -> None:
+    """A submitted job fails with its first member; a work's owner decides for itself."""
+    if not job.workload and not job.is_ending:
+        raise_exception(state, job, now, ExceptionType.EXEC, note)
+
+
+def intent_resolved(state: SchedulerState, fact: IntentResult, now: float) -> None:
+    open_one = state.intents.get(fact.intent)
+    if open_one is None or fact.member not in open_one.waits_for:
+        return
+    intent = open_one.intent
+    if fact.outcome is Outcome.UNKNOWN:
+        state.journal.probes.append(fact.member)
+        return
+    job = state.jobs.get(intent.job)
+    member = job.members.get(fact.member) if job is not None else None
+    if not isinstance(intent, Place):
+        if fact.outcome is not Outcome.CONFLICT or isinstance(intent, Retract):
+            resolve_intent(state, fact.intent, fact.member)
+        if isinstance(intent, Retract) and job is not None and member is not None and member.phase.is_live:
+            if fact.outcome is Outcome.APPLIED and intent.mode is RetractMode.FORGET:
+                return_to_queue(state, job, member, now)
+        elif fact.outcome is Outcome.GONE and job is not None and member is not None:
+            member_ended(state, job, member, 9, EndCause.GONE, now)
+        return
+    resolve_intent(state, fact.intent, fact.member)
+    if job is None or member is None or member.phase is MemberPhase.ENDED:
+        return
+    if fact.outcome is Outcome.APPLIED:
+        _confirm_placement(state, job, member, MemberPhase.PLACED)
+    elif fact.outcome is Outcome.GONE:
+        member_ended(state, job, member, 9, EndCause.GONE, now)
+    else:
+        _refused(state, job, member, member.node, fact.detail, now, reached_node=False)
+
+
+def _refused(
+    state: SchedulerState,
+    job: Job,
+    member: Member,
+    node: str,
+    message: str,
+    now: float,
+    *,
+    reached_node: bool = True,
+) -> None:
+    """Its node did not take it: another one may. A job that is ending needs none.
+
+    One that never came to its node is still there and waits; one that did is made anew by whoever made it.
+    """
+    if not member.phase.is_live:
+        return
+    member.message = message
+    if job.is_ending or job.state is not JobState.RUN:
+        _drop_unstarted(state, job, member, message, now, reached_node=reached_node)
+        return
+    member.refused_by |= {node}
+    if job.workload and member.is_recreated and reached_node:
+        member_ended(state, job, member, 9, EndCause.OTHER if message else EndCause.EXITED, now, message)
+        return
+    state.refusals.setdefault(node, {})[(job.id, member.key)] = None
+    return_to_queue(state, job, member, now)
+    state.journal.log(
+        job,
+        "exception",
+        now,
+        type=ExceptionType.ALLOC.value,
+        severity=2,
+        note=f"{node} refused {member.display_name}: {message}",
+    )
+
+
+def _drop_unstarted(
+    state: SchedulerState, job: Job, member: Member, message: str, now: float, *, reached_node: bool
+) -> None:
+    """Its job is ending. If the world still has it, unplaced, it is there for the next job of its work."""
+    if job.workload and not reached_node:
+        return_to_queue(state, job, member, now)
+        state.jobs_to_advance[job.id] = None
+    else:
+        member_ended(state, job, member, 9, EndCause.OTHER if message else EndCause.EXITED, now, message)
+
+
+def _handle_orphan(state: SchedulerState, fact: MemberStatus) -> None:
+    """Something of a job that is over is still there: it counts as use by others, and is asked to end."""
+    name = ORPHAN_KEY + fact.member
+    if fact.phase in (Phase.ENDED, Phase.WAITING, Phase.REFUSED):
+        external_usage_gone(state, name)
+        state.journal.forgotten.append(fact.member)
+        return
+    if fact.phase is Phase.LOST or not fact.node:
+        return
+    external_usage_set(state, ExternalUsageSet(name, fact.node, fact.usage))
+    if not fact.has_owner and not state.intents_of_member.get(fact.member):
+        number = state.next_intent()
+        open_intent(
+            state, End(number, 0, (fact.member,), signal.SIGTERM, state.settings.grace_s, EndReason.ORPHAN)
+        )
+
+
+def end_repair(state: SchedulerState, job: Job, now: float) -> None:
+    """A group that could not be made whole in time: what can be made again is taken away."""
+    waiting = [member for member in job.members.values() if member.phase is MemberPhase.WAITING]
+    why = "; ".join(sorted({member.message for member in waiting if member.message})) or "no place was found"
+    missing = f"{len(waiting)} of {len(job.members)} members have no place: {why}"
+    if not job.workload:
+        raise_exception(state, job, now, ExceptionType.EXEC, missing)
+        return
+    live = job.live_members()
+    if all(member.is_recreated for member in live):
+        evict_group(state, job, now, ExceptionType.INCOMPLETE, missing)
+        return
+    _mark_incomplete(state, job, missing, now)
+    again = tuple(member.key for member in live if member.is_recreated)
+    if again:
+        open_intent(state, Retract(state.next_intent(), job.id, again, RetractMode.EVICT))

@@ -1,0 +1,68 @@
+"""Forecasts and promises: the start that each job may expect, and the slips of what it was promised."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.model.job import JobState
+from penstock.model.jobid import encode_jobid
+from penstock.sched.cycle import CycleResult
+from penstock.sched.forecast import PlannedStart, planned_of
+from penstock.sched.job import Forecast, Job, Promise
+from penstock.sched.state import SchedulerState
+
+__all__ = ["update_forecasts"]
+
+_SLIP_S: Final = 60.0
+_SLIP_SHARE: Final = 0.1
+
+
+def update_forecasts(
+    state: SchedulerState, found: CycleResult, starts: dict[int, PlannedStart], now: float, deep: bool
+) -> None:
+    """Sets what every job may expect, and records promises that were made or have slipped."""
+    reserved = {entry.job: planned_of(allocation, True) for entry, allocation in found.reserved}
+    state.reservations = {number: float(planned.start_s) for number, planned in reserved.items()}
+    fresh = {**starts, **reserved}
+    for number, planned in fresh.items():
+        exact = starts.get(number, planned)  # The forecast knows more than the reservation it begins with.
+        _update_promise(state, state.jobs[number], float(exact.start_s), number in reserved, now)
+    if deep:
+        for number in state.planned_starts.keys() - fresh.keys():
+            job = state.jobs.get(number)
+            if job is not None:
+                job.forecast = None
+        state.planned_starts = fresh
+    else:
+        state.planned_starts.update(reserved)
+
+
+def _update_promise(state: SchedulerState, job: Job, start: float, is_reservation: bool, now: float) -> None:
+    if job.state is not JobState.SCHED:
+        return
+    job.forecast = Forecast(start, now, is_reservation)
+    before = job.promise
+    if before is None:
+        job.promise = Promise(start, start, now, is_reservation)
+        if is_reservation:
+            state.journal.log(job, "promise", now, start=start)
+        else:
+            state.journal.touch(job)
+        return
+    room = max(_SLIP_S, _SLIP_SHARE * (before.last_at - before.made_at))
+    if start > before.last_at + room:
+        cause = _slip_cause(state, now)
+        state.journal.log(job, "promise", now, start=start, previous=before.last_at, cause=cause)
+    elif start >= before.last_at - room and before.is_reservation == is_reservation:
+        return
+    job.promise = Promise(before.first_at, start, now, is_reservation)
+    state.journal.touch(job)
+
+
+def _slip_cause(state: SchedulerState, now: float) -> str:
+    """Why a promise has slipped: somebody overran, or what happened since the last pass."""
+    for number in state.cluster.engine.jobs:
+        job = state.jobs.get(number)
+        if job is not None and job.end_at is not None and job.end_at <= now:
+            return f"{encode_jobid(number)} runs past its limit; its end is unknown"
+    return state.slip_causes[-1] if state.slip_causes else "jobs before it take longer than was planned"

@@ -1,0 +1,111 @@
+"""Snapshots: the complete state of a backend, after a start or after a watch was interrupted.
+
+What is absent from a snapshot is gone. The first snapshot of a term also restores recorded allocations,
+because only then are the nodes known. Each difference between record and snapshot has one repair; the table
+is in ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from penstock.protocol.facts import EndCause, Snapshot
+from penstock.sched import gangs, members, nodes
+from penstock.sched.job import MemberPhase
+from penstock.sched.lifecycle import member_ended, node_failed, return_to_queue
+from penstock.sched.releasing import record_release
+from penstock.sched.state import SchedulerState
+
+__all__ = ["handle_snapshot"]
+
+
+def handle_snapshot(state: SchedulerState, fact: Snapshot, now: float) -> None:
+    node_names = {node.node for node in fact.nodes}
+    for node in sorted(
+        fact.nodes, key=lambda node: (state.ranks.get(node.node, 1 << 62), _natural_key(node.node))
+    ):
+        nodes.node_set(state, node)
+    for name in [name for name in state.cluster.nodes if name not in node_names]:
+        nodes.node_gone(state, name, now)
+    state.cluster.apply_updates()
+    for job in state.restore_allocations():
+        record_release(state, job, now)
+    if not state.cluster.is_synced:
+        _drop_unrestored_members(state, node_names, now)
+    state.cluster.is_synced = True
+    reported = {status.member for status in fact.statuses}
+    _replace_external_usage(state, fact, reported)
+    for workload in fact.workloads:
+        gangs.workload_set(state, workload)
+    for member in fact.members:
+        gangs.member_set(state, member, now)
+    for status in fact.statuses:
+        members.member_status_changed(state, status, now)
+    _end_absent_workloads(state, fact, reported, now)
+    _end_absent_members(state, node_names, reported, now)
+    state.intents_to_resend.update(state.intents)
+
+
+def _replace_external_usage(state: SchedulerState, fact: Snapshot, reported: set[str]) -> None:
+    present = {usage.key for usage in fact.external_usage}
+    present |= {nodes.ORPHAN_KEY + member for member in reported}
+    for key in state.cluster.external_usage_keys():
+        if key not in present:
+            nodes.external_usage_gone(state, key)
+    for usage in fact.external_usage:
+        nodes.external_usage_set(state, usage)
+
+
+def _drop_unrestored_members(state: SchedulerState, node_names: set[str], now: float) -> None:
+    """Drops members of workloads whose slot could not be booked again, because their node or record is gone.
+
+    If such a member still runs, its usage counts as external usage. Slots without a member are released.
+    """
+    for job in [job for job in state.jobs.values() if job.workload]:
+        assignments = state.cluster.assignments(job.id)
+        empty = assignments.keys() - {member.slot for member in job.live_members()}
+        if empty:
+            state.slots_to_release.setdefault(job.id, []).extend(sorted(empty))
+        for member in [one for one in job.live_members() if assignments.get(one.slot) != one.node]:
+            if member.phase is MemberPhase.PLACING:
+                return_to_queue(state, job, member, now)
+                state.jobs_to_advance[job.id] = None
+            elif member.node not in node_names:
+                node_failed(state, job, member, now)
+            else:
+                note = "its allocation was not recorded"
+                member_ended(state, job, member, 9, EndCause.OTHER, now, note)
+
+
+def _end_absent_workloads(state: SchedulerState, fact: Snapshot, reported: set[str], now: float) -> None:
+    """Workloads that the snapshot does not contain are gone, and so are their members."""
+    workloads = {workload.workload for workload in fact.workloads}
+    for key in [key for key in {**state.workloads, **state.inadmissible} if key not in workloads]:
+        gangs.workload_gone(state, key, now)
+    present = {member.member for member in fact.members} | reported
+    for job in [job for job in state.jobs.values() if job.workload]:
+        for key in [key for key in job.members if key not in present]:
+            gangs.member_gone(state, key, now)
+        if job.workload not in workloads:
+            gangs.workload_gone(state, job.workload, now)
+
+
+def _end_absent_members(state: SchedulerState, node_names: set[str], reported: set[str], now: float) -> None:
+    """Members of submitted jobs without a status have failed with their node, or have vanished from it.
+
+    A member on a node that is down may still run. A member with an open intent is decided by that intent.
+    """
+    for job in [job for job in state.jobs.values() if not job.workload]:
+        for member in list(job.members.values()):
+            if not member.phase.is_live or member.key in reported:
+                continue
+            known = state.cluster.nodes.get(member.node)
+            if known is None and member.node and member.node not in node_names:
+                node_failed(state, job, member, now)
+            elif known is not None and known.fact.up and not state.intents_of_member.get(member.key):
+                members.member_vanished(state, job, member, now)
+
+
+def _natural_key(name: str) -> tuple[str, int, str]:
+    """Sorts node2 before node10."""
+    head = name.rstrip("0123456789")
+    digits = name[len(head) :]
+    return head, int(digits) if digits else -1, name

@@ -1,0 +1,133 @@
+"""The start of a job: its allocation is recorded, its members get their slots, and an intent places them."""
+
+from __future__ import annotations
+
+from penstock.engine.allocation import Allocation, Slot
+from penstock.engine.graph import Vertex
+from penstock.model.idset import encode_idset
+from penstock.protocol.intents import Assignment, Place
+from penstock.sched.cluster import booking_of, grants_of
+from penstock.sched.job import Job, Member, MemberPhase
+from penstock.sched.jobspec import tasks_on_slots
+from penstock.sched.lifecycle import update_dependents
+from penstock.sched.open_intents import open_intent
+from penstock.sched.records import AllocationNew
+from penstock.sched.state import SchedulerState
+
+__all__ = ["place_late_member", "start_job"]
+
+
+def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) -> None:
+    """Records an allocation that a pass has made, and the intent to place every member."""
+    state.pending.remove(job.id)
+    _record_allocation(state, job, found)
+    job.placed_at = now
+    job.end_at = None if job.spec.limit_s is None else now + job.spec.limit_s
+    job.resources_by_node = _resources_by_node(state, job)
+    _assignment(state, job, found.slots)
+    context: dict[str, object] = {}
+    if job.forecast is not None or job.promise is not None:
+        promised = job.promise.last_at if job.promise is not None else now
+        context["annotations"] = {"sched": {"t_estimate": promised}}
+    state.journal.log(job, "alloc", now, **context)
+    job.forecast = None
+    state.planned_starts.pop(job.id, None)
+    _place(state, job, [member for member in job.members.values() if member.phase is MemberPhase.PLACING])
+    if job.end_at is not None:
+        state.wake(job.end_at, job.id)
+    update_dependents(state, job, now)
+
+
+def _record_allocation(state: SchedulerState, job: Job, found: Allocation) -> None:
+    """Writes down the part of the job's bookings that an answer of the engine has made."""
+    holder = state.cluster.engine.jobs[job.id]
+    made = found.slots[0].number
+    key = next(key for key, part in holder.parts.items() if any(slot.number == made for slot in part.slots))
+    part = holder.parts[key]
+    from_engine = state.cluster.engine.allocation(job.id)
+    state.journal.add(
+        AllocationNew(job.id, key, part.span.start, from_engine.end_s, booking_of(part, holder.placement))
+    )
+    job.has_allocation = True
+
+
+def _resources_by_node(state: SchedulerState, job: Job) -> dict[str, dict[str, str]]:
+    """What the job holds, by node and kind: ids of whole units, a number for pools."""
+    ids: dict[str, dict[str, list[int]]] = {}
+    pools: dict[str, dict[str, int]] = {}
+    for mark in state.cluster.engine.jobs[job.id].claims().values():
+        node = mark.vertex.parent()
+        if not mark.booked or mark.vertex.type == "node" or node is None:
+            continue
+        if mark.vertex.divisible:
+            amounts = pools.setdefault(node.name, {})
+            amounts[mark.vertex.type] = amounts.get(mark.vertex.type, 0) + mark.units
+        else:
+            ids.setdefault(node.name, {}).setdefault(mark.vertex.type, []).append(mark.vertex.id)
+    held: dict[str, dict[str, str]] = {}
+    for node_name, kinds in ids.items():
+        held[node_name] = {kind: encode_idset(numbers) for kind, numbers in kinds.items()}
+    for node_name, amounts in pools.items():
+        held.setdefault(node_name, {}).update({kind: str(units) for kind, units in amounts.items()})
+    return held
+
+
+def _assignment(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> None:
+    """Gives every member its slot: those of a work by what they ask for, those of a submission by count."""
+    ordered = sorted(slots, key=lambda slot: (_rank(slot.node), slot.number))
+    if job.workload:
+        waiting = sorted(_unplaced(job), key=lambda member: (member.group, member.index, member.key))
+        by_group: dict[int, list[Slot]] = {}
+        for slot in ordered:
+            by_group.setdefault(slot.group, []).append(slot)
+        for member in waiting:
+            left = by_group.get(member.group)
+            if left:
+                _assign(state, job, member, left.pop(0))
+        return
+    nodes = [slot.node.name if slot.node is not None else "" for slot in ordered]
+    job.members = {}
+    for index, place in enumerate(tasks_on_slots(job.spec, nodes)):
+        member = Member(f"{job.id}/{job.attempt}/{index}", index, group=ordered[place].group)
+        job.members[member.key] = member
+        _assign(state, job, member, ordered[place])
+
+
+def _unplaced(job: Job) -> list[Member]:
+    return [
+        member for member in job.members.values() if member.phase is MemberPhase.WAITING and member.is_ready
+    ]
+
+
+def _rank(node: Vertex | None) -> int:
+    return node.rank if node is not None else -1
+
+
+def _assign(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None:
+    member.phase = MemberPhase.PLACING
+    member.slot = slot.number
+    member.node = slot.node.name if slot.node is not None else ""
+    member.grants = grants_of(slot)
+    state.assign(job, member.key, member.node)
+
+
+def place_late_member(state: SchedulerState, job: Job, member: Member, found: Allocation) -> None:
+    """Records what a pass has found for one more member of a job that has started."""
+    state.pending.remove(job.id, member.key)
+    _record_allocation(state, job, found)
+    _assign(state, job, member, found.slots[-1])
+    for node, kinds in _resources_by_node(state, job).items():
+        job.resources_by_node.setdefault(node, {}).update(kinds)
+    state.journal.touch(job)
+    _place(state, job, [member])
+    if job.incomplete_since is not None and not _unplaced(job):
+        job.incomplete_since = None
+
+
+def _place(state: SchedulerState, job: Job, members: list[Member]) -> None:
+    assignments = tuple(
+        Assignment(member.key, member.index, member.node, member.grants) for member in members
+    )
+    number = state.next_intent()
+    spec = state.backend_spec(job)
+    open_intent(state, Place(number, job.id, job.workload, assignments, job.end_at, len(job.members), spec))
