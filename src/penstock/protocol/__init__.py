@@ -1,6 +1,7 @@
-"""The port: the one seam between the scheduler and a world in which jobs run.
+"""The protocol between the scheduler and its backends.
 
-A world reports facts (`facts`), people have wishes (`commands`), the scheduler has intents (`intents`), and
-`port` says what a driver must be able to do. Keys of nodes, works, members and holds are opaque text, so the
-core never learns whether a member is a pod, a process or a line in a simulation.
+A backend reports facts (`facts`). Users give commands (`commands`). The scheduler answers with intents
+(`intents`), which a backend applies. `backend` defines what a backend implements. Keys of nodes, workloads,
+members and external usage are opaque text: the scheduler does not know whether a member is a pod, a process
+or a simulated task.
 """

@@ -1,4 +1,9 @@
-"""What a driver must be able to do, and what it is given to speak into."""
+"""What a backend implements.
+
+The instance calls `run` once per term and passes a sink for facts. Intents arrive in `apply` after their
+commit. After a restart the instance sends open intents again, so a backend must apply each one idempotently.
+Every call carries the epoch of the term; a backend must not act for an older epoch than it has seen.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +18,21 @@ __all__ = ["Backend", "Sink"]
 
 class Sink(Protocol):
     def __call__(self, fact: Fact) -> None:
-        """Takes a fact. It never blocks and never fails."""
+        """Enqueues a fact. Never blocks and never raises."""
 
 
 class Backend(Protocol):
     async def run(self, epoch: int, sink: Sink) -> None:
-        """Reports a `Snapshot`, then facts as they happen, until it is cancelled."""
+        """Reports one `Snapshot`, then facts as they happen, until it is cancelled."""
 
     async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
-        """Carries out committed intents; answers come as `IntentResult`. Returns without waiting for them."""
+        """Starts to apply committed intents and returns. Each member is confirmed by an `IntentResult`."""
 
     async def probe(self, members: Sequence[str]) -> None:
-        """Asks what became of members; answers come as `MemberStatus`, `WAITING` if it knows none."""
+        """Reports a `MemberStatus` for each of these members; `Phase.WAITING` for an unknown one."""
 
     def forget(self, members: Sequence[str]) -> None:
-        """The end of these is recorded: the world need not remember them any longer."""
+        """The end of these members is recorded: the backend may drop what it keeps about them."""
 
     def publish_status(self, status_updates: Sequence[StatusUpdate]) -> None:
-        """Passes on what people should know, some time; what is newer replaces what is older."""
+        """Shows updates to the owners of workloads, eventually. A newer update replaces an older one."""

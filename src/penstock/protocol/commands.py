@@ -1,4 +1,8 @@
-"""What people ask of the scheduler. A wish takes the same road as a fact, and is answered with a reply."""
+"""What users ask of the scheduler.
+
+A command is handled in the same order as facts and gets one reply: a value, or the error that refused it. A
+refused command changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One job. Its text is a jobspec; what the core does not read in it goes to the driver as it is."""
+    """One job as a jobspec (RFC 14). Fields that the scheduler does not read go to the backend unchanged."""
 
     jobspec: str
     owner: str
@@ -32,7 +36,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """What became of a job that is over, for those that depend on it."""
+    """The outcome of a finished job, for jobs that depend on it."""
 
     job: int
     had_alloc: bool
@@ -43,9 +47,10 @@ class FinishedJob:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """All of these or none. The same key again is the same request again, and gets the same ids.
+    """Submits all of these jobs or none. Repeating a submission with the same key returns the same ids.
 
-    `finished_jobs` has the jobs that are over and that some of these depend on, as far as there are such.
+    `finished_jobs` contains the finished jobs on which these jobs depend. The scheduler keeps active jobs
+    only, so the caller reads them from the store.
     """
 
     jobs: tuple[Submission, ...]
@@ -67,7 +72,7 @@ class SetUrgency:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """To every running member of a job."""
+    """Sends a signal to every running member of a job."""
 
     job: int
     signal: int
@@ -75,7 +80,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class QueueChange:
-    """None: as it is."""
+    """Enables or disables submission, starts or stops scheduling. None leaves a property as it is."""
 
     queue: str
     enabled: bool | None = None

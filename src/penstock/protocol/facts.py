@@ -1,8 +1,16 @@
-"""What a world reports. Facts are levels, not edges: told twice, they change nothing the second time.
+"""What a backend reports. Facts are level-triggered: repeating one changes nothing.
 
-A *work* is what the world calls a job before we do; its *members* come one by one and are counted by the
-scheduler. A *hold* is use by others. A `Snapshot` is everything at once: first, and again after a stream was
-lost; what is absent from it is gone. `MemberStatus` and `IntentResult` are about members that we have placed.
+Fact                      reports
+`NodeSet`, `NodeGone`     a node with its capacity, labels and topology
+`ExternalUsageSet`, ...   resources of a node that something other than our jobs uses
+`WorkloadSet`, ...        a group of members that must run together; it becomes one job
+`MemberSet`, `MemberGone` one member of a workload, such as a pod that waits to be scheduled
+`MemberStatus`            the phase of a member that the scheduler has placed
+`IntentResult`            the outcome of an intent for one member
+`Snapshot`                everything at once: first, and after an interruption; what is absent is gone
+
+Only backends with their own workloads report `WorkloadSet` and `MemberSet`. Members of submitted jobs are
+created by the scheduler.
 """
 
 from __future__ import annotations
@@ -37,10 +45,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a node has of one kind: whole units, each a vertex, or one divisible pool.
+    """The capacity of a node for one resource: whole units such as cores, or one divisible pool.
 
-    `anti-affinity/<namespace>/<selector>` is a virtual resource, by which a backend keeps members on
-    different nodes.
+    A resource `anti-affinity/<topology>/<selector>` only keeps members apart that must not share a node.
     """
 
     resource: str
@@ -54,28 +61,31 @@ class NodeSet:
     capacity: tuple[Capacity, ...]
     topology_levels: tuple[
         tuple[str, str], ...
-    ] = ()  # what it lies in, outermost first: (("zone", "a"), ("rack", "7"))
+    ] = ()  # (level, name), outermost first: (("zone", "a"), ("rack", "7"))
     labels: tuple[tuple[str, str], ...] = ()
-    up: bool = True  # False: nothing new goes there; what runs there stays
-    why: str = ""  # why it is not up
+    up: bool = True  # False: nothing is placed there; running members stay
+    why: str = ""  # why it is not up, for users
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """The node is no more, and with it everything that ran there."""
+    """The node has been removed, and its members with it."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalUsageSet:
-    """Use by others: never our capacity, never our job. A standing one is there on every day."""
+    """Usage of a node by something other than our jobs, such as a pod of another scheduler.
+
+    A standing usage (a DaemonSet pod) is permanent: it also reduces what could ever be satisfied.
+    """
 
     key: str
     node: str
     usage: tuple[tuple[str, int], ...]
     standing: bool = False
-    name: str = ""  # what people call it, where the key says nothing to them
+    name: str = ""  # for users, if the key is not readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,7 @@ class ExternalUsageGone:
 
 
 class Requeue(enum.Enum):
-    """When a job that has lost a node, or has failed, is queued again by itself."""
+    """After which failures a job is queued again without a user's action."""
 
     NEVER = "never"
     NODE_FAILURE = "node-failure"
@@ -93,28 +103,28 @@ class Requeue(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSet:
-    """A group that the world wants to run; it assembles once, when `size` members are ready."""
+    """A group of members that start together, as soon as `size` of them are ready and fit."""
 
     workload: str
     name: str
-    size: int  # members that must be there before it can start
-    assembly_timeout_s: float | None = None  # how long it may wait for others after its last member came
+    size: int  # ready members that it needs to start
+    assembly_timeout_s: float | None = None  # from the last new member; None: unlimited
     begin_at: float | None = None
-    limit_s: int | None = None  # from the start of the group; None: none, planned without an end
-    deadline_at: float | None = None  # the end of the whole, waiting included
-    enforced_by_backend: bool = True  # False: we end it at its limit
-    class_value: int = 0
+    limit_s: int | None = None  # from the start of the group; None: no limit
+    deadline_at: float | None = None  # end of the workload, waiting time included
+    enforced_by_backend: bool = True  # False: the scheduler ends it at its limit
+    class_value: int = 0  # of its PriorityClass
     urgency: int = 16
     queue: str = ""
     distinct_nodes: bool = False
-    within: str = ""
+    within: str = ""  # topology level whose domain must contain all members
     requeue: Requeue = Requeue.NEVER
     owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadGone:
-    """Its owner is gone or finished: no member will come any more."""
+    """Its owner is deleted or finished: no further member will be created."""
 
     workload: str
 
@@ -126,9 +136,9 @@ class MemberSet:
     index: int
     requests: tuple[tuple[str, int], ...]
     constraint: Constraint | None = None
-    ready: bool = True  # False: there, but must not be placed yet
-    recreated: bool = False  # who made it would make it again if it were taken away
-    name: str = ""  # what people call it, where the key says nothing to them
+    ready: bool = True  # False: must not be placed yet
+    recreated: bool = False  # its controller replaces it if it is evicted
+    name: str = ""  # for users, if the key is not readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +147,12 @@ class MemberGone:
 
 
 class Phase(enum.Enum):
-    WAITING = "waiting"  # known to the world, on no node
+    WAITING = "waiting"  # not on a node
     PLACED = "placed"  # on its node, not yet running
     RUNNING = "running"
     ENDED = "ended"
-    REFUSED = "refused"  # its node did not take it; it will not run there
-    LOST = "lost"  # its node is silent: it may be running
+    REFUSED = "refused"  # its node refused it; it will not run there
+    LOST = "lost"  # its node does not respond; it may be running
 
 
 class EndCause(enum.Enum):
@@ -172,24 +182,24 @@ class MemberStatus:
     phase: Phase
     at: float
     node: str = ""
-    status: int = 0  # a wait(2) status, where it ended
+    status: int = 0  # wait(2) status of an ended member
     cause: EndCause = EndCause.EXITED
     message: str = ""  # the backend's own words, for `EndCause.OTHER` and `Phase.REFUSED`
-    started: bool = True  # of one that has ended: whether it had begun
-    usage: tuple[tuple[str, int], ...] = ()  # what it uses, where that is known
-    has_owner: bool = False  # somebody else looks after it: left over, it is not asked to end
+    started: bool = True  # of an ended member: whether it had started
+    usage: tuple[tuple[str, int], ...] = ()  # what it uses, if known
+    has_owner: bool = False  # its owner ends it: the scheduler leaves it alone if its job is over
 
 
 class Outcome(enum.Enum):
     APPLIED = "applied"
-    CONFLICT = "conflict"  # cannot be done as asked; another node may do
-    GONE = "gone"  # there is no such member any more
-    UNKNOWN = "unknown"  # it may have been done: to be probed
+    CONFLICT = "conflict"  # cannot be done as requested; another node may work
+    GONE = "gone"  # the member does not exist any more
+    UNKNOWN = "unknown"  # it may have been done; the scheduler probes the member
 
 
 @dataclass(frozen=True, slots=True)
 class IntentResult:
-    """What became of an intent, for one member."""
+    """The outcome of an intent for one member."""
 
     intent: int
     member: str

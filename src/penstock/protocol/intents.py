@@ -1,8 +1,8 @@
-"""What the scheduler wants done. An intent is committed before a driver sees it.
+"""What the scheduler orders. An intent is committed before a backend receives it.
 
-Doing one twice is doing it once: members, not intents, are what a driver remembers. A driver answers every
-member of an intent with `IntentResult`. `StatusUpdate` is no intent: it is lossy, coalesced and never
-waited for.
+Intents are idempotent: a backend tracks members, not intents, and applying an intent twice has the effect of
+applying it once. It confirms every member of an intent with an `IntentResult`. A `StatusUpdate` is no intent:
+it may be lost, a newer one replaces it, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -35,31 +35,33 @@ class IntentKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One member, where it goes, and which units it gets there: `("core", "0-1", 2)`."""
+    """One member, its node, and the units it gets there: `("core", "0-1", 2)`."""
 
     member: str
     index: int
     node: str
-    grants: tuple[tuple[str, str, int], ...] = ()  # kind, idset of the units ("" for a pool), how many
-    already_placed: bool = False  # it has been placed before: not to be placed again, only to be counted
+    grants: tuple[tuple[str, str, int], ...] = ()  # resource, idset of the units ("" for a pool), count
+    already_placed: bool = False  # confirmed earlier: part of the job, not to be placed again
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Start these members at these places: all of them, as soon as possible, each exactly once."""
+    """Start these members on their nodes: all of them, as soon as possible, each exactly once."""
 
     intent: int
     job: int
     workload: str
     assignments: tuple[Assignment, ...]
-    end_at: float | None = None  # the limit, where the world enforces it
+    end_at: float | None = None  # the time limit, where the backend enforces it
     size: int = 0  # members of the whole job
-    spec: Mapping[str, object] = field(default_factory=dict)  # what a driver needs to start a submitted job
+    spec: Mapping[str, object] = field(default_factory=dict)  # what a backend needs to start a submitted job
 
 
 class RetractMode(enum.Enum):
-    FORGET = "forget"  # not started: never start it
-    EVICT = "evict"  # take it away; who made it makes it again
+    """How placed members are withdrawn. The scheduler orders evictions only."""
+
+    FORGET = "forget"  # it has not started, and must never start
+    EVICT = "evict"  # remove it; its controller creates a replacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class EndReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End these members: a signal, some grace, then by force. With grace None it is only the signal."""
+    """End these members: send a signal, then SIGKILL after the grace period. Grace None: only the signal."""
 
     intent: int
     job: int
