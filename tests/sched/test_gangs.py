@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.backends.sim.backend import MemberScript, uniform_nodes
@@ -255,6 +255,7 @@ def test_what_runs_although_its_job_is_over_counts_as_use_by_others_until_it_end
         max_size=25,
     )
 )
+@example(story=[("member", 0, 4), ("member", 0, 8), ("node-gone", 2, 1), ("member", 0, 7)])
 def test_whatever_members_and_nodes_do_nothing_is_over_committed_or_left(
     story: list[tuple[str, int, int]],
 ) -> None:
@@ -268,6 +269,8 @@ def test_whatever_members_and_nodes_do_nothing_is_over_committed_or_left(
     for kind, which, size in story:
         workload, node = f"w{which % 3}", f"node{which % 3}"
         if kind == "member":
+            if f"{workload}-{size}" in backend.ever_started:
+                continue  # The replacement of a member has another key.
             driver.feed(
                 WorkloadSet(workload, workload, 1 + which % 3), member(workload, size, cpu=100 * size)
             )

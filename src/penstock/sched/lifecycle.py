@@ -354,6 +354,7 @@ def forget_job(state: SchedulerState, job: Job, now: float) -> None:
     if job.workload:
         state.job_of_workload.pop(job.workload, None)
     for member in job.members:
+        state.dequeue(job.id, member)
         state.job_of_member.pop(member, None)
     _carry_over_members(state, job)
     names = state.jobs_by_name.get((job.owner, job.spec.name))
