@@ -123,7 +123,7 @@ def test_a_group_that_is_too_large_to_be_planned_is_told_so() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     members = [member("w", number, cpu=0) for number in range(70_000)]
     driver.feed(WorkloadSet("w", "huge", len(members)), *members)
-    assert "asks for what cannot be" in only_job(driver).unsatisfiable_reason
+    assert "invalid request: " in only_job(driver).unsatisfiable_reason
 
 
 def test_what_was_given_of_a_kind_that_is_away_at_a_restart_is_not_free_when_it_is_back() -> None:

@@ -1,8 +1,8 @@
-"""Everything the scheduler knows, in one place, and the journal of what became true in this step.
+"""The state of the scheduler, and the journal of the changes that one step makes.
 
-The functions of this package work on a `SchedulerState`; nothing outside the package does. A step (one
-batch of facts, or one pass) collects its changes in the journal and takes them out at the end: the caller
-makes them durable, and only then are they told or acted upon.
+Only the functions of this package modify a `SchedulerState`. A step (one batch of inputs, or one scheduling
+cycle) collects its changes in the journal. The caller commits them before any intent is applied and before
+any command is answered.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TIMERS_SWEEP: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to one wish of a batch: a value, or why not."""
+    """The answer to one command: a value, or the error that refused it."""
 
     value: object = None
     error: PenstockError | None = None
@@ -53,7 +53,7 @@ class Reply:
 
 @dataclass(slots=True)
 class InadmissibleWorkload:
-    """A work that was given up, and those of its members who have said since that they still wait."""
+    """A workload that gets no further job, with its members that were reported as waiting since then."""
 
     record: InadmissibleSet
     waiting: dict[str, MemberSet] = field(default_factory=dict)
@@ -61,14 +61,14 @@ class InadmissibleWorkload:
 
 @dataclass(slots=True)
 class OpenIntent:
-    """An intent that is not intent_resolved for all of its members."""
+    """An intent that is not confirmed for all of its members."""
 
     intent: Intent
     waits_for: set[str]
 
 
 class Shapes:
-    """Numbers for requests: equal requests have equal numbers."""
+    """Numbers requests: equal requests have the same number, called their shape."""
 
     def __init__(self) -> None:
         self._numbers: dict[Request, int] = {}
@@ -90,13 +90,13 @@ class Shapes:
         return self._requests[number]
 
     def keep(self, numbers: set[int]) -> None:
-        """Forgets all others. A number is never used for another request."""
+        """Drops all other requests. A number is never reused."""
         self._requests = {number: request for number, request in self._requests.items() if number in numbers}
         self._numbers = {request: number for number, request in self._requests.items()}
 
 
 class Journal:
-    """What became true in this step, in order."""
+    """The changes and outputs of one step, in order."""
 
     def __init__(self) -> None:
         self._changes: list[Change] = []
@@ -104,7 +104,7 @@ class Journal:
         self.intents: list[Intent] = []
         self.probes: list[str] = []
         self.status_updates: dict[str, StatusUpdate] = {}
-        self.forgotten: list[str] = []  # members whose end is recorded: a driver need not remember them
+        self.forgotten: list[str] = []  # members whose end is recorded with this step
 
     def add(self, change: Change) -> None:
         self._changes.append(change)
@@ -124,7 +124,7 @@ class Journal:
         self._touched[job.id] = job
 
     def take(self) -> tuple[Change, ...]:
-        """All changes of the step; the journal is empty afterwards, but for what goes to drivers."""
+        """Removes and returns the changes of the step. Intents and status updates stay."""
         live: list[Change] = [live_of(job) for job in self._touched.values()]
         changes = (*self._changes, *live)
         self._changes = []
@@ -149,72 +149,70 @@ def live_of(job: Job) -> JobLive:
 
 @dataclass(slots=True)
 class SchedulerState:
+    """Queue, jobs, members and resources, with their indexes. Dicts with values None are ordered sets."""
+
     settings: Settings
     cluster: Cluster
     ids: JobIds
     journal: Journal = field(default_factory=Journal)
-    jobs: dict[int, Job] = field(default_factory=dict)  # the active ones
+
+    # Active jobs, workloads and members.
+    jobs: dict[int, Job] = field(default_factory=dict)
     job_of_workload: dict[str, int] = field(default_factory=dict)
     job_of_member: dict[str, int] = field(default_factory=dict)
-    members_by_node: dict[str, dict[str, None]] = field(default_factory=dict)  # live ones, by node
+    members_by_node: dict[str, dict[str, None]] = field(default_factory=dict)  # live members
     workloads: dict[str, WorkloadSet] = field(default_factory=dict)
-    to_reassemble: dict[int, None] = field(default_factory=dict)  # jobs whose members are to be counted again
-    newly_assembled: dict[int, None] = field(default_factory=dict)  # jobs that have assembled in this step
-    late_members: dict[tuple[int, str], None] = field(
-        default_factory=dict
-    )  # members to queue when the step ends
-    slots_to_release: dict[int, list[int]] = field(default_factory=dict)  # slots to give back when it ends
-    refusals: dict[str, dict[tuple[int, str], None]] = field(
-        default_factory=dict
-    )  # by node: who may try again
-    members_of_next_job: dict[str, dict[str, MemberSet]] = field(
-        default_factory=dict
-    )  # by work: members that came while its job was ending; they make its next job
-    inadmissible: dict[str, InadmissibleWorkload] = field(default_factory=dict)  # by work
-    inadmissible_waiting: dict[str, str] = field(
-        default_factory=dict
-    )  # members that still wait -> their work
-    members_to_readmit: list[MemberSet] = field(
-        default_factory=list
-    )  # to be taken in when the step is intent_resolved
-    last_status: dict[str, StatusUpdate] = field(
-        default_factory=dict
-    )  # what the people behind a work were told last
-    intents_to_resend: set[int] = field(default_factory=set)  # intents to be carried out once more
+    # Members that appeared while the job of their workload was ending. They form its next job.
+    members_of_next_job: dict[str, dict[str, MemberSet]] = field(default_factory=dict)
+    inadmissible: dict[str, InadmissibleWorkload] = field(default_factory=dict)
+    inadmissible_waiting: dict[str, str] = field(default_factory=dict)  # member -> workload
+    refusals: dict[str, dict[tuple[int, str], None]] = field(default_factory=dict)  # by node: refused members
+    last_status: dict[str, StatusUpdate] = field(default_factory=dict)  # by workload: last published
+
+    # The queue.
     pending: Pending = field(default_factory=Pending)
     shapes: Shapes = field(default_factory=Shapes)
     queues: dict[str, QueueSet] = field(default_factory=dict)
-    drains: dict[str, DrainSet] = field(default_factory=dict)
-    intents: dict[int, OpenIntent] = field(default_factory=dict)
-    intents_of_member: dict[str, set[int]] = field(default_factory=dict)
-    jobs_to_advance: dict[int, None] = field(
-        default_factory=dict
-    )  # jobs to be looked at before the step ends
-    dependents: dict[int, set[int]] = field(default_factory=dict)  # by the job that they wait for
-    jobs_by_name: dict[tuple[str, str], dict[int, None]] = field(default_factory=dict)
-    singletons: set[tuple[str, str]] = field(default_factory=set)  # names that somebody waits for
-    finished_jobs: dict[int, JobProgress] = field(
-        default_factory=dict
-    )  # inactive jobs that somebody waits for
     submission_keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    timers: list[tuple[float, int]] = field(default_factory=list)
-    reservations: dict[int, float] = field(default_factory=dict)  # of the last pass: job -> start
-    planned_starts: dict[int, PlannedStart] = field(
+
+    # Dependencies.
+    dependents: dict[int, set[int]] = field(default_factory=dict)  # by the job that they wait for
+    finished_jobs: dict[int, JobProgress] = field(default_factory=dict)  # those that have dependents
+    jobs_by_name: dict[tuple[str, str], dict[int, None]] = field(default_factory=dict)  # (owner, name)
+    singletons: set[tuple[str, str]] = field(default_factory=set)  # names with a singleton dependency
+
+    # Nodes and intents.
+    ranks: dict[str, int] = field(
         default_factory=dict
-    )  # where and when, as far as is foreseen
-    slip_causes: list[str] = field(default_factory=list)  # what happened since the last pass, for slips
+    )  # of known nodes, and of those recorded before a restart
+    drains: dict[str, DrainSet] = field(default_factory=dict)
     allocations_to_restore: list[
         tuple[int, list[tuple[int, JsonObject, int, int | None]], tuple[int, ...]]
-    ] = field(default_factory=list)
-    ranks: dict[str, int] = field(default_factory=dict)  # of nodes that are there, or were at the last stop
-    recheck_unsatisfiable: bool = False  # nodes have changed: what could never run may be able to now
-    unsatisfiable: dict[Request, str] = field(
-        default_factory=dict
-    )  # why a request can never be met; "": it can
+    ] = field(default_factory=list)  # job, parts, freed slots; until the first snapshot
+    intents: dict[int, OpenIntent] = field(default_factory=dict)
+    intents_of_member: dict[str, set[int]] = field(default_factory=dict)
+
+    # Work that is left until the end of the present step.
+    to_reassemble: dict[int, None] = field(default_factory=dict)  # jobs whose ready members are to be counted
+    newly_assembled: dict[int, None] = field(default_factory=dict)
+    late_members: dict[tuple[int, str], None] = field(default_factory=dict)  # members to enqueue on their own
+    members_to_readmit: list[MemberSet] = field(default_factory=list)
+    slots_to_release: dict[int, list[int]] = field(default_factory=dict)
+    intents_to_resend: set[int] = field(default_factory=set)
+    jobs_to_advance: dict[int, None] = field(default_factory=dict)  # jobs whose members have changed
+
+    # Plans.
+    timers: list[tuple[float, int]] = field(default_factory=list)
+    reservations: dict[int, float] = field(default_factory=dict)  # job -> start, from the last cycle
+    planned_starts: dict[int, PlannedStart] = field(default_factory=dict)
+    slip_causes: list[str] = field(default_factory=list)  # events since the last cycle that may delay a start
+    recheck_unsatisfiable: bool = False  # nodes have changed, so unsatisfiable jobs must be checked again
+    unsatisfiable: dict[Request, str] = field(default_factory=dict)  # memo: reason, or "" if satisfiable
+    is_dirty: bool = True  # something may start that could not start in the last cycle
+
     intent_highest: int = 0
     rank_highest: int = -1
     recorded_highest: IdHighest = field(default_factory=lambda: IdHighest(0, 0, -1))
-    is_dirty: bool = True  # something may start that could not before
 
     def next_intent(self) -> int:
         self.intent_highest += 1
@@ -222,7 +220,7 @@ class SchedulerState:
 
     def wake(self, at: float, job: int) -> None:
         if len(self.timers) > _TIMERS_SWEEP and len(self.timers) > 8 * len(self.jobs):
-            # Most jobs end long before their limits: what waits for those is forgotten now and then.
+            # Most jobs end long before their limits. Drop their timers from time to time.
             self.timers = [timer for timer in self.timers if timer[1] in self.jobs]
             heapq.heapify(self.timers)
         heapq.heappush(self.timers, (at, job))
@@ -231,26 +229,26 @@ class SchedulerState:
         return self.timers[0][0] if self.timers else None
 
     def nodes_changed(self) -> None:
-        """What could never run may be able to now, and the other way round."""
+        """Requests that were unsatisfiable may be satisfiable on the changed nodes, and vice versa."""
         self.recheck_unsatisfiable = True
         self.unsatisfiable.clear()
 
     def unsatisfiable_reason_of(self, request: Request) -> str:
-        """Why a request can never be met on these nodes; "" if it can. Equal ones are asked once."""
+        """Why the cluster can never satisfy a request; "" if it can. Equal requests are checked once."""
         found = self.unsatisfiable.get(request)
         if found is None:
             try:
                 answer = self.cluster.engine.match(0, request, 0, MatchOp.SATISFIABILITY)
                 found = str(answer.reason) if isinstance(answer, Never) else ""
-            except BadRequest as error:  # Nobody can be told at once who has only said it to the world.
-                found = f"asks for what cannot be: {error}"
+            except BadRequest as error:  # A workload was not submitted by a command that could fail.
+                found = f"invalid request: {error}"
             if len(self.unsatisfiable) >= _SHAPES_SWEEP:
                 self.unsatisfiable.clear()
             self.unsatisfiable[request] = found
         return found
 
     def mark_dirty(self) -> None:
-        """Something may start now that could not before."""
+        """Something may start that could not start before: the next cycle is due."""
         self.is_dirty = True
 
     def take_changes(self) -> tuple[Change, ...]:
@@ -262,7 +260,7 @@ class SchedulerState:
         return changes
 
     def enqueue(self, job: Job) -> None:
-        """Puts a job where a pass finds it, if it may start at all."""
+        """Adds a job to the queue if it is eligible to start, else removes it."""
         is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.unsatisfiable_reason
         if job.state is not JobState.SCHED or not is_ready:
             self.dequeue(job.id)
@@ -277,16 +275,16 @@ class SchedulerState:
         self.members_by_node.setdefault(node, {})[member] = None
 
     def unassign(self, member: str, node: str) -> None:
-        there = self.members_by_node.get(node)
-        if there is not None:
-            there.pop(member, None)
-            if not there:
+        members = self.members_by_node.get(node)
+        if members is not None:
+            members.pop(member, None)
+            if not members:
                 del self.members_by_node[node]
 
     def restore_allocations(self) -> list[Job]:
-        """Books what was recorded of active jobs, once the nodes are known that it lies on.
+        """Books the recorded allocations of active jobs, once their nodes are known.
 
-        Returns the jobs of which nothing is left to book.
+        Returns the jobs whose allocation is lost completely.
         """
         for number, rows, freed in self.allocations_to_restore:
             if number in self.jobs:
@@ -296,24 +294,24 @@ class SchedulerState:
         return [job for job in jobs if job.id not in self.cluster.engine.jobs]
 
     def sweep_shapes(self) -> None:
-        """Forgets the shapes that nobody asks for, once there are many."""
+        """Drops shapes without pending entries, once there are many."""
         if len(self.shapes) > _SHAPES_SWEEP and len(self.shapes) > 2 * len(self.pending):
             self.shapes.keep({bucket.shape for bucket in self.pending.buckets()})
 
     def backend_spec(self, job: Job) -> dict[str, object]:
-        """What a driver needs to start members of a submitted job; those of a work start by themselves."""
+        """What a backend needs to start members of a submitted job; empty for a workload."""
         if job.workload:
             return {}
         return {**job.spec.payload, "id_f58": encode_jobid(job.id), "owner": job.owner}
 
     def mark_inadmissible(self, workload: str, members: tuple[str, ...], reason: str) -> None:
-        """Members that are still there when their job is over for good wait for somebody to act."""
+        """The remaining members of a workload get no further job until a new member appears."""
         record = InadmissibleSet(workload, members, reason)
         self.inadmissible[workload] = InadmissibleWorkload(record)
         self.journal.add(record)
 
     def readmit(self, workload: str) -> dict[str, MemberSet]:
-        """It was given up, and is no more. Returns who has said since that they still wait."""
+        """Makes a workload admissible again. Returns its members that were reported as waiting."""
         known = self.inadmissible.pop(workload, None)
         if known is None:
             return {}
@@ -323,7 +321,7 @@ class SchedulerState:
         return known.waiting
 
     def add_inadmissible_member(self, fact: MemberSet) -> None:
-        """A member of a work that was given up says that it still waits: its world does not know yet."""
+        """Notes a waiting member of an inadmissible workload, and publishes the status again."""
         known = self.inadmissible[fact.workload]
         known.waiting[fact.member] = fact
         self.inadmissible_waiting[fact.member] = fact.workload
@@ -345,7 +343,7 @@ class SchedulerState:
             self.last_status[job.workload] = self.journal.status_updates[job.workload] = update
 
     def dequeue(self, job: int, member: str = "") -> None:
-        """Takes somebody out of the queue who does not start: others need not wait for it any more."""
+        """Removes an entry from the queue without starting it."""
         if self.pending.entry(job, member) is not None:
             self.pending.remove(job, member)
             self.mark_dirty()
