@@ -1,10 +1,8 @@
-"""Works and members as a world tells of them: groups that assemble, members that come, go, fail and return.
+"""Workloads and their members, as a backend reports them.
 
-A work becomes one job with its first member. It assembles once, when as many members are ready as it wants;
-from then on a member that comes is placed by itself (`extend`), in its own turn. A member that a node
-refused is placed elsewhere, and not on that node again until the node changes. If a group that has begun
-cannot be made whole in time, members that somebody would make again are taken away, and the job says that
-it is broken. A member whose job is over counts as use by others until it ends.
+The first member of a workload creates its job. The job assembles when as many members are ready as the
+workload needs, and is then placed as a whole. A member that appears after the start is late: it is enqueued
+on its own and extends the allocation. `members` handles what happens to members after their placement.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ def workload_set(state: SchedulerState, fact: WorkloadSet) -> None:
 def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
     workload = state.workloads.get(fact.workload)
     if workload is None:
-        return  # Its work has not been told, or is gone.
+        return  # The workload is unknown or gone.
     if _is_inadmissible(state, fact):
         return
     job = state.jobs.get(state.job_of_member.get(fact.member, 0))
@@ -70,7 +68,7 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         _detach(state, job, fact.member)
         job = None
     if job is not None and job.workload != fact.workload:
-        return  # It has come with another group, and stays there while that job lasts.
+        return  # It stays in the job of its first workload while that job lasts.
     job = job or state.jobs.get(state.job_of_workload.get(fact.workload, 0))
     if job is not None and job.is_ending and fact.member not in job.members:
         state.members_of_next_job.setdefault(fact.workload, {})[fact.member] = fact
@@ -87,7 +85,7 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
     has_changed = (member.request, member.is_ready) != (ask, fact.ready)
     member.request, member.is_ready, member.is_recreated = ask, fact.ready, fact.recreated
     member.name = fact.name
-    if member.phase.is_live:  # It is on its way to a node, and may ask for more than it was given.
+    if member.phase.is_live:  # Its requests may have grown since it was placed.
         update_excess_usage(state, member, fact.requests)
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
         state.to_reassemble[job.id] = None
@@ -96,7 +94,7 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
 
 
 def _is_inadmissible(state: SchedulerState, fact: MemberSet) -> bool:
-    """Whether a member waits for somebody to act. One who comes new does that, for all who wait."""
+    """Whether the workload of a member is inadmissible. A new member makes it admissible again."""
     known = state.inadmissible.get(fact.workload)
     if known is None:
         return False
@@ -108,7 +106,7 @@ def _is_inadmissible(state: SchedulerState, fact: MemberSet) -> bool:
 
 
 def _detach(state: SchedulerState, job: Job, key: str) -> None:
-    """It was taken from the job while it waited, and waits again: as somebody who has never been there."""
+    """Removes an ended member that is reported as waiting again, so that it counts as a new one."""
     del job.members[key], state.job_of_member[key]
     state.journal.touch(job)
 
@@ -138,7 +136,7 @@ def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
 
 
 def assembly_deadline(job: Job, workload: WorkloadSet) -> float | None:
-    """When a group that is not whole is given up: counted by our own clock, from its last member on."""
+    """When assembly fails: the timeout counts from the time at which the last member was first seen."""
     if workload.assembly_timeout_s is None:
         return None
     return (
@@ -148,13 +146,13 @@ def assembly_deadline(job: Job, workload: WorkloadSet) -> float | None:
 
 
 def assemble(state: SchedulerState, job: Job, now: float) -> None:
-    """Counts the members of a work; when enough are ready, the group is whole and queues."""
+    """Counts the ready members of a workload and builds the request of its job once there are enough."""
     workload = state.workloads.get(job.workload)
     if workload is None or not job.state.is_pending:
         return
     ready = [member for member in job.members.values() if member.is_ready and member.request is not None]
     if len(ready) < max(workload.size, 1):
-        if job.is_assembled:  # It was whole, and is not any more: it waits aside until it is again.
+        if job.is_assembled:  # A member was removed: the group assembles again.
             job.is_assembled = False
             state.dequeue(job.id)
             state.journal.touch(job)
@@ -176,7 +174,7 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
 
 
 def _limit(workload: WorkloadSet, now: float) -> int | None:
-    """How long it may run at most: its own limit, or what is left until the end of the whole."""
+    """The time limit: its own, or the time left until the deadline of the workload."""
     if workload.deadline_at is None:
         return workload.limit_s
     left_s = max(1, int(workload.deadline_at - now))
@@ -184,7 +182,7 @@ def _limit(workload: WorkloadSet, now: float) -> int | None:
 
 
 def enqueue_late(state: SchedulerState, job: Job, member: Member) -> None:
-    """A member without a place, of a job that has begun, queues by itself."""
+    """Enqueues a waiting member of a started job on its own."""
     if not member.is_ready or job.urgency == URGENCY_HOLD:
         return
     shape = state.shapes.number(_late_request(state, job, member))
@@ -194,7 +192,7 @@ def enqueue_late(state: SchedulerState, job: Job, member: Member) -> None:
 
 
 def _late_request(state: SchedulerState, job: Job, member: Member) -> Request:
-    """What it asks for by itself, on any node that has not refused it."""
+    """The request of one member, without the nodes that refused it."""
     extra = Not((HostIn(member.refused_by),)) if member.refused_by else None
     workload = state.workloads.get(job.workload)
     placement = job.spec.request.placement if workload is None else placement_of(workload)
@@ -218,7 +216,7 @@ def workload_gone(state: SchedulerState, workload: str, now: float) -> None:
 
 
 def member_gone(state: SchedulerState, key: str, now: float) -> None:
-    """It was taken away by somebody: what it had is free."""
+    """Handles a deleted member: its slot becomes free."""
     external_usage_gone(state, ORPHAN_KEY + key)
     for members_of_next_job in state.members_of_next_job.values():
         members_of_next_job.pop(key, None)

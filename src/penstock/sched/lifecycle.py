@@ -1,8 +1,7 @@
-"""The way of a job: dependencies met, queued, started, ended, freed, over; or queued again.
+"""The life of a job: dependencies, queue, exceptions, ends of members, cleanup, requeue.
 
-Each function takes a job one step further if it can go, and may be called at any time: what has been done
-already is not done twice. Units are given back here and nowhere else: slot by slot as members end, and what
-is left at the end, exactly once.
+Each function takes a job as far as it can go and may be called at any time: what has been done is not done
+twice. `starting` starts jobs, `releasing` frees their units, `open_intents` tracks their intents.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ __all__ = [
     "update_dependents",
 ]
 
-EXCESS_KEY: Final = "more: "  # holds of what members use beyond what they were given
-_PAST_KEPT: Final = 64  # members that have ended and are kept for people to look at
+EXCESS_KEY: Final = "more: "  # keys of external usage: what members use beyond their requests
+_PAST_KEPT: Final = 64  # ended members of a job that are kept for display
 _INFRASTRUCTURE_CAUSES: Final = frozenset({EndCause.UNKNOWN, EndCause.NODE_FAILURE})
 _END_REASONS: Final = {
     ExceptionType.CANCEL: EndReason.CANCEL,
@@ -56,7 +55,7 @@ _END_REASONS: Final = {
 
 
 def leave_depend(state: SchedulerState, job: Job, now: float) -> None:
-    """Lets a job go on to the queue when nothing is left that it depends on."""
+    """Moves a job from DEPEND to the queue if no dependency is open and its group has assembled."""
     if (
         job.state is not JobState.DEPEND
         or job.open_dependencies
@@ -75,7 +74,7 @@ def prioritise(state: SchedulerState, job: Job, now: float) -> None:
 
 
 def update_dependents(state: SchedulerState, job: Job, now: float) -> None:
-    """Tells the jobs that wait for this one how far it has come."""
+    """Updates the dependencies on this job."""
     waiting = state.dependents.get(job.id)
     if not waiting:
         return
@@ -108,7 +107,7 @@ def _update_dependencies(
 
 
 def release_singleton(state: SchedulerState, owner: str, name: str, now: float) -> None:
-    """Lets the first of those go on that wait until no namesake is active."""
+    """Releases the first job that waits for all others of the same owner and name to finish."""
     if (owner, name) not in state.singletons:
         return
     held: Job | None = None
@@ -138,7 +137,7 @@ def raise_exception(
     *,
     sent: int = signal.SIGTERM,
 ) -> None:
-    """Something went wrong with a job. Severity 0 ends it."""
+    """Records an exception. Severity 0 ends the job."""
     state.journal.log(job, "exception", now, type=kind.value, severity=severity, note=note)
     if severity != 0:
         return
@@ -150,7 +149,7 @@ def raise_exception(
 
 
 def evict_group(state: SchedulerState, job: Job, now: float, kind: ExceptionType, note: str) -> None:
-    """Ends a group so that it can begin anew: members are taken away, and who made them makes them again."""
+    """Ends a job and evicts its members, so that their controllers create replacements for another start."""
     state.journal.log(job, "exception", now, type=kind.value, severity=0, note=note)
     for member in job.members.values():
         state.dequeue(job.id, member.key)
@@ -176,7 +175,7 @@ def member_ended(
     now: float,
     message: str = "",
 ) -> None:
-    """A member is over, for whatever reason. What it had is given back when the step is intent_resolved."""
+    """Marks a member as ended. Its slot is released at the end of the step."""
     if member.phase is MemberPhase.ENDED:
         return
     member.slot_release_pending = member.phase.is_live
@@ -195,7 +194,7 @@ def member_ended(
 
 
 def return_to_queue(state: SchedulerState, job: Job, member: Member, now: float) -> None:
-    """A member that has not come to its node queues by itself for another one."""
+    """Returns a placed member that has not started to the queue, where it waits for another node."""
     for number in list(state.intents_of_member.get(member.key, ())):
         resolve_intent(state, number, member.key)
     shared = any(other.slot == member.slot and other is not member for other in job.live_members())
@@ -213,9 +212,9 @@ def return_to_queue(state: SchedulerState, job: Job, member: Member, now: float)
 
 
 def node_failed(state: SchedulerState, job: Job, member: Member, now: float) -> None:
-    """The node of a member is no more, or has been silent for too long: the member is over.
+    """Ends a member whose node is removed, or was unreachable for too long.
 
-    A submitted job fails with it. A work's owner decides for itself, unless the group wants to begin anew.
+    A submitted job fails with it. The owner of a workload decides for itself, unless the group is requeued.
     """
     node, rank = member.node, state.ranks.get(member.node, -1)
     member_ended(state, job, member, signal.SIGKILL, EndCause.NODE_FAILURE, now)
@@ -228,7 +227,7 @@ def node_failed(state: SchedulerState, job: Job, member: Member, now: float) -> 
 
 
 def requeue_workload(state: SchedulerState, job: Job, now: float, failed: Member) -> bool:
-    """Lets a group begin anew as a whole, if it wants that and all of its members would be made again."""
+    """Evicts a group for another start, if its policy says so and controllers replace all of its members."""
     workload = state.workloads.get(job.workload)
     policy = workload.requeue if workload is not None else Requeue.NEVER
     by_node = failed.cause is EndCause.NODE_FAILURE
@@ -241,7 +240,7 @@ def requeue_workload(state: SchedulerState, job: Job, now: float, failed: Member
 
 
 def advance_jobs(state: SchedulerState, now: float) -> None:
-    """At the end of a step: gives back what ended members had, and takes their jobs further."""
+    """Releases the slots of ended members and moves their jobs on."""
     while state.jobs_to_advance:
         jobs, state.jobs_to_advance = state.jobs_to_advance, {}
         for number in jobs:
@@ -254,7 +253,7 @@ def advance_jobs(state: SchedulerState, now: float) -> None:
 
 
 def _drop_ended_members(state: SchedulerState, job: Job) -> None:
-    """A work can have any number of members, one after the other: those long past are only counted."""
+    """Drops old ended members: a workload may replace members without limit. Only totals are kept."""
     if not job.workload or len(job.members) <= _PAST_KEPT or job.state is not JobState.RUN:
         return
     ended = [
@@ -271,7 +270,7 @@ def _drop_ended_members(state: SchedulerState, job: Job) -> None:
 
 
 def _note_running(state: SchedulerState, job: Job, now: float) -> None:
-    """`start` is when every member of the group has begun."""
+    """Records `start` when every member of the group has started."""
     if job.state is not JobState.RUN or job.has_logged("start") or not job.members:
         return
     if all(member.started_at is not None for member in job.members.values()):
@@ -281,14 +280,14 @@ def _note_running(state: SchedulerState, job: Job, now: float) -> None:
 
 
 def _settle_job(state: SchedulerState, job: Job, now: float) -> None:
-    """Takes a job to its end, as far as it can go."""
+    """Finishes a job that has no live member, unless further members may appear."""
     if job.state not in (JobState.RUN, JobState.CLEANUP) or job.live_members():
         return
     is_fatal = job.is_ending
     if job.state is JobState.RUN:
         is_waiting = any(member.phase is MemberPhase.WAITING for member in job.members.values())
         if (job.workload and not job.is_workload_gone) or (is_waiting and not job.is_workload_gone):
-            return  # More may come.
+            return
     _finish(state, job, now, is_fatal)
 
 
@@ -310,7 +309,7 @@ def _finish(state: SchedulerState, job: Job, now: float, is_fatal: bool) -> None
 
 
 def _status(job: Job, is_fatal: bool) -> int:
-    """As a shell would exit: with the largest code of its tasks, a signal counting 128 more."""
+    """The wait status of a job: the largest exit code of its members, 128 + N for signal N."""
     worst = max((_exit_of(member) for member in job.members.values()), default=0)
     worst = max(worst, job.past_status)
     return 256 if worst == 0 and is_fatal else worst << 8
@@ -347,7 +346,7 @@ def _requeue(state: SchedulerState, job: Job, now: float) -> None:
 
 
 def forget_job(state: SchedulerState, job: Job, now: float) -> None:
-    """An inactive job lives on in the store only."""
+    """Removes an inactive job from the state; the store keeps it."""
     state.jobs.pop(job.id, None)
     state.reservations.pop(job.id, None)
     state.planned_starts.pop(job.id, None)
@@ -377,9 +376,9 @@ def forget_job(state: SchedulerState, job: Job, now: float) -> None:
 
 
 def _carry_over_members(state: SchedulerState, job: Job) -> None:
-    """Members of a work that are still there when its job is over make its next job.
+    """Lets the remaining members of a workload form its next job.
 
-    Not if a person has cancelled it, or if it never became whole: then they wait for somebody to act.
+    If the job was cancelled or did not assemble in time, the workload becomes inadmissible instead.
     """
     members_of_next_job = state.members_of_next_job.pop(job.workload, {})
     if job.workload not in state.workloads:

@@ -1,4 +1,10 @@
-"""What becomes of placed members: reported statuses, results of intents, refusals, ends and orphans."""
+"""Members after their placement: reported statuses, results of intents, refusals, ends and orphans.
+
+A member that a node refused is placed elsewhere, and not on that node again until the node changes. If a
+started group cannot be completed within the repair timeout, members with a controller are evicted, and the
+job reports that it is incomplete. A member whose job is over is an orphan: it counts as external usage until
+it ends.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +62,7 @@ def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float)
 
 
 def _is_elsewhere(job: Job, member: Member, fact: MemberStatus) -> bool:
-    """Whether a member of a work is on a node that we have not sent it to."""
+    """Whether a member of a workload is on a node that the scheduler did not choose."""
     is_there = fact.phase in (Phase.PLACED, Phase.RUNNING) and bool(fact.node)
     return bool(job.workload) and is_there and member.node != fact.node
 
@@ -64,7 +70,7 @@ def _is_elsewhere(job: Job, member: Member, fact: MemberStatus) -> bool:
 def _placed_elsewhere(
     state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float
 ) -> None:
-    """Somebody else has placed it: what it uses counts as use by others, and our job does without it."""
+    """Handles a member that something else has placed: it leaves the job and counts as external usage."""
     if job.state.is_pending:
         member_gone(state, member.key, now)
     else:
@@ -85,14 +91,14 @@ def _confirm_placement(state: SchedulerState, job: Job, member: Member, phase: M
         if isinstance(state.intents[number].intent, Place):
             resolve_intent(state, number, member.key)
         elif was_silent:
-            state.intents_to_resend.add(number)  # Whoever was silent may not have heard it.
+            state.intents_to_resend.add(number)  # The node may not have received it.
 
 
 def _handle_absent_member(state: SchedulerState, job: Job, member: Member, now: float) -> None:
-    """The world says that it knows no such member, or that it is on no node.
+    """Handles a member that the backend does not know, or that is on no node.
 
-    One that was never seen there has not begun, also if its node was silent meanwhile: its intents are
-    carried out again. Of a job that is ending it need not begin any more.
+    A member that was never seen on its node has not started: its intents are applied again. In a job that is
+    ending it need not start any more.
     """
     numbers = state.intents_of_member.get(member.key, set())
     placing = {number for number in numbers if isinstance(state.intents[number].intent, Place)}
@@ -106,7 +112,7 @@ def _handle_absent_member(state: SchedulerState, job: Job, member: Member, now: 
 
 
 def member_vanished(state: SchedulerState, job: Job, member: Member, now: float) -> None:
-    """It was placed, and nobody knows of it any more: what became of it will never be known."""
+    """Ends a member that was placed and is unknown to the backend; its real outcome is lost."""
     member_ended(state, job, member, 9, EndCause.UNKNOWN, now)
     _fail_if_submitted(state, job, now, f"task {member.index} has member_vanished; its end is unknown")
 
@@ -128,13 +134,13 @@ def _ended(state: SchedulerState, job: Job, member: Member, fact: MemberStatus, 
     elif fact.cause is EndCause.UNKNOWN:
         _fail_if_submitted(state, job, now, f"the end of task {member.index} is unknown")
     elif fact.cause not in (EndCause.EXITED, EndCause.SIGNALED) and fact.status != 0:
-        _fail_if_submitted(state, job, now, member.cause_text)  # It could not even be started.
+        _fail_if_submitted(state, job, now, member.cause_text)  # It could not be started.
 
 
 def _workload_member_ended(
     state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float
 ) -> None:
-    """The owner of a work decides what an end means; we see to it that no half group goes on unsaid."""
+    """Handles a failed member of a workload: requeue the group, repair it, or report it as incomplete."""
     if job.is_ending or job.state is not JobState.RUN:
         return
     if fact.status != 0 and requeue_workload(state, job, now, member):
@@ -154,14 +160,14 @@ def _workload_member_ended(
 
 
 def _mark_incomplete(state: SchedulerState, job: Job, note: str, now: float) -> None:
-    """The group cannot be made whole, and those who are there cannot be taken away: that is said."""
+    """Reports a started group that cannot be completed and whose members cannot all be evicted."""
     job.incomplete_reason = job.incomplete_reason or note
     state.journal.log(job, "exception", now, type=ExceptionType.INCOMPLETE.value, severity=1, note=note)
     state.publish_status(job, WorkloadStatus.INCOMPLETE, note)
 
 
 def _fail_if_submitted(state: SchedulerState, job: Job, now: float, note: str) -> None:
-    """A submitted job fails with its first member; a work's owner decides for itself."""
+    """Fails a submitted job with its first failed member. The owner of a workload decides for itself."""
     if not job.workload and not job.is_ending:
         raise_exception(state, job, now, ExceptionType.EXEC, note)
 
@@ -206,9 +212,10 @@ def _refused(
     *,
     reached_node: bool = True,
 ) -> None:
-    """Its node did not take it: another one may. A job that is ending needs none.
+    """Handles the refusal of a member by its node: another node may accept it.
 
-    One that never came to its node is still there and waits; one that did is made anew by whoever made it.
+    A member that did not reach its node still exists and returns to the queue. One that did is replaced by
+    its controller.
     """
     if not member.phase.is_live:
         return
@@ -235,7 +242,10 @@ def _refused(
 def _drop_unstarted(
     state: SchedulerState, job: Job, member: Member, message: str, now: float, *, reached_node: bool
 ) -> None:
-    """Its job is ending. If the world still has it, unplaced, it is there for the next job of its work."""
+    """Handles a member that did not start before its job began to end.
+
+    If it still exists unplaced, it belongs to the next job of its workload.
+    """
     if job.workload and not reached_node:
         return_to_queue(state, job, member, now)
         state.jobs_to_advance[job.id] = None
@@ -244,7 +254,7 @@ def _drop_unstarted(
 
 
 def _handle_orphan(state: SchedulerState, fact: MemberStatus) -> None:
-    """Something of a job that is over is still there: it counts as use by others, and is asked to end."""
+    """Counts a member whose job is over as external usage, and ends it unless its owner does."""
     name = ORPHAN_KEY + fact.member
     if fact.phase in (Phase.ENDED, Phase.WAITING, Phase.REFUSED):
         external_usage_gone(state, name)
@@ -261,7 +271,7 @@ def _handle_orphan(state: SchedulerState, fact: MemberStatus) -> None:
 
 
 def end_repair(state: SchedulerState, job: Job, now: float) -> None:
-    """A group that could not be made whole in time: what can be made again is taken away."""
+    """Ends the repair of a group: evicts members that have a controller."""
     waiting = [member for member in job.members.values() if member.phase is MemberPhase.WAITING]
     why = "; ".join(sorted({member.message for member in waiting if member.message})) or "no place was found"
     missing = f"{len(waiting)} of {len(job.members)} members have no place: {why}"

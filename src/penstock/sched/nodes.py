@@ -1,4 +1,4 @@
-"""What a world tells of its nodes and of what others use there."""
+"""Nodes and external usage, as a backend reports them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
     "update_excess_usage",
 ]
 
-ORPHAN_KEY: Final = "left over: "  # holds of members whose job is over
+ORPHAN_KEY: Final = "left over: "  # keys of external usage: members whose job is over
 
 
 def node_set(state: SchedulerState, fact: NodeSet) -> None:
@@ -40,7 +40,7 @@ def node_set(state: SchedulerState, fact: NodeSet) -> None:
 
 
 def node_gone(state: SchedulerState, node: str, now: float) -> None:
-    """The node and all that ran there are no more. Who was only on the way there goes elsewhere."""
+    """Removes a node and its members. Members that were not yet bound to it are placed elsewhere."""
     if node not in state.cluster.nodes:
         return
     for key in list(state.members_by_node.get(node, ())):
@@ -52,7 +52,7 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
             state.jobs_to_advance[job.id] = None
             continue
         node_failed(state, job, member, now)
-        member.slot_release_pending = False  # What it had went with the node.
+        member.slot_release_pending = False  # Its units are gone with the node.
     for number in state.cluster.remove_node(node):
         if number in state.jobs:
             record_release(state, state.jobs[number], now)
@@ -64,7 +64,7 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
 
 
 def _changed(state: SchedulerState, node: str) -> None:
-    """Something is other than it was on a node: whom it refused may try it again."""
+    """Lets members that a node refused try it again, because the node has changed."""
     for number, key in state.refusals.pop(node, {}):
         job = state.jobs.get(number)
         member = job.members.get(key) if job is not None else None
@@ -94,7 +94,7 @@ def external_usage_gone(state: SchedulerState, hold: str) -> None:
 
 
 def update_excess_usage(state: SchedulerState, member: Member, amounts: tuple[tuple[str, int], ...]) -> None:
-    """What it uses beyond what it was given (it was resized in place) counts as use by others."""
+    """Counts what a member uses beyond its grant, after an in-place resize, as external usage."""
     given = {kind: units for kind, _, units in member.grants}
     beyond = ((kind, units - given.get(kind, 0)) for kind, units in amounts)
     more = tuple((kind, units) for kind, units in beyond if units > 0)

@@ -12,7 +12,7 @@ __all__ = ["open_intent", "resolve_intent", "track_intent"]
 def open_intent(state: SchedulerState, intent: Intent) -> None:
     if isinstance(intent, Place):
         members = {assignment.member for assignment in intent.assignments}
-        # A driver gets the whole; what can be made again from the job itself is not written down twice.
+        # The backend gets the full intent. What recovery derives from the job is not recorded twice.
         payload: dict[str, object] = {
             "members": [assignment.member for assignment in intent.assignments],
             "end_at": intent.end_at,
@@ -43,7 +43,7 @@ def track_intent(state: SchedulerState, intent: Intent, members: set[str]) -> No
 
 
 def resolve_intent(state: SchedulerState, number: int, member: str) -> None:
-    """An intent is done with one member; with the last one it is over."""
+    """Confirms an intent for one member; with the last one it is done."""
     found = state.intents.get(number)
     if found is None:
         return

@@ -1,4 +1,9 @@
-"""Forecasts and promises: the start that each job may expect, and the slips of what it was promised."""
+"""Forecasts and promises.
+
+A forecast is the expected start of a pending job, replaced by every deep cycle. A promise is the start that
+the job was first and last given. A start that moves later by more than a minute and a tenth of the wait is a
+slip, and is recorded with its cause.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +25,14 @@ _SLIP_SHARE: Final = 0.1
 def update_forecasts(
     state: SchedulerState, found: CycleResult, starts: dict[int, PlannedStart], now: float, deep: bool
 ) -> None:
-    """Sets what every job may expect, and records promises that were made or have slipped."""
+    """Sets the forecast of each planned job, and records promises that were made or have slipped."""
     reserved = {entry.job: planned_of(allocation, True) for entry, allocation in found.reserved}
     state.reservations = {number: float(planned.start_s) for number, planned in reserved.items()}
     fresh = {**starts, **reserved}
     for number, planned in fresh.items():
-        exact = starts.get(number, planned)  # The forecast knows more than the reservation it begins with.
+        exact = starts.get(
+            number, planned
+        )  # The forecast is more precise than the reservation it starts from.
         _update_promise(state, state.jobs[number], float(exact.start_s), number in reserved, now)
     if deep:
         for number in state.planned_starts.keys() - fresh.keys():
@@ -60,7 +67,7 @@ def _update_promise(state: SchedulerState, job: Job, start: float, is_reservatio
 
 
 def _slip_cause(state: SchedulerState, now: float) -> str:
-    """Why a promise has slipped: somebody overran, or what happened since the last pass."""
+    """Why a promise slipped: a job overran its limit, or the last event since the previous cycle."""
     for number in state.cluster.engine.jobs:
         job = state.jobs.get(number)
         if job is not None and job.end_at is not None and job.end_at <= now:

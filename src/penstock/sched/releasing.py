@@ -11,11 +11,11 @@ __all__ = ["free_all", "free_ended_slots", "free_slots", "record_release"]
 
 
 def free_ended_slots(state: SchedulerState, job: Job, now: float) -> None:
-    """Gives back the slots of members that have ended, and on their nodes what no member uses any more."""
+    """Releases the slots of ended members, and unused slots on nodes that no member uses any more."""
     owed = [member for member in job.members.values() if member.slot_release_pending]
     live = job.live_members()
     if not owed or (not live and not (job.workload and not job.is_workload_gone)):
-        return  # With nobody left, all goes back at once.
+        return  # Without a live member, `free_all` releases everything at once.
     for member in owed:
         member.slot_release_pending = False
     engine = state.cluster.engine
@@ -42,7 +42,7 @@ def free_ended_slots(state: SchedulerState, job: Job, now: float) -> None:
 
 
 def free_slots(state: SchedulerState, job: Job, slots: list[int], now: float) -> None:
-    """Gives back some slots. With the last of them the job holds nothing, until a member comes again."""
+    """Releases slots. With the last of them the allocation ends, until a late member starts another one."""
     engine = state.cluster.engine
     holder = engine.jobs.get(job.id)
     if holder is None:
@@ -59,7 +59,7 @@ def free_slots(state: SchedulerState, job: Job, slots: list[int], now: float) ->
 
 
 def record_release(state: SchedulerState, job: Job, now: float) -> None:
-    """The engine has nothing booked for a job any more: what was recorded of it is over, once."""
+    """Records, once, that a job holds nothing any more."""
     if job.has_allocation:
         job.has_allocation = False
         state.journal.add(AllocationGone(job.id, now))

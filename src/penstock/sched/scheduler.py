@@ -1,11 +1,11 @@
-"""The scheduler: `handle` takes facts and wishes in, `plan` decides, and both return what became true.
+"""The scheduler: `handle` takes facts and commands, `plan` runs a scheduling cycle, both return a `Step`.
 
-    handle(inputs, now) -> Step           quick; facts are recorded, wishes are answered
+    handle(inputs, now) -> Step           quick; updates the state, replies to commands
     plan(now) -> generator -> Step        yields between matches; starts, reservations, forecasts
 
-No I/O, no clock, no chance: the same calls give the same steps, to the bit. A step's changes must be made
-durable before anything of it is told or done; if that fails, this object is dropped and made anew from
-what was recorded (`recovery`). Between the yields of `plan` nothing else may be called.
+No I/O, no clock, no randomness: the same calls return the same steps. The caller must commit the changes of a
+step before it acts on the step. If the commit fails, it drops this object and restores another one from the
+store (`recovery`). Between the yields of `plan` no other method may be called.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ from penstock.sched.state import OpenIntent, Reply, SchedulerState
 
 __all__ = ["Scheduler", "Step"]
 
-_BACKSTOP_S = 10.0  # how long after its limit and grace a job may still be ending by itself
+_BACKSTOP_S = 10.0  # time after limit and grace before the scheduler ends a job that its backend did not end
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one call made true, and what follows from it once it is durable."""
+    """The changes of one call, and what follows from them after their commit."""
 
     changes: tuple[Change, ...] = ()
     intents: tuple[Intent, ...] = ()
     probes: tuple[str, ...] = ()
     status_updates: tuple[StatusUpdate, ...] = ()
     forgotten: tuple[str, ...] = ()  # members whose end is recorded with this step
-    replies: tuple[Reply, ...] = ()  # one per wish, in order
+    replies: tuple[Reply, ...] = ()  # one per command, in order
 
 
 class Scheduler:
     def __init__(self, state: SchedulerState) -> None:
         self.state = state
 
-    # Facts and wishes
+    # Facts and commands
 
     def handle(self, inputs: Sequence[Fact | Command], now: float) -> Step:
         state = self.state
@@ -95,7 +95,7 @@ class Scheduler:
         return self._step(replies)
 
     def wake_at(self) -> float | None:
-        """When `handle` should be called even if nothing has happened."""
+        """When `handle` must be called even without inputs."""
         return self.state.wake_at()
 
     def _take(self, fact: Fact, now: float) -> None:
@@ -124,7 +124,7 @@ class Scheduler:
             case Snapshot():
                 handle_snapshot(state, fact, now)
 
-    # Time
+    # Timers
 
     def _fire_timers(self, now: float) -> None:
         state = self.state
@@ -165,7 +165,7 @@ class Scheduler:
             members.end_repair(state, job, now)
 
     def _check_limit(self, job: Job, now: float) -> None:
-        """The world ends what it can by itself; we end the rest, and what did not end."""
+        """Ends a job at its limit if its backend does not, or has not done so."""
         state, settings = self.state, self.state.settings
         if job.end_at is None or job.end_at > now or not job.live_members():
             return
@@ -183,10 +183,10 @@ class Scheduler:
             end_members(state, job, signal.SIGKILL, 0.0, EndReason.TIMEOUT)
         state.wake(now + 60.0, job.id)
 
-    # Settling a step
+    # The end of a step
 
     def _assemble(self, now: float) -> None:
-        """Counts the members of groups once, however many of them have come or gone."""
+        """Counts the ready members of changed groups, once per step."""
         state = self.state
         to_reassemble, state.to_reassemble = state.to_reassemble, {}
         for number in to_reassemble:
@@ -195,7 +195,7 @@ class Scheduler:
                 gangs.assemble(state, job, now)
 
     def _enqueue_assembled(self, now: float) -> None:
-        """Takes groups further that have become whole in this step."""
+        """Enqueues groups that have assembled in this step."""
         state = self.state
         newly_assembled, state.newly_assembled = state.newly_assembled, {}
         for number in newly_assembled:
@@ -203,7 +203,7 @@ class Scheduler:
             if assembled is not None:
                 self._check_satisfiable(assembled)
                 leave_depend(state, assembled, now)
-                state.enqueue(assembled)  # It may ask for something else than before.
+                state.enqueue(assembled)  # Its request may have changed.
 
     def _settle(self, now: float) -> None:
         state = self.state
@@ -241,7 +241,7 @@ class Scheduler:
         state.intents_to_resend.clear()
 
     def _check_satisfiable(self, job: Job) -> None:
-        """A work that can never run cannot be refused: it is told so, and waits aside."""
+        """Marks an assembled job as unsatisfiable, or as satisfiable again. A workload cannot be refused."""
         state = self.state
         if not state.cluster.is_synced or not job.spec.request.groups:
             return
@@ -268,19 +268,19 @@ class Scheduler:
         journal.status_updates = {}
         return step
 
-    # Deciding
+    # Scheduling
 
     @property
     def is_dirty(self) -> bool:
-        """Whether a pass could start something that the last one could not."""
+        """Whether a cycle could start something that the last one could not."""
         return self.state.is_dirty
 
     def plan(
         self, now: float, *, deep: bool = True, hurry: Callable[[], bool] = lambda: False
     ) -> Generator[None, None, Step]:
-        """One pass. `deep`: also forecasts for as many jobs as the settings say.
+        """Runs one scheduling cycle. A deep one also computes forecasts for `forecast_depth` jobs.
 
-        Decisions never depend on `hurry`; only forecasts are cut short by it.
+        Starts and reservations never depend on `hurry`; it only shortens the forecasts.
         """
         state = self.state
         state.is_dirty = False
@@ -311,7 +311,10 @@ class Scheduler:
         return self._step()
 
     def _publish_waiting(self, now: float) -> None:
-        """Lets the people behind works know why those wait and until when, as far as is foreseen."""
+        """Publishes why workloads wait and when they are expected to start.
+
+        At most `forecast_depth` requests are explained; others get a reason only if their shape has one.
+        """
         state = self.state
         memo: dict[int, WaitReason] = {}
         told = 0
@@ -320,7 +323,7 @@ class Scheduler:
             if not job.workload:
                 continue
             if told >= state.settings.forecast_depth and state.pending.shape(entry) not in memo:
-                continue  # What nobody has looked at for its own sake is told with others of its kind.
+                continue
             told += 1
             if entry.member:
                 late = member_wait_reason(state, entry, now, memo)
@@ -357,7 +360,7 @@ class Scheduler:
                     break
         return entries
 
-    # Questions
+    # Queries
 
     def wait_reason(self, number: int, now: float, memo: dict[int, WaitReason] | None = None) -> WaitReason:
         return wait_reason(self.state, self.state.jobs[number], now, memo)
@@ -367,7 +370,7 @@ class Scheduler:
 
 
 def _remaining_intent(found: OpenIntent) -> Intent:
-    """An intent as it is carried out again: for those members only whose outcome is not known."""
+    """The part of an open intent that is not confirmed, to be applied again."""
     intent = found.intent
     if isinstance(intent, Place):
         assignments = (

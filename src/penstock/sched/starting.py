@@ -1,4 +1,4 @@
-"""The start of a job: its allocation is recorded, its members get their slots, and an intent places them."""
+"""The start of a job: record the allocation, assign slots to members, order their placement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["place_late_member", "start_job"]
 
 
 def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) -> None:
-    """Records an allocation that a pass has made, and the intent to place every member."""
+    """Starts a job with the allocation that a cycle has made."""
     state.pending.remove(job.id)
     _record_allocation(state, job, found)
     job.placed_at = now
@@ -39,7 +39,7 @@ def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) ->
 
 
 def _record_allocation(state: SchedulerState, job: Job, found: Allocation) -> None:
-    """Writes down the part of the job's bookings that an answer of the engine has made."""
+    """Records the part of the job's allocation that this match has made."""
     holder = state.cluster.engine.jobs[job.id]
     made = found.slots[0].number
     key = next(key for key, part in holder.parts.items() if any(slot.number == made for slot in part.slots))
@@ -52,7 +52,7 @@ def _record_allocation(state: SchedulerState, job: Job, found: Allocation) -> No
 
 
 def _resources_by_node(state: SchedulerState, job: Job) -> dict[str, dict[str, str]]:
-    """What the job holds, by node and kind: ids of whole units, a number for pools."""
+    """The units of a job by node and resource: ids of whole units, a count for pools."""
     ids: dict[str, dict[str, list[int]]] = {}
     pools: dict[str, dict[str, int]] = {}
     for mark in state.cluster.engine.jobs[job.id].claims().values():
@@ -73,7 +73,7 @@ def _resources_by_node(state: SchedulerState, job: Job) -> dict[str, dict[str, s
 
 
 def _assignment(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> None:
-    """Gives every member its slot: those of a work by what they ask for, those of a submission by count."""
+    """Assigns slots: to members of a workload by their request, to those of a submitted job by index."""
     ordered = sorted(slots, key=lambda slot: (_rank(slot.node), slot.number))
     if job.workload:
         waiting = sorted(_unplaced(job), key=lambda member: (member.group, member.index, member.key))
@@ -112,7 +112,7 @@ def _assign(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None
 
 
 def place_late_member(state: SchedulerState, job: Job, member: Member, found: Allocation) -> None:
-    """Records what a pass has found for one more member of a job that has started."""
+    """Places one more member of a started job with the allocation that a cycle has made."""
     state.pending.remove(job.id, member.key)
     _record_allocation(state, job, found)
     _assign(state, job, member, found.slots[-1])
