@@ -1,7 +1,7 @@
 """The nodes that a backend reports, as a graph under an engine, and allocations as JSON values.
 
-Facts change the graph in place; `apply_updates` recomputes the totals once per batch of facts. A node's rank
-is its position in the order of all nodes: assigned once, kept over restarts, never reused. `booking_of`
+Facts change the graph in location; `apply_updates` recomputes the totals once per batch of facts. A node's
+rank is its position in the order of all nodes: assigned once, kept over restarts, never reused. `booking_of`
 converts an allocation of the engine to JSON values, and `restore` books it again from them, so a store needs
 to keep nothing else. These values locate units by node, because topology levels may change in between.
 """
@@ -54,16 +54,18 @@ class Cluster:
         graph.add_root(_ROOT)
         self.engine = Engine(graph, policy=match_policy, filters=_FILTERS)
         self.nodes: dict[str, ClusterNode] = {}
-        self.is_synced = False  # whether every node has been told of: before that nothing is "never"
-        self._external_usage: dict[str, ExternalUsageSet] = {}  # also those on nodes that are not known (yet)
+        self.is_synced = False  # a snapshot was handled: before that no request counts as unsatisfiable
+        self._external_usage: dict[str, ExternalUsageSet] = {}  # also on nodes that are not known yet
         self._external_usage_on: dict[str, dict[str, None]] = {}  # by node
-        self._to_move: dict[str, None] = {}  # nodes that lie in other levels by now than their vertices do
+        self._to_move: dict[
+            str, None
+        ] = {}  # nodes whose topology has changed, still at their old position in the graph
         self._is_dirty = False
 
     # Nodes
 
     def set_node(self, fact: NodeSet, rank: int, is_drained: bool) -> bool:
-        """Takes in what is told of a node. True if anything has changed."""
+        """Adds or updates a node. Returns whether anything has changed."""
         known = self.nodes.get(fact.node)
         if known is None:
             self._add(fact, rank, is_drained)
@@ -84,7 +86,7 @@ class Cluster:
         return True
 
     def remove_node(self, node: str) -> tuple[int, ...]:
-        """Takes a node away. Returns the jobs that hold nothing any more."""
+        """Removes a node. Returns the jobs that key nothing any more."""
         known = self.nodes.pop(node, None)
         return self._remove_vertices(known) if known is not None else ()
 
@@ -95,11 +97,11 @@ class Cluster:
             self._update_vertex(known)
 
     def apply_updates(self) -> None:
-        """Counts what is below every vertex, if the graph has changed. To be called before any match."""
+        """Moves nodes and recomputes totals if the graph has changed. Must be called before a match."""
         for name in list(self._to_move):
             known = self.nodes.get(name)
             if known is not None and graph_updates.is_booked(self.engine, known.vertex):
-                continue  # It moves when those jobs have gone.
+                continue  # It moves when its jobs have ended.
             del self._to_move[name]
             if known is not None:
                 self._remove_vertices(known)
@@ -108,7 +110,7 @@ class Cluster:
             self.engine.recompute_totals()
             self._is_dirty = False
 
-    # Holds
+    # External usage
 
     def set_external_usage(self, fact: ExternalUsageSet) -> None:
         before = self._external_usage.get(fact.key)
@@ -123,16 +125,16 @@ class Cluster:
     def _book_external_usage(self, fact: ExternalUsageSet) -> None:
         known = self.nodes.get(fact.node)
         if known is not None:
-            amounts = {kind: units for kind, units in fact.usage if units > 0}
-            self.engine.external_usage.set(fact.key, known.vertex, amounts, standing=fact.standing)
+            usage = {resource: units for resource, units in fact.usage if units > 0}
+            self.engine.external_usage.set(fact.key, known.vertex, usage, standing=fact.standing)
 
-    def remove_external_usage(self, hold: str) -> None:
-        fact = self._external_usage.pop(hold, None)
+    def remove_external_usage(self, key: str) -> None:
+        fact = self._external_usage.pop(key, None)
         if fact is not None:
-            del self._external_usage_on[fact.node][hold]
+            del self._external_usage_on[fact.node][key]
             if not self._external_usage_on[fact.node]:
                 del self._external_usage_on[fact.node]
-        self.engine.external_usage.remove(hold)
+        self.engine.external_usage.remove(key)
 
     def external_usage_keys(self) -> list[str]:
         return list(self._external_usage)
@@ -140,10 +142,10 @@ class Cluster:
     def external_usage(self, key: str) -> ExternalUsageSet | None:
         return self._external_usage.get(key)
 
-    # Bookings
+    # Allocations
 
     def assignments(self, job: int) -> dict[int, str]:
-        """The slots that are booked for a job, and the node of each."""
+        """The slots of a job, and the node of each."""
         holder = self.engine.jobs.get(job)
         slots = () if holder is None else (slot for part in holder.parts.values() for slot in part.slots)
         return {slot.number: slot.node.name for slot in slots if slot.node is not None}
@@ -151,7 +153,7 @@ class Cluster:
     def restore(
         self, job: int, rows: Iterable[tuple[int, JsonObject, int, int | None]], freed: Iterable[int]
     ) -> None:
-        """Books again what a job held, part by part; what lay on nodes that are gone stays away."""
+        """Books a recorded allocation, except on nodes that are gone."""
         parts: dict[int, AllocationPart] = {}
         placement = Placement()
         for key, data, start_s, end_s in rows:
@@ -179,7 +181,7 @@ class Cluster:
             self.engine.release_slots(job, gone)
 
     def _domain(self, claims: list[VertexClaim], placement: Placement) -> Vertex | None:
-        """The vertex that all of a job lies below; none if that is not one any more."""
+        """The domain that contains the whole allocation; None if it is not one domain any more."""
         graph = self.engine.graph
         if not placement.within:
             return graph.root
@@ -195,8 +197,8 @@ class Cluster:
     def _claims(self, data: Mapping[str, object]) -> list[VertexClaim]:
         found = data.get("marks")
         claims: list[VertexClaim] = []
-        for place, units, booked, exclusive, label, whole in found if isinstance(found, list) else ():
-            vertex = self._vertex_at(place)
+        for location, units, booked, exclusive, label, whole in found if isinstance(found, list) else ():
+            vertex = self._vertex_at(location)
             if vertex is not None:
                 claims.append(
                     VertexClaim(vertex, units, bool(booked), bool(exclusive), label, None, bool(whole))
@@ -206,54 +208,54 @@ class Cluster:
     def _slots(self, data: Mapping[str, object]) -> list[Slot]:
         found = data.get("slots")
         slots: list[Slot] = []
-        for number, group, node, told in found if isinstance(found, list) else ():
-            grants = ((self._vertex_at(place), units) for place, units in told)
+        for number, group, node, grants_data in found if isinstance(found, list) else ():
+            grants = ((self._vertex_at(location), units) for location, units in grants_data)
             kept = tuple(Grant(vertex, units) for vertex, units in grants if vertex is not None)
             slots.append(Slot(group, self._vertex_at(node) if node else None, kept, number))
         return slots
 
-    def _vertex_at(self, place: str) -> Vertex | None:
-        """The vertex that a recorded place means today; None if its node is gone.
+    def _vertex_at(self, location: str) -> Vertex | None:
+        """The vertex at a recorded location; None if its node is gone.
 
-        A pool that its node does not have at the moment (its devices have not reported yet) is made, with
-        nothing in it: what was booked there must not be free when it is back.
+        A pool that the node does not report at present (a device plugin may be late) is created with size 0,
+        so that its recorded bookings are not free when it returns.
         """
         graph = self.engine.graph
-        if place.startswith("/"):
-            return next(iter(graph.at_path(place)), None)
-        found = _LOCATION.fullmatch(place)
+        if location.startswith("/"):
+            return next(iter(graph.at_path(location)), None)
+        found = _LOCATION.fullmatch(location)
         known = self.nodes.get(found[1]) if found is not None else None
         if found is None or known is None:
             return None
         if found[2] == ":":
             return self._pool(known, found[3])
-        return next(iter(graph.at_path(known.vertex.path() + place[len(found[1]) :])), None)
+        return next(iter(graph.at_path(known.vertex.path() + location[len(found[1]) :])), None)
 
-    def _pool(self, known: ClusterNode, kind: str) -> Vertex:
+    def _pool(self, known: ClusterNode, resource: str) -> Vertex:
         for vertex in known.vertex.below(CONTAINMENT):
-            if vertex.type == kind:
+            if vertex.type == resource:
                 return vertex
         self._is_dirty = True
-        spec = VertexSpec(kind, 0, rank=known.rank, size=0, divisible=True)
+        spec = VertexSpec(resource, 0, rank=known.rank, size=0, divisible=True)
         return self.engine.graph.add_child(known.vertex, spec)
 
-    # Inside
+    # Graph
 
     def _add(self, fact: NodeSet, rank: int, is_drained: bool) -> None:
         graph = self.engine.graph
         parent = graph.root
-        for kind, name in fact.topology_levels:
+        for level, name in fact.topology_levels:
             path = f"{parent.path()}/{name}"
-            found = [vertex for vertex in graph.at_path(path) if vertex.type == kind]
-            parent = found[0] if found else graph.add_child(parent, VertexSpec(kind, -1, name=name))
+            found = [vertex for vertex in graph.at_path(path) if vertex.type == level]
+            parent = found[0] if found else graph.add_child(parent, VertexSpec(level, -1, name=name))
         spec = VertexSpec(_NODE, rank, name=fact.node, rank=rank, properties=dict(fact.labels))
         vertex = graph.add_child(parent, spec)
         for capacity in fact.capacity:
             self._add_units(vertex, capacity, 0, rank)
         known = self.nodes[fact.node] = ClusterNode(fact, rank, vertex, is_drained)
         self._update_vertex(known)
-        for hold in self._external_usage_on.get(fact.node, ()):
-            self._book_external_usage(self._external_usage[hold])
+        for key in self._external_usage_on.get(fact.node, ()):
+            self._book_external_usage(self._external_usage[key])
         self._is_dirty = True
 
     def _add_units(self, node: Vertex, capacity: Capacity, have: int, rank: int) -> None:
@@ -270,12 +272,15 @@ class Cluster:
         self, known: ClusterNode, before: tuple[Capacity, ...], after: tuple[Capacity, ...]
     ) -> None:
         had = {capacity.resource: capacity for capacity in before}
-        told = {capacity.resource: capacity for capacity in after}
-        for kind in [*had, *(kind for kind in told if kind not in had)]:
-            old, new = had.get(kind), told.get(kind, Capacity(kind, 0, kind in had and had[kind].divisible))
+        wanted = {capacity.resource: capacity for capacity in after}
+        for resource in [*had, *(resource for resource in wanted if resource not in had)]:
+            old, new = (
+                had.get(resource),
+                wanted.get(resource, Capacity(resource, 0, resource in had and had[resource].divisible)),
+            )
             if old == new:
                 continue
-            units = [vertex for vertex in known.vertex.below(CONTAINMENT) if vertex.type == kind]
+            units = [vertex for vertex in known.vertex.below(CONTAINMENT) if vertex.type == resource]
             if new.divisible and units:
                 graph_updates.resize(self.engine, units[0], new.units, recount=False)
             else:
@@ -283,16 +288,16 @@ class Cluster:
                     graph_updates.remove(self.engine, vertex, recount=False)
                 self._add_units(known.vertex, new, len(units), known.rank)
         for vertex in list(known.vertex.below(CONTAINMENT)):
-            # What somebody still has there is booked until it ends; the pool goes with a later change.
+            # A pool with bookings stays until a later change.
             is_booked = vertex.state is not None and vertex.state.bookings
-            if vertex.divisible and vertex.type not in told and not is_booked:
+            if vertex.divisible and vertex.type not in wanted and not is_booked:
                 graph_updates.remove(self.engine, vertex, recount=False)
         self._is_dirty = True
 
     def _remove_vertices(self, known: ClusterNode) -> tuple[int, ...]:
-        """Takes a node's vertices out of the graph. Returns the jobs that hold nothing any more."""
-        for hold in self._external_usage_on.get(known.fact.node, ()):
-            self.engine.external_usage.remove(hold)
+        """Removes the vertices of a node. Returns the jobs that key nothing any more."""
+        for key in self._external_usage_on.get(known.fact.node, ()):
+            self.engine.external_usage.remove(key)
         self._is_dirty = True
         return graph_updates.remove(self.engine, known.vertex, recount=False).emptied
 
@@ -301,7 +306,7 @@ class Cluster:
 
 
 def booking_of(part: AllocationPart, placement: Placement) -> dict[str, object]:
-    """A part of what a job holds, as plain values."""
+    """A part of an allocation as JSON values."""
     claims = [
         [_location_of(claim.vertex), claim.units, claim.booked, claim.exclusive, claim.label, claim.whole]
         for claim in part.claims.values()
@@ -315,14 +320,14 @@ def booking_of(part: AllocationPart, placement: Placement) -> dict[str, object]:
         ]
         for slot in part.slots
     ]
-    told: dict[str, object] = {"marks": claims, "slots": slots}
+    document: dict[str, object] = {"marks": claims, "slots": slots}
     if placement != Placement():
-        told["placement"] = [placement.distinct_nodes, placement.within]
-    return told
+        document["placement"] = [placement.distinct_nodes, placement.within]
+    return document
 
 
 def _location_of(vertex: Vertex) -> str:
-    """`NODE`, `NODE/UNIT`, or `NODE:KIND` for a pool; for what lies above the nodes its path."""
+    """`NODE`, `NODE/UNIT`, or `NODE:RESOURCE` for a pool; above the nodes, the path of the vertex."""
     node: Vertex | None = vertex
     while node is not None and node.type != _NODE:
         node = node.parent()
@@ -334,14 +339,15 @@ def _location_of(vertex: Vertex) -> str:
 
 
 def grants_of(slot: Slot) -> tuple[tuple[str, str, int], ...]:
-    """What a slot has, by kind: which units (for whole ones), and how many."""
+    """The units of a slot by resource: the ids of whole units, and the count."""
     ids: dict[str, list[int]] = {}
     units: dict[str, int] = {}
     for grant in slot.grants:
-        kind = grant.vertex.type
-        units[kind] = units.get(kind, 0) + grant.units
+        resource = grant.vertex.type
+        units[resource] = units.get(resource, 0) + grant.units
         if not grant.vertex.divisible:
-            ids.setdefault(kind, []).append(grant.vertex.id)
+            ids.setdefault(resource, []).append(grant.vertex.id)
     return tuple(
-        (kind, encode_idset(ids[kind]) if kind in ids else "", count) for kind, count in units.items()
+        (resource, encode_idset(ids[resource]) if resource in ids else "", count)
+        for resource, count in units.items()
     )

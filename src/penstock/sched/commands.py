@@ -1,7 +1,7 @@
-"""What people wish: submit, cancel, change an urgency, stop a queue, drain a node.
+"""Commands: submit, cancel, set an urgency, send a signal, change a queue, drain a node.
 
-A wish is checked in full before anything is changed, so that what is refused leaves no trace. What can
-never run is refused at submission, with the clause that fails and the nearest thing that would fit.
+A command is validated completely before it changes anything, so a refused command has no effect. Submission
+refuses a request that can never run, names the clause that fails, and suggests the nearest one that fits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _KEYS_MAX: Final = 100_000
 
 
 class CanNeverRun(BadRequest):
-    """Proven: not even on these resources alone and idle."""
+    """Proven: the request does not fit even if the cluster is idle."""
 
 
 class UnknownObject(Conflict):
@@ -79,11 +79,11 @@ class UnknownNode(UnknownObject):
 
 
 class QueueRefused(Conflict):
-    """The queue takes no jobs now."""
+    """The queue is full, or submission to it is disabled."""
 
 
 def apply_command(state: SchedulerState, command: Command, now: float) -> object:
-    """Does what was wished, or raises why not, with nothing done."""
+    """Executes a command, or raises the error that refuses it, with nothing changed."""
     match command:
         case Submit():
             return _submit(state, command, now)
@@ -120,11 +120,11 @@ def _submit(state: SchedulerState, command: Submit, now: float) -> tuple[int, ..
         for one in command.finished_jobs
     }
     specs: list[SchedulingSpec] = []
-    for place, submission in enumerate(command.jobs):
+    for index, submission in enumerate(command.jobs):
         try:
             specs.append(_validated(state, submission, checked, finished_jobs))
         except BadRequest as error:
-            raise _located(error, place, len(command.jobs)) from error
+            raise _located(error, index, len(command.jobs)) from error
     numbers = tuple(
         _create(state, submission, spec, now, command.key, finished_jobs)
         for submission, spec in zip(command.jobs, specs, strict=True)
@@ -134,14 +134,14 @@ def _submit(state: SchedulerState, command: Submit, now: float) -> tuple[int, ..
         if len(state.submission_keys) > _KEYS_MAX:
             del state.submission_keys[
                 next(iter(state.submission_keys))
-            ]  # The oldest; nobody asks again after so many others.
+            ]  # The oldest key; a client does not retry after so many other submissions.
     return numbers
 
 
-def _located(error: BadRequest, place: int, count: int) -> BadRequest:
+def _located(error: BadRequest, index: int, count: int) -> BadRequest:
     if count == 1:
         return error
-    where = f"jobs[{place}]" + (f".{error.where}" if error.where else "")
+    where = f"jobs[{index}]" + (f".{error.where}" if error.where else "")
     return type(error)(error.summary, where=where, found=error.found, expected=error.expected)
 
 
@@ -175,14 +175,14 @@ def _validated(
 
 
 def check_satisfiable(state: SchedulerState, request: Request) -> None:
-    """Refuses what can never run; before all nodes are known, nothing is refused."""
+    """Refuses a request that can never run. Before the first snapshot nothing is refused."""
     if not state.cluster.is_synced:
         return
     answer = state.cluster.engine.match(0, request, 0, MatchOp.SATISFIABILITY)
     if isinstance(answer, Never):
         nearest = nearest_fit(state.cluster.engine, request)
-        told = f"unsatisfiable request: {answer.reason.clause}"
-        raise CanNeverRun(f"{told}; {nearest}" if nearest else told, where="resources")
+        summary = f"unsatisfiable request: {answer.reason.clause}"
+        raise CanNeverRun(f"{summary}; {nearest}" if nearest else summary, where="resources")
 
 
 def _create(
@@ -217,7 +217,7 @@ def _create(
 
 
 def add_job(state: SchedulerState, job: Job, now: float) -> None:
-    """Takes a job that is in DEPEND into the books, and lets it go on if nothing holds it."""
+    """Adds a job in state DEPEND to the state, and enqueues it if it has no open dependency."""
     state.jobs[job.id] = job
     state.jobs_by_name.setdefault((job.owner, job.spec.name), {})[job.id] = None
     for dependency in job.spec.depends:
@@ -250,7 +250,7 @@ def _open(state: SchedulerState, job: Job, description: str, now: float) -> None
         state.journal.log(job, "dependency-add", now, description=description)
 
 
-# Jobs that are there
+# Active jobs
 
 
 def _job(state: SchedulerState, number: int) -> Job:
@@ -261,7 +261,7 @@ def _job(state: SchedulerState, number: int) -> Job:
 
 
 def _cancel(state: SchedulerState, command: Cancel, now: float) -> dict[int, PenstockError | None]:
-    """Each for itself: what cannot be cancelled is named, the others are."""
+    """Cancels each job independently. Returns the error of each job that cannot be cancelled."""
     done: dict[int, PenstockError | None] = {}
     for number in dict.fromkeys(command.jobs):
         job = state.jobs.get(number)

@@ -1,13 +1,13 @@
-"""One walk through the queue: start what can start now, reserve for who must wait, let others fill the holes.
+"""One scheduling cycle over the queue: start what fits, reserve for the first jobs that do not, backfill.
 
-The same walk serves every queue policy, the pass of this instant and the imagined passes of a forecast. The
-entries of all queues are taken in one order. While a queue has reservations left to make, a job that cannot
-start now gets the earliest start that is free of everything booked before it, and that start is booked too:
-nothing that comes later in the walk can delay it. A queue without any (`fcfs`) stops at the first job that
-must wait. What waits only for something without an end gets no reservation, and stops nobody.
+One function serves every queue policy, the cycle of the present and the simulated cycles of a forecast. The
+entries of all queues are taken in one order. While a queue has reservations left, a job that cannot start
+gets the earliest start that delays nothing booked before it, and that start is booked, so no later entry of
+the cycle can delay it. A queue without reservations (`fcfs`) stops at the first job that must wait. A job
+that waits only for resources without a known end gets no reservation and blocks no other job.
 
-A shape that failed is not tried again in the walk, because bookings are only added in it; nor is a node that
-had no room for it.
+A shape that failed is not matched again in the cycle, because a cycle only adds bookings. For the same reason
+a node that is full for a shape is not searched again for it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ __all__ = ["Cycle", "CycleResult", "run_cycle"]
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """What a walk is over: the engine, the buckets of the queues that are started, and how to read them."""
+    """The input of a cycle: the engine, the buckets of the started queues, and how to read them."""
 
     engine: Engine
     now: int
-    extra_s: int  # a start within a second takes a part of one more
+    extra_s: int  # 1 if the cycle starts within a second: the last second of a job is then partly used
     buckets: list[Bucket]
     backfill: Callable[[str], Backfill]  # by queue
     request: Callable[[int], Request]  # by shape
-    end_at: Callable[[int], float | None]  # of a job that has begun
+    end_at: Callable[[int], float | None]  # end of a started job
     queue_depth: int | None = None
-    starts_max: int | None = None  # after so many starts the walk ends, and the next one goes on
-    chosen: frozenset[QueueEntry] | None = None  # only these; None: all
+    starts_max: int | None = None  # the cycle stops after this many starts
+    chosen: frozenset[QueueEntry] | None = None  # restricts the cycle to these entries; None: all
 
 
 @dataclass(slots=True)
@@ -46,10 +46,10 @@ class CycleResult:
     started: list[tuple[QueueEntry, Allocation]] = field(default_factory=list)
     reserved: list[tuple[QueueEntry, Allocation]] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)  # shapes
-    unreservable: set[int] = field(default_factory=set)  # shapes that wait for something without an end
-    full: dict[int, set[int]] = field(default_factory=dict)  # by shape: nodes without room for it
+    unreservable: set[int] = field(default_factory=set)  # shapes that wait for resources without a known end
+    full: dict[int, set[int]] = field(default_factory=dict)  # by shape: nodes that cannot hold it
     matches: int = 0
-    is_cut: bool = False  # there may be more to start
+    is_cut: bool = False  # the cycle stopped at `starts_max`
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
     result = CycleResult()
     queues: dict[str, _Queue] = {}
     heap: list[tuple[QueueEntry, int, Iterator[QueueEntry]]] = []
-    for place, bucket in enumerate(plan.buckets):
-        _push(heap, place, bucket.entries())
+    for index, bucket in enumerate(plan.buckets):
+        _push(heap, index, bucket.entries())
         if bucket.queue not in queues:
             backfill = plan.backfill(bucket.queue)
             queues[bucket.queue] = _Queue(backfill, backfill.depth)
@@ -74,13 +74,13 @@ def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
         if plan.starts_max is not None and len(result.started) >= plan.starts_max:
             result.is_cut = True
             break
-        entry, place, rest = heap[0]
-        bucket = plan.buckets[place]
+        entry, index, rest = heap[0]
+        bucket = plan.buckets[index]
         queue = queues[bucket.queue]
         if _is_over(plan, queue, bucket, result):
             heapq.heappop(heap)
             continue
-        _advance(heap, place, rest)
+        _advance(heap, index, rest)
         if plan.chosen is not None and entry not in plan.chosen:
             continue
         queue.looked_at += 1
@@ -95,35 +95,35 @@ def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
 
 
 def _push(
-    heap: list[tuple[QueueEntry, int, Iterator[QueueEntry]]], place: int, entries: Iterator[QueueEntry]
+    heap: list[tuple[QueueEntry, int, Iterator[QueueEntry]]], index: int, entries: Iterator[QueueEntry]
 ) -> None:
     first = next(entries, None)
     if first is not None:
-        heapq.heappush(heap, (first, place, entries))
+        heapq.heappush(heap, (first, index, entries))
 
 
 def _advance(
-    heap: list[tuple[QueueEntry, int, Iterator[QueueEntry]]], place: int, rest: Iterator[QueueEntry]
+    heap: list[tuple[QueueEntry, int, Iterator[QueueEntry]]], index: int, rest: Iterator[QueueEntry]
 ) -> None:
     following = next(rest, None)
     if following is None:
         heapq.heappop(heap)
     else:
-        heapq.heapreplace(heap, (following, place, rest))
+        heapq.heapreplace(heap, (following, index, rest))
 
 
 def _is_over(plan: Cycle, queue: _Queue, bucket: Bucket, result: CycleResult) -> bool:
-    """Whether nothing that is left in a bucket can be started or reserved in this walk."""
+    """Whether no further entry of a bucket can start or get a reservation in this cycle."""
     if queue.is_blocked or (plan.queue_depth is not None and queue.looked_at >= plan.queue_depth):
         return True
-    # With a depth, the ones that are passed over count too, so they are passed over one by one.
+    # With a queue depth, skipped entries count too, so they are skipped one by one.
     return plan.queue_depth is None and _is_futile(queue, bucket, result)
 
 
 def _is_futile(queue: _Queue, bucket: Bucket, result: CycleResult) -> bool:
     if bucket.shape in result.unreservable:
         return True
-    is_strict = queue.backfill.kind is BackfillKind.FCFS  # There the first that must wait stops the rest.
+    is_strict = queue.backfill.kind is BackfillKind.FCFS  # The first entry that must wait blocks the queue.
     return bucket.shape in result.failed and queue.reservations_left <= 0 and not is_strict
 
 
@@ -154,12 +154,12 @@ def _try(
 
 
 def _extend(plan: Cycle, entry: QueueEntry, bucket: Bucket, result: CycleResult) -> None:
-    """One more member for a job that has begun: now, or in a later walk."""
+    """Places one late member of a started job now, or leaves it for a later cycle."""
     result.matches += 1
     request = plan.request(bucket.shape)
     if entry.job in plan.engine.jobs:
         answer = plan.engine.extend(entry.job, request, plan.now)
-    else:  # It has nothing left that could be extended.
+    else:  # Its allocation was released completely.
         end_at = plan.end_at(entry.job)
         left_s = None if end_at is None else max(1, ceil(end_at) - plan.now)
         left = replace(request, duration_s=left_s)

@@ -1,7 +1,7 @@
-"""What a job waits for before it may queue: other jobs, a time, or its jobs_by_name (RFC 26).
+"""Dependencies that a job waits for before it is queued (RFC 26): other jobs, a time, or a singleton.
 
-A dependency is open until the job it names has come far enough, and dead when that can never be. Both are
-pure functions of how far the other job has come (`JobProgress`).
+Whether a dependency on a job is pending, satisfied or unsatisfiable is a pure function of the progress of
+that job (`JobProgress`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _KNOWN: Final = "afterstart, afterany, afterok, afternotok, afterexcept, begin-t
 @dataclass(frozen=True, slots=True)
 class Dependency:
     scheme: Scheme
-    job: int = 0  # of the job that is waited for
-    typed: str = ""  # as it was written
+    job: int = 0  # id of the job it depends on
+    typed: str = ""  # the job id as the user wrote it
 
     @property
     def description(self) -> str:
@@ -60,12 +60,12 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far a job has come, as others that depend on it must know."""
+    """The progress of a job, as far as its dependents need it."""
 
     had_alloc: bool = False
     started: bool = False
     is_over: bool = False
-    is_completed: bool = False  # over, and well
+    is_completed: bool = False  # over, and successful
     had_exception: bool = False  # a fatal one
 
 
@@ -92,7 +92,7 @@ def dependency_state(scheme: Scheme, progress: JobProgress) -> DependencyState:
 
 
 def parse_dependencies(found: object) -> tuple[tuple[Dependency, ...], float | None]:
-    """The dependencies of a jobspec, and the latest begin time among them."""
+    """Reads the dependencies of a jobspec, and the latest begin time among them."""
     where = "attributes.system.dependencies"
     if found is None:
         return (), None
@@ -102,8 +102,8 @@ def parse_dependencies(found: object) -> tuple[tuple[Dependency, ...], float | N
         )
     depends: dict[Dependency, None] = {}
     begin_at: float | None = None
-    for place, one in enumerate(found):
-        here = f"{where}[{place}]"
+    for index, one in enumerate(found):
+        here = f"{where}[{index}]"
         scheme = one.get("scheme") if isinstance(one, dict) else None
         value = one.get("value", "") if isinstance(one, dict) else ""
         if not isinstance(scheme, str) or not isinstance(value, str):
@@ -149,7 +149,7 @@ def _begin_time(value: str, where: str) -> float:
 
 
 class DependencyRefused(Conflict):
-    """A dependency that cannot be met, told at submission."""
+    """A dependency that can never be satisfied, found at submission."""
 
     def __init__(self, dependency: Dependency, why: str) -> None:
         super().__init__(why)
@@ -157,7 +157,7 @@ class DependencyRefused(Conflict):
 
 
 def dependency_error(dependency: Dependency, progress: JobProgress | None) -> DependencyRefused | None:
-    """Why a submission with this dependency must be refused; None if it may wait or is met."""
+    """The error that refuses a submission with this dependency; None if it is pending or satisfied."""
     scheme, typed = dependency.scheme.value, dependency.typed or encode_jobid(dependency.job)
     if progress is None:
         return DependencyRefused(dependency, f"dependency: {scheme}: id {typed}: job not found")

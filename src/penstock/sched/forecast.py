@@ -1,9 +1,9 @@
-"""When the jobs that wait will start: the passes of the future, walked in advance.
+"""Forecasts: expected starts of pending jobs, from simulated future cycles.
 
-The forecast lets time go on by itself: it takes up what will have ended, walks the queue with the function
-that a pass uses, books what starts, and goes to the next end. So it is as good as the durations that it is
-told: if they are exact and nothing arrives, every job starts when it says. What runs past its limit is taken
-to end in the next second, which is as good a guess as any. At the end everything is put back as it was.
+The forecast advances the time to the next end of a job, unbooks what has ended by then, runs the same cycle
+as the scheduler, books what starts, and repeats. If all durations are exact and no job is submitted, every
+job starts when its forecast says. A job that has overrun its limit is assumed to end in the next second. At
+the end the engine is restored to its previous state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MILLI: Final = {"core": 1000, "cpu": 1}  # thousandths of a core in a unit
 
 @dataclass(frozen=True, slots=True)
 class PlannedStart:
-    """A start that is foreseen: when, until when, and how much of which nodes."""
+    """A planned start: when, until when, and how many cores of which nodes."""
 
     start_s: int
     end_s: int | None
@@ -46,9 +46,9 @@ def planned_of(allocation: Allocation, is_reservation: bool) -> PlannedStart:
 def forecast(
     plan: Cycle, entries: list[QueueEntry], matches_max: int, hurry: Callable[[], bool]
 ) -> Generator[None, None, dict[int, PlannedStart]]:
-    """The start of each of these entries, as far as it can be known. The engine is as before afterwards.
+    """Forecasts the start of these entries, as far as it can be computed, and restores the engine.
 
-    When `hurry` says so, it ends early with what it has: what is told is true, only less of it.
+    When `hurry` returns true it stops early; the starts found so far are valid.
     """
     future = _Future(plan.engine, plan.now)
     starts: dict[int, PlannedStart] = {}
@@ -76,7 +76,7 @@ def forecast(
 
 
 class _Future:
-    """An engine at a later time: what will have ended is lifted, what will have started is booked."""
+    """An engine at a future time: ended jobs are unbooked, simulated starts are booked."""
 
     def __init__(self, engine: Engine, now: int) -> None:
         self._engine = engine

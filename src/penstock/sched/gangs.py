@@ -81,9 +81,9 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         job.members[fact.member] = member
         state.job_of_member[fact.member] = job.id
         state.journal.touch(job)
-    ask = MemberRequest(fact.requests, fact.constraint)
-    has_changed = (member.request, member.is_ready) != (ask, fact.ready)
-    member.request, member.is_ready, member.is_recreated = ask, fact.ready, fact.recreated
+    request = MemberRequest(fact.requests, fact.constraint)
+    has_changed = (member.request, member.is_ready) != (request, fact.ready)
+    member.request, member.is_ready, member.is_recreated = request, fact.ready, fact.recreated
     member.name = fact.name
     if member.phase.is_live:  # Its requests may have grown since it was placed.
         update_excess_usage(state, member, fact.requests)
@@ -162,8 +162,8 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
         if until is not None:
             state.wake(until, job.id)
         return
-    asks = [member.request for member in ready if member.request is not None]
-    job.spec, groups = spec_of_workload(workload, asks, state.settings, _limit(workload, now))
+    requests = [member.request for member in ready if member.request is not None]
+    job.spec, groups = spec_of_workload(workload, requests, state.settings, _limit(workload, now))
     for member, group in zip(ready, groups, strict=True):
         member.group = group
     if not job.is_assembled and job.state is JobState.DEPEND:
@@ -198,8 +198,8 @@ def _late_request(state: SchedulerState, job: Job, member: Member) -> Request:
     placement = job.spec.request.placement if workload is None else placement_of(workload)
     if member.request is None:
         return member_request(job.spec.request.groups[member.group], placement, extra)
-    ask = with_queue_constraint(member.request, state.settings.queue(job.queue))
-    return member_request(group_of(ask, 1), placement, extra)
+    request = with_queue_constraint(member.request, state.settings.queue(job.queue))
+    return member_request(group_of(request, 1), placement, extra)
 
 
 def workload_gone(state: SchedulerState, workload: str, now: float) -> None:

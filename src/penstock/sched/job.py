@@ -1,8 +1,8 @@
-"""A job as the scheduler has it in mind, with its members.
+"""Jobs and their members, as the scheduler keeps them.
 
-What must survive is told as plain values by `dump` and taken in again by `load`; what is only
-known until the next pass (a forecast, a reason) is not. Only the modules of this package change a job, and
-every change of its state goes through `Journal.log`, so that the log always leads to the state.
+`dump` converts what must survive a restart to JSON values and `load` restores it. Forecasts are not stored.
+Only this package modifies a job. Every change of its state goes through `Journal.log`, so the eventlog always
+leads to the state.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["Forecast", "Job", "Member", "MemberPhase", "Promise", "dump", "load"
 
 
 class MemberPhase(enum.Enum):
-    WAITING = "waiting"  # not placed, or to be placed again
-    PLACING = "placing"  # the intent is out
+    WAITING = "waiting"  # without a node
+    PLACING = "placing"  # ordered, not confirmed
     PLACED = "placed"
     RUNNING = "running"
-    LOST = "lost"  # may be running
+    LOST = "lost"  # its node does not respond; it may be running
     ENDED = "ended"
 
     @property
     def is_live(self) -> bool:
-        """It has a place, and may use it."""
+        """It has a node and may use its units."""
         return self not in (MemberPhase.WAITING, MemberPhase.ENDED)
 
 
@@ -52,12 +52,12 @@ class Member:
     seen_at: float = 0.0
     is_ready: bool = True
     is_recreated: bool = False
-    slot_release_pending: bool = False  # it has ended, and its slot is not given back yet
+    slot_release_pending: bool = False  # it has ended, and its slot is not released yet
     request: MemberRequest | None = (
-        None  # of a work's member; a submitted job's members are as their group says
+        None  # member of a workload; members of a submitted job have their group's request
     )
-    refused_by: frozenset[str] = frozenset()  # nodes that did not take it
-    name: str = ""  # what the world calls it; empty where the key is as good
+    refused_by: frozenset[str] = frozenset()  # nodes that refused it, until they change
+    name: str = ""  # for users; empty if the key is readable
 
     @property
     def display_name(self) -> str:
@@ -77,7 +77,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the job was told: the first start, the last one, and when that was said."""
+    """The starts that a job was promised: the first, the last, and when the last was made."""
 
     first_at: float
     last_at: float
@@ -90,7 +90,7 @@ class Job:
     id: int
     owner: str
     spec: SchedulingSpec
-    recorded_spec: Mapping[str, object]  # the spec as it was recorded
+    recorded_spec: Mapping[str, object]  # as stored
     seen_at: float
     workload: str = ""
     state: JobState = JobState.NEW
@@ -102,35 +102,37 @@ class Job:
     members: dict[str, Member] = field(default_factory=dict)
     attempt: int = 1
     shape: int = -1
-    open_dependencies: set[str] = field(default_factory=set)  # descriptions
+    open_dependencies: set[str] = field(default_factory=set)  # their descriptions, as in the eventlog
     is_assembled: bool = True
     is_workload_gone: bool = False
     waits_for_begin_time: bool = False
-    unsatisfiable_reason: str = ""  # why it can never run, as far as is known
-    has_allocation: bool = False  # something is booked for it
+    unsatisfiable_reason: str = ""  # why it can never run on the present nodes
+    has_allocation: bool = False  # the engine has bookings for it
     placed_at: float | None = None
-    end_at: float | None = None  # the limit, counted from the start
+    end_at: float | None = None  # start plus time limit
     resources_by_node: dict[str, dict[str, str]] = field(
         default_factory=dict
-    )  # node -> kind -> units, of the last start
-    incomplete_since: float | None = None  # some member of a started group has no place
-    is_infrastructure_failure: bool = False  # it was ended by neither itself, nor a person, nor its limit
-    incomplete_reason: str = ""  # why a started group cannot be made whole
-    past_members: int = 0  # of a work: so many have ended and are not kept any more
-    past_status: int = 0  # the worst of their ends
+    )  # node -> resource -> ids or count, since the last start
+    incomplete_since: float | None = None  # since when members of the started group wait for a node
+    is_infrastructure_failure: bool = (
+        False  # ended by a node failure or an unknown cause, not by itself, a user or its limit
+    )
+    incomplete_reason: str = ""  # why the started group cannot be completed
+    past_members: int = 0  # ended members of a workload that were dropped
+    past_status: int = 0  # the largest exit code among them
     promise: Promise | None = None
-    times: dict[str, float] = field(default_factory=dict)  # when it came into each state, last
-    exception: dict[str, object] = field(default_factory=dict)  # the first fatal one
+    times: dict[str, float] = field(default_factory=dict)  # by state: when the job last entered it
+    exception: dict[str, object] = field(default_factory=dict)  # context of the exception that ends it
     result: str = ""
     status: int | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    # Until the next pass:
+    # Not stored:
     forecast: Forecast | None = None
 
     @property
     def is_ending(self) -> bool:
-        """A fatal exception has come in the present attempt."""
+        """An exception of severity 0 was raised in the present attempt."""
         return bool(self.exception)
 
     @property
@@ -139,7 +141,7 @@ class Job:
         return ExceptionType(self.exception["type"]) if self.exception else None
 
     def has_logged(self, name: str) -> bool:
-        """Whether an event came in the present attempt."""
+        """Whether the eventlog has this event in the present attempt."""
         for event in reversed(self.log):
             if event.name == name:
                 return True
@@ -162,14 +164,14 @@ class Job:
 
 
 def dump(job: Job) -> dict[str, object]:
-    told: dict[str, object] = {"attempt": job.attempt}
+    document: dict[str, object] = {"attempt": job.attempt}
     if job.members:
-        told["members"] = [_dump_member(member) for member in job.members.values()]
+        document["members"] = [_dump_member(member) for member in job.members.values()]
     if job.resources_by_node:
-        told["resources_by_node"] = job.resources_by_node
+        document["resources_by_node"] = job.resources_by_node
     if job.exception:
-        told["exception"] = job.exception
-    told["times"] = dict(job.times)
+        document["exception"] = job.exception
+    document["times"] = dict(job.times)
     for key, value in (
         ("placed_at", job.placed_at),
         ("end_at", job.end_at),
@@ -180,24 +182,24 @@ def dump(job: Job) -> dict[str, object]:
         ("unsatisfiable_reason", job.unsatisfiable_reason),
     ):
         if value not in (None, ""):
-            told[key] = value
+            document[key] = value
     for key, flag in (
         ("workload_gone", job.is_workload_gone),
         ("infrastructure_failure", job.is_infrastructure_failure),
         ("unassembled", not job.is_assembled),
     ):
         if flag:
-            told[key] = True
+            document[key] = True
     if job.class_value:
-        told["class_value"] = job.class_value
+        document["class_value"] = job.class_value
     if job.promise is not None:
         promise = job.promise
-        told["promise"] = [promise.first_at, promise.last_at, promise.made_at, promise.is_reservation]
-    return told
+        document["promise"] = [promise.first_at, promise.last_at, promise.made_at, promise.is_reservation]
+    return document
 
 
 def _dump_member(member: Member) -> dict[str, object]:
-    told: dict[str, object] = {
+    document: dict[str, object] = {
         "key": member.key,
         "index": member.index,
         "phase": member.phase.value,
@@ -219,15 +221,15 @@ def _dump_member(member: Member) -> dict[str, object]:
         ("name", member.name),
     ):
         if value not in (None, "", False):
-            told[key] = value
-    return told
+            document[key] = value
+    return document
 
 
 def load(job: Job, detail: Mapping[str, object]) -> None:
-    """Sets a job to what `dump` told of it."""
+    """Restores what `dump` has stored."""
     job.attempt = cast(int, detail.get("attempt", 1))
-    for told in cast(list[dict[str, object]], detail.get("members", [])):
-        member = _load_member(told)
+    for document in cast(list[dict[str, object]], detail.get("members", [])):
+        member = _load_member(document)
         job.members[member.key] = member
     job.resources_by_node = cast(dict[str, dict[str, str]], detail.get("resources_by_node", {}))
     job.exception = cast(dict[str, object], detail.get("exception", {}))
@@ -248,26 +250,26 @@ def load(job: Job, detail: Mapping[str, object]) -> None:
         job.promise = Promise(promise[0], promise[1], promise[2], bool(promise[3]))
 
 
-def _load_member(told: Mapping[str, object]) -> Member:
-    grants = cast(list[tuple[str, str, int]], told.get("grants", []))
-    cause, message = end_cause_of(cast(str, told.get("cause", "")))
+def _load_member(document: Mapping[str, object]) -> Member:
+    grants = cast(list[tuple[str, str, int]], document.get("grants", []))
+    cause, message = end_cause_of(cast(str, document.get("cause", "")))
     return Member(
-        key=cast(str, told["key"]),
-        index=cast(int, told["index"]),
-        phase=MemberPhase(told["phase"]),
-        node=cast(str, told.get("node", "")),
-        slot=cast(int, told.get("slot", -1)),
-        group=cast(int, told.get("group", 0)),
-        grants=tuple((kind, ids, units) for kind, ids, units in grants),
-        status=cast(int, told.get("status", 0)),
+        key=cast(str, document["key"]),
+        index=cast(int, document["index"]),
+        phase=MemberPhase(document["phase"]),
+        node=cast(str, document.get("node", "")),
+        slot=cast(int, document.get("slot", -1)),
+        group=cast(int, document.get("group", 0)),
+        grants=tuple((resource, ids, units) for resource, ids, units in grants),
+        status=cast(int, document.get("status", 0)),
         cause=cause,
         message=message,
-        started_at=cast(float | None, told.get("started_at")),
-        ended_at=cast(float | None, told.get("ended_at")),
-        lost_at=cast(float | None, told.get("lost_at")),
-        seen_at=cast(float, told.get("seen_at", 0.0)),
-        is_recreated=bool(told.get("recreated")),
-        slot_release_pending=bool(told.get("slot_release_pending")),
-        refused_by=frozenset(cast(list[str], told.get("refused_by", []))),
-        name=cast(str, told.get("name", "")),
+        started_at=cast(float | None, document.get("started_at")),
+        ended_at=cast(float | None, document.get("ended_at")),
+        lost_at=cast(float | None, document.get("lost_at")),
+        seen_at=cast(float, document.get("seen_at", 0.0)),
+        is_recreated=bool(document.get("recreated")),
+        slot_release_pending=bool(document.get("slot_release_pending")),
+        refused_by=frozenset(cast(list[str], document.get("refused_by", []))),
+        name=cast(str, document.get("name", "")),
     )

@@ -1,8 +1,7 @@
-"""What a job asks for, from the text it was submitted with or from the works and members of a world.
+"""What the scheduler needs to know of a job, read from a jobspec or built from a workload and its members.
 
-A `SchedulingSpec` is all that the scheduler needs to know of a job: a request to the engine, how many
-members it has, what it waits for, and what a driver gets to start it. It can be told as plain values and
-made again from them, so that a restart knows each job exactly as before.
+A `SchedulingSpec` has a request for the engine, the number of members, dependencies, and the payload that a
+backend needs to start members. It is read again from the recorded jobspec after a restart.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _MEMBERS_MAX: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class MemberRequest:
-    """What one member needs, by itself."""
+    """The request of one member."""
 
     requests: tuple[tuple[str, int], ...]
     constraint: Constraint | None = None
@@ -56,18 +55,18 @@ class SchedulingSpec:
     name: str
     queue: str
     request: Request
-    size: int  # members; 0: as many as there are slots
-    per_slot: int = 1  # members on each slot; 0: `size` is dealt over the slots
+    size: int  # members; 0: as many as slots
+    per_slot: int = 1  # members per slot; 0: `size` members are distributed over the slots
     limit_s: int | None = None
     depends: tuple[Dependency, ...] = ()
     begin_at: float | None = None
     requeue: Requeue = Requeue.NEVER
-    nodes_requested: int | None = None  # as a person said it, to be shown
+    nodes_requested: int | None = None  # for display
     payload: Mapping[str, object] = field(default_factory=dict)
 
 
 def spec_of_submission(submission: Submission, settings: Settings) -> SchedulingSpec:
-    """Reads a submission; what is wrong in it is a `BadRequest` with the place."""
+    """Reads a submission. An invalid one raises `BadRequest` with the position."""
     jobspec = parse_jobspec(submission.jobspec)
     if len(jobspec.tasks) != 1:
         raise BadRequest("not one task", where="tasks", found=str(len(jobspec.tasks)), expected="exactly one")
@@ -116,7 +115,7 @@ def spec_of_submission(submission: Submission, settings: Settings) -> Scheduling
 
 
 def _labels(resources: tuple[Resource, ...]) -> list[str]:
-    """The labels of the slots, which tasks can name."""
+    """The labels of slots, which tasks refer to."""
     found: list[str] = []
     for resource in resources:
         found += [resource.label] if resource.label else []
@@ -125,7 +124,7 @@ def _labels(resources: tuple[Resource, ...]) -> list[str]:
 
 
 def counts_of(spec: SchedulingSpec) -> dict[str, object]:
-    """How much is asked for, as people count it."""
+    """Tasks, cores, nodes and time limit, for display."""
     resources = spec.request.groups[0].resources
     slots, cores = _slots_and_cores(resources, 1)
     tasks = spec.size if not spec.per_slot else slots * spec.per_slot
@@ -180,17 +179,17 @@ def _task_count(jobspec: Jobspec) -> tuple[int, int]:
 
 
 def _per_node(jobspec: Jobspec, system: Mapping[str, object]) -> tuple[int, int] | None:
-    """`--tasks-per-node`: the shell option `per-resource` counts more than the task's own number."""
+    """`--tasks-per-node`: the shell option `per-resource` overrides the task count."""
     options = _under(_under(system, "shell"), "options")
     if "per-resource" not in options:
         return None
-    told = _under(options, "per-resource")
-    count, outer = told.get("count", 1), jobspec.resources[0]
+    per_resource = _under(options, "per-resource")
+    count, outer = per_resource.get("count", 1), jobspec.resources[0]
     is_slot_a_node = outer.type == "node" and [(one.type, one.count.max) for one in outer.with_] == [
         (SLOT, 1)
     ]
     is_count = type(count) is int and 1 <= count <= _MEMBERS_MAX
-    if told.get("type", "node") != "node" or not is_slot_a_node or not is_count:
+    if per_resource.get("type", "node") != "node" or not is_slot_a_node or not is_count:
         raise BadRequest(
             "not a number of tasks",
             where="attributes.system.shell.options.per-resource",
@@ -228,7 +227,7 @@ def _text(values: Mapping[str, object], key: str, where: str) -> str:
 
 
 def payload_of(text: str) -> dict[str, object]:
-    """What a driver gets of a jobspec that was accepted before."""
+    """The payload of a jobspec that was accepted before."""
     jobspec = parse_jobspec(text)
     system = _system_of(text)
     name = _text(_under(system, "job"), "name", "attributes.system.job")
@@ -236,7 +235,7 @@ def payload_of(text: str) -> dict[str, object]:
 
 
 def _payload(name: str, jobspec: Jobspec, system: Mapping[str, object]) -> dict[str, object]:
-    """What a driver needs to start a task; it is not read here."""
+    """What a backend needs to start a task; not interpreted here."""
     options = _under(_under(system, "shell"), "options")
     output = _under(options, "output")
     stdout, stderr = _under(output, "stdout"), _under(output, "stderr")
@@ -254,14 +253,16 @@ def _payload(name: str, jobspec: Jobspec, system: Mapping[str, object]) -> dict[
 
 
 def spec_of_workload(
-    workload: WorkloadSet, asks: Sequence[MemberRequest], settings: Settings, limit_s: int | None
+    workload: WorkloadSet, requests: Sequence[MemberRequest], settings: Settings, limit_s: int | None
 ) -> tuple[SchedulingSpec, list[int]]:
-    """A group as the world has it, and for each member its group of the request (the same for equal asks)."""
+    """The spec of a workload, and for each member the index of its group in the request."""
     queue = settings.queue(workload.queue)
     numbers: dict[MemberRequest, int] = {}
-    group_of_each = [numbers.setdefault(with_queue_constraint(ask, queue), len(numbers)) for ask in asks]
+    group_of_each = [
+        numbers.setdefault(with_queue_constraint(request, queue), len(numbers)) for request in requests
+    ]
     counts = Counter(group_of_each)
-    groups = tuple(group_of(ask, counts[number]) for ask, number in numbers.items())
+    groups = tuple(group_of(request, counts[number]) for request, number in numbers.items())
     request = Request(groups, limit_s, placement_of(workload))
     spec = SchedulingSpec(
         name=workload.name,
@@ -275,19 +276,19 @@ def spec_of_workload(
     return spec, group_of_each
 
 
-def with_queue_constraint(ask: MemberRequest, queue: QueueSettings) -> MemberRequest:
-    """What a member asks for, on the nodes that its queue may use."""
-    return replace(ask, constraint=_both(ask.constraint, queue.constraint))
+def with_queue_constraint(request: MemberRequest, queue: QueueSettings) -> MemberRequest:
+    """A member's request, restricted to the nodes of its queue."""
+    return replace(request, constraint=_both(request.constraint, queue.constraint))
 
 
-def group_of(ask: MemberRequest, count: int) -> Group:
-    inner = tuple(Resource(kind, Count(units, units)) for kind, units in ask.requests if units > 0)
+def group_of(request: MemberRequest, count: int) -> Group:
+    inner = tuple(Resource(name, Count(units, units)) for name, units in request.requests if units > 0)
     slot = Resource(SLOT, Count(count, count), with_=inner, label="member")
-    return Group((slot,), ask.constraint)
+    return Group((slot,), request.constraint)
 
 
 def member_request(group: Group, placement: Placement, extra: Constraint | None = None) -> Request:
-    """A request for one more member like those of a group."""
+    """A request for one more member of a group."""
     resources = tuple(_single(resource) for resource in group.resources)
     return Request((Group(resources, _both(group.constraint, extra)),), None, placement)
 
@@ -297,7 +298,7 @@ def placement_of(workload: WorkloadSet) -> Placement:
 
 
 def _single(resource: Resource) -> Resource:
-    """One of it, down to and including the slot; what is in the slot stays."""
+    """Sets the counts to 1 down to the slot; the content of the slot stays."""
     one = Count(1, 1)
     if resource.type == SLOT:
         return replace(resource, count=one)
@@ -305,21 +306,24 @@ def _single(resource: Resource) -> Resource:
 
 
 def tasks_on_slots(spec: SchedulingSpec, nodes_of_slots: list[str]) -> list[int]:
-    """For every member, in order of its index, the place of its slot in a list that is sorted by node.
+    """For every member by index, the position of its slot in a list of slots that is sorted by node.
 
-    Members are numbered in blocks by node. Fewer members than slots are dealt over the nodes one by one.
+    Members are numbered in blocks by node. If there are fewer members than slots, they are distributed over
+    the nodes round-robin.
     """
     if spec.per_slot:
-        return [place for place in range(len(nodes_of_slots)) for _ in range(spec.per_slot)]
-    places: dict[str, list[int]] = {}
-    for place, node in enumerate(nodes_of_slots):
-        places.setdefault(node, []).append(place)
-    share = dict.fromkeys(places, 0)
+        return [position for position in range(len(nodes_of_slots)) for _ in range(spec.per_slot)]
+    positions: dict[str, list[int]] = {}
+    for position, node in enumerate(nodes_of_slots):
+        positions.setdefault(node, []).append(position)
+    share = dict.fromkeys(positions, 0)
     left = spec.size
     while left:
-        # More members than slots go round again: a slot can have several.
-        for node in places:
-            if left and (share[node] < len(places[node]) or spec.size > len(nodes_of_slots)):
+        # If there are more members than slots, slots get several members.
+        for node in positions:
+            if left and (share[node] < len(positions[node]) or spec.size > len(nodes_of_slots)):
                 share[node] += 1
                 left -= 1
-    return [places[node][turn % len(places[node])] for node in places for turn in range(share[node])]
+    return [
+        positions[node][round_ % len(positions[node])] for node in positions for round_ in range(share[node])
+    ]

@@ -110,18 +110,18 @@ def release_singleton(state: SchedulerState, owner: str, name: str, now: float) 
     """Releases the first job that waits for all others of the same owner and name to finish."""
     if (owner, name) not in state.singletons:
         return
-    held: Job | None = None
+    waiting_job: Job | None = None
     for number in state.jobs_by_name.get((owner, name), {}):
         other = state.jobs[number]
         if "singleton" not in other.open_dependencies:
             return
-        held = held or other
-    if held is None:
+        waiting_job = waiting_job or other
+    if waiting_job is None:
         state.singletons.discard((owner, name))
         return
-    held.open_dependencies.discard("singleton")
-    state.journal.log(held, "dependency-remove", now, description="singleton")
-    leave_depend(state, held, now)
+    waiting_job.open_dependencies.discard("singleton")
+    state.journal.log(waiting_job, "dependency-remove", now, description="singleton")
+    leave_depend(state, waiting_job, now)
 
 
 # The end
@@ -131,26 +131,30 @@ def raise_exception(
     state: SchedulerState,
     job: Job,
     now: float,
-    kind: ExceptionType,
+    exception_type: ExceptionType,
     note: str,
     severity: int = 0,
     *,
     sent: int = signal.SIGTERM,
 ) -> None:
     """Records an exception. Severity 0 ends the job."""
-    state.journal.log(job, "exception", now, type=kind.value, severity=severity, note=note)
+    state.journal.log(job, "exception", now, type=exception_type.value, severity=severity, note=note)
     if severity != 0:
         return
     state.dequeue(job.id)
     for member in job.members.values():
         state.dequeue(job.id, member.key)
-    end_members(state, job, sent, state.settings.grace_s, _END_REASONS.get(kind, EndReason.JOB_FAILED))
+    end_members(
+        state, job, sent, state.settings.grace_s, _END_REASONS.get(exception_type, EndReason.JOB_FAILED)
+    )
     state.jobs_to_advance[job.id] = None
 
 
-def evict_group(state: SchedulerState, job: Job, now: float, kind: ExceptionType, note: str) -> None:
+def evict_group(
+    state: SchedulerState, job: Job, now: float, exception_type: ExceptionType, note: str
+) -> None:
     """Ends a job and evicts its members, so that their controllers create replacements for another start."""
-    state.journal.log(job, "exception", now, type=kind.value, severity=0, note=note)
+    state.journal.log(job, "exception", now, type=exception_type.value, severity=0, note=note)
     for member in job.members.values():
         state.dequeue(job.id, member.key)
     live = tuple(member.key for member in job.live_members())

@@ -84,20 +84,20 @@ def external_usage_set(state: SchedulerState, fact: ExternalUsageSet) -> None:
         _changed(state, fact.node)
 
 
-def external_usage_gone(state: SchedulerState, hold: str) -> None:
-    known = state.cluster.external_usage(hold)
+def external_usage_gone(state: SchedulerState, key: str) -> None:
+    known = state.cluster.external_usage(key)
     if known is not None:
-        state.cluster.remove_external_usage(hold)
+        state.cluster.remove_external_usage(key)
         if known.standing:
             state.nodes_changed()
         _changed(state, known.node)
 
 
-def update_excess_usage(state: SchedulerState, member: Member, amounts: tuple[tuple[str, int], ...]) -> None:
+def update_excess_usage(state: SchedulerState, member: Member, usage: tuple[tuple[str, int], ...]) -> None:
     """Counts what a member uses beyond its grant, after an in-place resize, as external usage."""
-    given = {kind: units for kind, _, units in member.grants}
-    beyond = ((kind, units - given.get(kind, 0)) for kind, units in amounts)
-    more = tuple((kind, units) for kind, units in beyond if units > 0)
+    given = {resource: units for resource, _, units in member.grants}
+    beyond = ((resource, units - given.get(resource, 0)) for resource, units in usage)
+    more = tuple((resource, units) for resource, units in beyond if units > 0)
     if more:
         external_usage_set(
             state,

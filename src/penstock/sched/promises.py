@@ -56,11 +56,11 @@ def _update_promise(state: SchedulerState, job: Job, start: float, is_reservatio
         else:
             state.journal.touch(job)
         return
-    room = max(_SLIP_S, _SLIP_SHARE * (before.last_at - before.made_at))
-    if start > before.last_at + room:
+    tolerance = max(_SLIP_S, _SLIP_SHARE * (before.last_at - before.made_at))
+    if start > before.last_at + tolerance:
         cause = _slip_cause(state, now)
         state.journal.log(job, "promise", now, start=start, previous=before.last_at, cause=cause)
-    elif start >= before.last_at - room and before.is_reservation == is_reservation:
+    elif start >= before.last_at - tolerance and before.is_reservation == is_reservation:
         return
     job.promise = Promise(before.first_at, start, now, is_reservation)
     state.journal.touch(job)

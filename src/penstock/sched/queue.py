@@ -1,9 +1,9 @@
-"""The order of the queue, and the pending jobs kept in it.
+"""The order of the queue, and the pending entries in that order.
 
-One function says who is before whom: expedited jobs, then the higher class, the higher urgency, who was
-seen first, the lower id. Jobs that ask for the same (of the same queue) share a bucket, because what one of
-them cannot have, the next cannot either: a pass looks at a bucket's first job and may drop the rest at
-once. So its cost grows with what it starts and with the number of shapes, not with the number of jobs.
+`order_key` defines the order: expedited jobs first, then higher class, higher urgency, earlier submission,
+lower id. Entries of one queue with equal requests share a bucket. If one of them does not fit, the next does
+not fit either, so a cycle looks at the first entry of a bucket and may skip the rest. Its cost therefore
+grows with the number of starts and of shapes, not with the number of jobs.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _COMPACT_AT: Final = 64
 
 class OrderKey(NamedTuple):
     is_usual: bool  # False: expedited
-    class_value: int  # negated, as the next one: the highest comes first
+    class_value: int  # negated like urgency, so that the highest is first
     urgency: int
     seen_at: float
     id: int
-    member: int  # 0 for a job; a member that came late queues by itself
+    member: int  # 0 for a job, 1 for a late member
 
 
 class QueueEntry(NamedTuple):
-    """A place in the queue: of a job, or of a member that came late to one."""
+    """An entry of the queue: a job, or a late member of a started job."""
 
     key: OrderKey
     job: int
@@ -45,7 +45,7 @@ def order_key(urgency: int, class_value: int, seen_at: float, job: int, member: 
 
 
 def priority_of(urgency: int, class_value: int) -> int:
-    """The number that Flux tools show; the order itself is `order_key`."""
+    """The priority that Flux tools show; the queue is ordered by `order_key`."""
     if urgency == URGENCY_HOLD:
         return 0
     if urgency == URGENCY_EXPEDITE:
@@ -54,7 +54,7 @@ def priority_of(urgency: int, class_value: int) -> int:
 
 
 class Bucket:
-    """The pending jobs of one queue that ask for the same, in order."""
+    """The pending entries of one queue with equal requests, in order."""
 
     __slots__ = ("_entries", "_head", "queue", "shape")
 
@@ -62,7 +62,7 @@ class Bucket:
         self.queue = queue
         self.shape = shape
         self._entries: list[QueueEntry] = []
-        self._head = 0  # entries before it are gone: jobs mostly leave at the front
+        self._head = 0  # entries before it are removed; most leave at the front
 
     def __len__(self) -> int:
         return len(self._entries) - self._head
@@ -89,7 +89,7 @@ class Bucket:
 
 
 class Pending:
-    """All pending jobs that may start, by queue and shape."""
+    """All entries that may start, by queue and shape."""
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, int], Bucket] = {}
@@ -121,12 +121,12 @@ class Pending:
         return found[1] if found is not None else None
 
     def shape(self, entry: QueueEntry) -> int:
-        """What an entry asks for, as a number."""
+        """The shape of an entry."""
         return self._where[(entry.job, entry.member)][0].shape
 
     def buckets(self) -> list[Bucket]:
         return list(self._buckets.values())
 
     def in_order(self) -> Iterator[QueueEntry]:
-        """Every entry of every queue, in order."""
+        """All entries of all queues, in order."""
         return heapq.merge(*(bucket.entries() for bucket in self._buckets.values()))

@@ -1,8 +1,8 @@
-"""What must be remembered, as rows: the words between the scheduler and a store.
+"""Records: what the scheduler asks a store to keep.
 
-The scheduler says what became true as `Change` values; a store writes all changes of one step in one
-transaction, or none. `Recorded` is what a store gives back on start: enough to decide on as if nothing
-had happened. Rows hold plain values (texts, numbers, lists, dicts), never an object of the engine.
+The scheduler describes each change of its state as a `Change`. A store writes all changes of one step in one
+transaction. `Recorded` is what a store returns at start-up, and suffices to restore the scheduler. Records
+contain JSON values only, never objects of the engine.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ JsonObject = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class JobNew:
-    """A job as it came; nothing of this changes later."""
+    """A job as submitted or created; never changed later."""
 
     id: int
     owner: str
     name: str
     seen_at: float
-    spec: JsonObject  # what it asks for, and what a driver needs
-    workload: str = ""  # the world's name for it; "" if it was submitted to us
-    key: str = ""  # of the submission; the same key again is the same job
+    spec: JsonObject  # jobspec or workload, with counts for display
+    workload: str = ""  # key of the workload; "" for a submitted job
+    key: str = ""  # idempotency key of the submission
 
 
 @dataclass(frozen=True, slots=True)
 class JobLogged:
-    """One more line in the job's eventlog. `number` counts from 0 in each job."""
+    """One more event in the eventlog. `number` counts from 0 in each job."""
 
     id: int
     number: int
@@ -64,7 +64,7 @@ class JobLogged:
 
 @dataclass(frozen=True, slots=True)
 class JobLive:
-    """What changes about a job; the newest one counts."""
+    """The mutable part of a job; the latest one counts."""
 
     id: int
     state: JobState
@@ -80,7 +80,7 @@ class JobLive:
 
 @dataclass(frozen=True, slots=True)
 class AllocationNew:
-    """A part of what a job holds: its first match, or an extension."""
+    """A part of a job's allocation: its first match, or an extension."""
 
     job: int
     part: int
@@ -91,7 +91,7 @@ class AllocationNew:
 
 @dataclass(frozen=True, slots=True)
 class SlotsFreed:
-    """Given back before the rest. Each slot of what a job holds is named once."""
+    """Slots that are released before the rest of the allocation. Each slot is named once."""
 
     job: int
     slots: tuple[int, ...]
@@ -100,7 +100,7 @@ class SlotsFreed:
 
 @dataclass(frozen=True, slots=True)
 class AllocationGone:
-    """All that the job held is free."""
+    """The whole allocation of a job is released."""
 
     job: int
     at: float
@@ -109,7 +109,7 @@ class AllocationGone:
 @dataclass(frozen=True, slots=True)
 class IntentNew:
     id: int
-    job: int  # 0: about something that is left over of a job that may be forgotten
+    job: int  # 0: an orphan, whose job may be pruned
     kind: IntentKind
     payload: JsonObject
 
@@ -121,7 +121,7 @@ class IntentDone:
 
 @dataclass(frozen=True, slots=True)
 class NodeNew:
-    """A node was given its rank: its place in the order of all nodes, never given again."""
+    """A node got its rank: its position in the order of all nodes, never reused."""
 
     node: str
     rank: int
@@ -156,7 +156,7 @@ class QueueSet:
 
 @dataclass(frozen=True, slots=True)
 class InadmissibleSet:
-    """The job of a work is over for good: members that were there then wait until somebody else comes."""
+    """A workload that gets no further job until a member appears that is not listed here."""
 
     workload: str
     members: tuple[str, ...]
@@ -170,7 +170,7 @@ class InadmissibleGone:
 
 @dataclass(frozen=True, slots=True)
 class IdHighest:
-    """The highest job id, intent id and node rank ever given: none is given twice, whatever is forgotten."""
+    """The highest job id, intent id and node rank ever assigned; none is reused."""
 
     job: int
     intent: int
@@ -200,7 +200,7 @@ Change = (
 @dataclass(frozen=True, slots=True)
 class AllocationRow:
     part: AllocationNew
-    freed: tuple[int, ...] = ()  # slots of the job, of whatever part
+    freed: tuple[int, ...] = ()  # slots of the job, in any of its parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +212,9 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Everything that a restart needs. Jobs are the active ones, and the inactive that they depend on."""
+    """Everything that a restart needs: active jobs, and the inactive ones that they depend on."""
 
-    began_at: float = 0.0  # when the instance was first started; ids count from here
+    began_at: float = 0.0  # first start of the instance; job ids count from here
     highest: IdHighest = IdHighest(0, 0, -1)
     jobs: tuple[JobRow, ...] = ()
     allocations: tuple[AllocationRow, ...] = ()
@@ -223,4 +223,6 @@ class Recorded:
     drains: tuple[DrainSet, ...] = ()
     queues: tuple[QueueSet, ...] = ()
     inadmissible: tuple[InadmissibleSet, ...] = ()
-    keys: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of recent submissions
+    keys: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # idempotency keys of recent submissions

@@ -1,9 +1,8 @@
-"""A scheduler made from what was recorded, as if nothing had happened.
+"""Restores a scheduler from what a store has recorded.
 
-Jobs, queues, drains, open intents and ids are there at once; what jobs hold is booked when the first
-snapshot of the world has told which nodes there are. Each difference between the two is repaired by one
-rule (the table in ARCHITECTURE.md); the rules are those of `Snapshot` in `state`, because a world that was
-out of sight for a while and a scheduler that was are the same case.
+Jobs, queues, drains, open intents and ids are restored at once. Allocations are booked with the first
+snapshot, when the nodes are known. `snapshots` repairs the differences between record and snapshot; an
+interrupted watch and a restarted scheduler are the same case.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def _spec(state: SchedulerState, row: JobRow) -> SchedulingSpec:
 
 
 def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
-    """Puts an active job back into every index that it was in."""
+    """Adds an active job to all indexes."""
     state.jobs_by_name.setdefault((job.owner, job.spec.name), {})[job.id] = None
     if job.workload:
         state.job_of_workload[job.workload] = job.id
@@ -152,9 +151,9 @@ def _allocations(state: SchedulerState, rows: tuple[AllocationRow, ...]) -> None
     for row in rows:
         by_job.setdefault(row.part.job, []).append(row)
     for number, parts in by_job.items():
-        told = [(row.part.part, row.part.data, row.part.start_s, row.part.end_s) for row in parts]
+        documents = [(row.part.part, row.part.data, row.part.start_s, row.part.end_s) for row in parts]
         freed = tuple(sorted({slot for row in parts for slot in row.freed}))
-        state.allocations_to_restore.append((number, told, freed))
+        state.allocations_to_restore.append((number, documents, freed))
         if number in state.jobs:
             state.jobs[number].has_allocation = True
 
@@ -186,7 +185,7 @@ def _intent(state: SchedulerState, row: IntentNew) -> Intent:
 
 
 def _is_resolved(state: SchedulerState, intent: Intent, key: str) -> bool:
-    """Whether what an intent wants of a member is known to have come about."""
+    """Whether the recorded phase of a member shows that the intent is done for it."""
     job = state.jobs.get(intent.job)
     member = job.members.get(key) if job is not None else None
     if member is None:

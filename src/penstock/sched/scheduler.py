@@ -245,13 +245,13 @@ class Scheduler:
         state = self.state
         if not state.cluster.is_synced or not job.spec.request.groups:
             return
-        parked = state.unsatisfiable_reason_of(job.spec.request)
-        if parked != job.unsatisfiable_reason:
-            job.unsatisfiable_reason = parked
+        reason = state.unsatisfiable_reason_of(job.spec.request)
+        if reason != job.unsatisfiable_reason:
+            job.unsatisfiable_reason = reason
             state.journal.touch(job)
             state.enqueue(job)
-            status = WorkloadStatus.UNSATISFIABLE if parked else WorkloadStatus.WAITING
-            state.publish_status(job, status, parked)
+            status = WorkloadStatus.UNSATISFIABLE if reason else WorkloadStatus.WAITING
+            state.publish_status(job, status, reason)
 
     def _step(self, replies: Sequence[Reply] = ()) -> Step:
         journal = self.state.journal
@@ -317,14 +317,14 @@ class Scheduler:
         """
         state = self.state
         memo: dict[int, WaitReason] = {}
-        told = 0
+        explained = 0
         for entry in state.pending.in_order():
             job = state.jobs[entry.job]
             if not job.workload:
                 continue
-            if told >= state.settings.forecast_depth and state.pending.shape(entry) not in memo:
+            if explained >= state.settings.forecast_depth and state.pending.shape(entry) not in memo:
                 continue
-            told += 1
+            explained += 1
             if entry.member:
                 late = member_wait_reason(state, entry, now, memo)
                 state.publish_status(job, WorkloadStatus.WAITING, late.message)

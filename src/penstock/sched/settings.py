@@ -1,7 +1,7 @@
-"""What an operator decides: queues, their policies, and the limits of patience.
+"""Settings of the scheduler: queues, their policies, bounds and timeouts.
 
-Every bound has a unit in its name. Nothing here changes while a scheduler runs; what people change at run
-time (a queue stopped, a node drained) is state, and recorded.
+Every bound has its unit in its name. Settings do not change while a scheduler runs. What users change at run
+time (a stopped queue, a drained node) is part of the recorded state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEPTHS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """How many jobs that cannot start get a reservation, before later ones may fill the holes."""
+    """How many waiting jobs of a queue get a reservation before later jobs are backfilled."""
 
     kind: BackfillKind = BackfillKind.EASY
     depth: int = 1
@@ -66,9 +66,9 @@ def parse_backfill(text: str) -> Backfill:
 class QueueSettings:
     name: str
     backfill: Backfill = Backfill()
-    duration_default_s: int | None = None  # None: without an end
-    duration_max_s: int | None = None  # None: any
-    constraint: Constraint | None = None  # which nodes it may use
+    duration_default_s: int | None = None  # None: no limit
+    duration_max_s: int | None = None  # None: unlimited
+    constraint: Constraint | None = None  # nodes that it may use
     constraint_text: str = ""
 
 
@@ -76,14 +76,14 @@ class QueueSettings:
 class Settings:
     queues: tuple[QueueSettings, ...] = (QueueSettings(DEFAULT_QUEUE),)  # the first one is the default
     match_policy: str = "lonode"
-    queue_depth: int | None = None  # jobs of a queue that a pass looks at; None: all
-    starts_max: int = 500  # of one pass: facts and questions wait meanwhile
-    forecast_depth: int = 100  # jobs that get an expected start
-    forecast_matches_max: int = 2000  # tries that one forecast may cost
-    lost_timeout_s: float = 30.0  # how long a member may be silent
-    gang_repair_timeout_s: float = 120.0  # how long a group that has begun may stay incomplete
-    grace_s: float = 5.0  # between asking a member to end and ending it
-    attempts_max: int = 10  # runs of one job that is queued again by itself
+    queue_depth: int | None = None  # entries of a queue that one cycle considers; None: all
+    starts_max: int = 500  # starts in one cycle; inputs wait until it ends
+    forecast_depth: int = 100  # jobs that get a forecast
+    forecast_matches_max: int = 2000  # matches that one forecast may cost
+    lost_timeout_s: float = 30.0  # how long a lost member may be unreachable before its node counts as failed
+    gang_repair_timeout_s: float = 120.0  # how long a started group may stay incomplete
+    grace_s: float = 5.0  # between the signal that ends a member and SIGKILL
+    attempts_max: int = 10  # attempts of a job that is requeued automatically
     pending_max: int = 1_000_000
 
     def queue(self, name: str) -> QueueSettings:

@@ -60,16 +60,16 @@ def _resources_by_node(state: SchedulerState, job: Job) -> dict[str, dict[str, s
         if not mark.booked or mark.vertex.type == "node" or node is None:
             continue
         if mark.vertex.divisible:
-            amounts = pools.setdefault(node.name, {})
-            amounts[mark.vertex.type] = amounts.get(mark.vertex.type, 0) + mark.units
+            counts = pools.setdefault(node.name, {})
+            counts[mark.vertex.type] = counts.get(mark.vertex.type, 0) + mark.units
         else:
             ids.setdefault(node.name, {}).setdefault(mark.vertex.type, []).append(mark.vertex.id)
-    held: dict[str, dict[str, str]] = {}
-    for node_name, kinds in ids.items():
-        held[node_name] = {kind: encode_idset(numbers) for kind, numbers in kinds.items()}
-    for node_name, amounts in pools.items():
-        held.setdefault(node_name, {}).update({kind: str(units) for kind, units in amounts.items()})
-    return held
+    by_node: dict[str, dict[str, str]] = {}
+    for node_name, resources in ids.items():
+        by_node[node_name] = {resource: encode_idset(numbers) for resource, numbers in resources.items()}
+    for node_name, counts in pools.items():
+        by_node.setdefault(node_name, {}).update({resource: str(count) for resource, count in counts.items()})
+    return by_node
 
 
 def _assignment(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> None:
@@ -87,10 +87,10 @@ def _assignment(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> Non
         return
     nodes = [slot.node.name if slot.node is not None else "" for slot in ordered]
     job.members = {}
-    for index, place in enumerate(tasks_on_slots(job.spec, nodes)):
-        member = Member(f"{job.id}/{job.attempt}/{index}", index, group=ordered[place].group)
+    for index, position in enumerate(tasks_on_slots(job.spec, nodes)):
+        member = Member(f"{job.id}/{job.attempt}/{index}", index, group=ordered[position].group)
         job.members[member.key] = member
-        _assign(state, job, member, ordered[place])
+        _assign(state, job, member, ordered[position])
 
 
 def _unplaced(job: Job) -> list[Member]:
@@ -116,8 +116,8 @@ def place_late_member(state: SchedulerState, job: Job, member: Member, found: Al
     state.pending.remove(job.id, member.key)
     _record_allocation(state, job, found)
     _assign(state, job, member, found.slots[-1])
-    for node, kinds in _resources_by_node(state, job).items():
-        job.resources_by_node.setdefault(node, {}).update(kinds)
+    for node, resources in _resources_by_node(state, job).items():
+        job.resources_by_node.setdefault(node, {}).update(resources)
     state.journal.touch(job)
     _place(state, job, [member])
     if job.incomplete_since is not None and not _unplaced(job):

@@ -1,7 +1,7 @@
-"""The nearest thing that would fit, for a request that can never run.
+"""Suggestions for a request that can never run: the nearest request that fits.
 
-One dimension at a time is made smaller, by halving, until the engine finds a place: fewer of the outermost
-resource, fewer slots, less in a slot. What is told is the first of them that helps.
+One count at a time is reduced by bisection until the engine can satisfy the request: the outermost resource
+first, then slots, then the content of a slot. The first count that helps is suggested.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ __all__ = ["nearest_fit"]
 
 
 def nearest_fit(engine: Engine, request: Request) -> str:
-    """One sentence, or "" if no single change makes it fit."""
+    """A clause such as "with 2 nodes instead of 4 it would fit"; "" if no single change helps."""
     if len(request.groups) != 1:
         return ""
     group = request.groups[0]
     for path in _paths(group.resources):
-        asked = _at(group.resources, path).count
-        most = _largest(engine, request, path, asked.min)
+        requested = _at(group.resources, path).count
+        most = _largest(engine, request, path, requested.min)
         if most:
-            kind = _at(group.resources, path).type
-            return f"with {most} {kind if most == 1 else f'{kind}s'} instead of {asked.min} it would fit"
+            resource = _at(group.resources, path).type
+            counted = resource if most == 1 else f"{resource}s"
+            return f"with {most} {counted} instead of {requested.min} it would fit"
     bare = replace(request, groups=(replace(group, constraint=None),))
     if group.constraint is not None and _fits(engine, bare):
         return "without its constraint it would fit"
@@ -38,9 +39,9 @@ Path = tuple[int, ...]
 
 def _paths(resources: tuple[Resource, ...], above: Path = ()) -> list[Path]:
     paths: list[Path] = []
-    for place, resource in enumerate(resources):
-        paths.append((*above, place))
-        paths.extend(_paths(resource.with_, (*above, place)))
+    for index, resource in enumerate(resources):
+        paths.append((*above, index))
+        paths.extend(_paths(resource.with_, (*above, index)))
     return paths
 
 
@@ -50,18 +51,18 @@ def _at(resources: tuple[Resource, ...], path: Path) -> Resource:
 
 
 def _with(resources: tuple[Resource, ...], path: Path, count: Count) -> tuple[Resource, ...]:
-    """The same resources, with another count at one place."""
+    """The resources with another count at one path."""
     found = resources[path[0]]
     is_here = len(path) == 1
-    told = (
+    changed = (
         replace(found, count=count) if is_here else replace(found, with_=_with(found.with_, path[1:], count))
     )
-    return (*resources[: path[0]], told, *resources[path[0] + 1 :])
+    return (*resources[: path[0]], changed, *resources[path[0] + 1 :])
 
 
-def _largest(engine: Engine, request: Request, path: Path, asked: int) -> int:
-    """The largest count below what was asked for that fits; 0 if none does."""
-    low, high = 0, asked
+def _largest(engine: Engine, request: Request, path: Path, requested: int) -> int:
+    """The largest count below the requested one that fits; 0 if none does."""
+    low, high = 0, requested
     while high - low > 1:
         middle = (low + high) // 2
         group = request.groups[0]
