@@ -41,7 +41,7 @@ NODES = [
     pod_node(5, state="down", up=False, why="not ready: KubeletStopped"),
 ]  # fmt: skip
 ASSEMBLING = job(
-    5000, "g1", "DEPEND", ntasks=3, ncores=0.5, reason="1 of 3 members are there", reason_kind="assembling"
+    5000, "g1", "DEPEND", ntasks=3, ncores=0.5, reason="1 of 3 members are ready", reason_kind="assembling"
 )
 NEVER = job(
     5001, "never", "SCHED", ntasks=1, ncores=70, reason="it can never run here: too large",
@@ -198,7 +198,7 @@ def test_the_status_of_nodes_tells_who_is_closed_and_why(at: Path) -> None:
 def test_jobs_tell_where_they_are_or_why_not(at: Path) -> None:
     done = piped(at, "jobs", "-no", "{name} {ntasks} {ncores} {contextual_info}")
     assert done.stdout.splitlines() == [
-        "g1 3 0.5 1 of 3 members are there",
+        "g1 3 0.5 1 of 3 members are ready",
         "never 1 70 it can never run here: too large",
         "gang 2 3.5 node-[0-1]",
     ]

@@ -158,7 +158,7 @@ def test_why_names_the_missing_resources_and_the_jobs_that_hold_them(
     assert f"{mixed['gang']}: asks for 4 nodes; 2 nodes with room" in shown
     assert f"; held by {mixed['runs']} (ends " in shown
     assert "2 found, 4 needed  <- too few" in shown
-    assert "`penstock release` lets it go" in instance.ok("job", "why", mixed["held"])
+    assert "`penstock release` releases it" in instance.ok("job", "why", mixed["held"])
     assert f"it depends on after-success={mixed['gang']}" in instance.ok("job", "why", mixed["after"])
     assert "not pending" in instance.ok("job", "why", mixed["runs"])
     assert "it is over: FAILED" in instance.ok("job", "why", mixed["bad"])

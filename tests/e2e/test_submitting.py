@@ -146,7 +146,7 @@ def test_the_more_urgent_job_starts_first(instance: Running) -> None:
 def test_a_held_job_waits_for_its_release(instance: Running) -> None:
     job = instance.submit("--urgency=hold", "true")
     assert "held" in instance.ok("jobs", job)
-    assert instance.job(job)["reason"] == "it is held; `penstock release` lets it go"
+    assert instance.job(job)["reason"] == "it is held; `penstock release` releases it"
     instance.ok("release", job)
     assert instance.end(job)[0]["result"] == "COMPLETED"
 

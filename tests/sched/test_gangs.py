@@ -43,7 +43,7 @@ def test_a_group_waits_until_its_last_member_is_there_and_then_starts_whole() ->
     driver.feed(WorkloadSet("w", "mpi", 3), member("w", 0), member("w", 1))
     driver.settle()
     assert only_job(driver).state is JobState.DEPEND
-    assert driver.scheduler.wait_reason(only_job(driver).id, driver.now).message == "2 of 3 members are there"
+    assert driver.scheduler.wait_reason(only_job(driver).id, driver.now).message == "2 of 3 members are ready"
     driver.feed(member("w", 2))
     driver.settle()
     job = only_job(driver)
@@ -149,7 +149,7 @@ def half_a_group(*, recreated: bool) -> tuple[Driver, Job, list[Retract]]:
 def test_a_group_that_cannot_be_made_whole_begins_anew_if_it_can_be_taken_away() -> None:
     driver, job, retracted = half_a_group(recreated=True)
     driver.run_until(121)
-    assert "1 of 2 members have no place: OutOfcpu" in str(job.exception["note"])
+    assert "1 of 2 members has no node: OutOfcpu" in str(job.exception["note"])
     assert [(one.mode, one.members) for one in retracted] == [(RetractMode.EVICT, ("w-0",))]
     again = only_job(driver)  # What was not taken away waits for the member that is made again.
     assert (again.id != job.id, list(again.members), again.is_assembled) == (True, ["w-1"], False)
@@ -162,7 +162,7 @@ def test_a_group_that_cannot_be_made_whole_begins_anew_if_it_can_be_taken_away()
 def test_a_group_that_cannot_be_made_whole_and_not_be_taken_away_is_told_as_broken() -> None:
     driver, job, retracted = half_a_group(recreated=False)
     driver.run_until(121)
-    assert "1 of 2 members have no place: OutOfcpu" in job.incomplete_reason
+    assert "1 of 2 members has no node: OutOfcpu" in job.incomplete_reason
     assert retracted == []
     assert driver.scheduler.wait_reason(job.id, driver.now).cause is WaitCause.INCOMPLETE
 
@@ -172,7 +172,9 @@ def test_a_group_that_never_becomes_complete_ends_with_the_reason() -> None:
     driver.feed(WorkloadSet("w", "stuck", 3, assembly_timeout_s=60.0), member("w", 0))
     driver.run_until(61)
     (log,) = driver.logs.values()
-    assert any("only 1 of 3 members came in time" in str(event.context) for event in log)
+    assert any(
+        "only 1 of 3 members became ready within the assembly timeout" in str(event.context) for event in log
+    )
     assert not driver.scheduler.state.jobs
 
 
@@ -320,7 +322,7 @@ def test_a_waiting_group_that_loses_a_member_waits_until_it_is_whole_again() -> 
     driver.feed(MemberGone("o-0"), WorkloadGone("o"))
     driver.settle()
     assert gang.state is JobState.SCHED
-    assert driver.scheduler.wait_reason(gang.id, driver.now).message == "1 of 2 members are there"
+    assert driver.scheduler.wait_reason(gang.id, driver.now).message == "1 of 2 members are ready"
     driver.feed(member("w", 2, cpu=500))
     driver.settle()
     assert gang.state is JobState.RUN

@@ -295,7 +295,7 @@ def wait_explanation(
 def _suggestion(reason: WaitReason) -> str:
     """What the user can do about the reason; empty if there is nothing to suggest."""
     if reason.cause is WaitCause.HELD:
-        return "`penstock release` lets it go"
+        return "`penstock release` releases it"
     if reason.cause is WaitCause.PRIORITY:
         return "a shorter time limit (-t) may let it fit before the job that it must not delay"
     if reason.cause is WaitCause.QUEUE_STOPPED:

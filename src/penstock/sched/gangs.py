@@ -156,7 +156,7 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
             job.is_assembled = False
             state.dequeue(job.id)
             state.journal.touch(job)
-        reason = f"{len(ready)} of {max(workload.size, 1)} members are there"
+        reason = f"{len(ready)} of {max(workload.size, 1)} members are ready"
         state.publish_status(job, WorkloadStatus.ASSEMBLING, reason)
         until = assembly_deadline(job, workload)
         if until is not None:
@@ -212,7 +212,7 @@ def workload_gone(state: SchedulerState, workload: str, now: float) -> None:
     state.journal.touch(job)
     state.jobs_to_advance[job.id] = None
     if job.state.is_pending:
-        raise_exception(state, job, now, ExceptionType.CANCEL, "its owner is gone")
+        raise_exception(state, job, now, ExceptionType.CANCEL, "its owner is deleted or finished")
 
 
 def member_gone(state: SchedulerState, key: str, now: float) -> None:
@@ -230,7 +230,7 @@ def member_gone(state: SchedulerState, key: str, now: float) -> None:
         state.job_of_member.pop(key, None)
         state.journal.touch(job)
         if not job.members:
-            raise_exception(state, job, now, ExceptionType.CANCEL, "its last member is gone")
+            raise_exception(state, job, now, ExceptionType.CANCEL, "its last member was deleted")
         elif job.state is JobState.SCHED:
             state.to_reassemble[job.id] = None
         return

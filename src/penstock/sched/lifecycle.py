@@ -238,7 +238,7 @@ def requeue_workload(state: SchedulerState, job: Job, now: float, failed: Member
     is_wanted = policy is Requeue.ALWAYS or (policy is Requeue.NODE_FAILURE and by_node)
     if not is_wanted or not all(member.is_recreated for member in job.members.values()):
         return False
-    note = f"a member has failed ({failed.cause_text or 'by itself'}): the group begins anew"
+    note = f"a member has failed ({failed.cause_text or 'by itself'}): the group starts again"
     evict_group(state, job, now, ExceptionType.REQUEUE, note)
     return True
 

@@ -74,7 +74,7 @@ def _placed_elsewhere(
     if job.state.is_pending:
         member_gone(state, member.key, now)
     else:
-        note = f"placed on {fact.node} by others"
+        note = f"placed on {fact.node} by another scheduler"
         member_ended(state, job, member, signal.SIGKILL, EndCause.OTHER, now, note)
     _handle_orphan(state, fact)
 
@@ -114,7 +114,7 @@ def _handle_absent_member(state: SchedulerState, job: Job, member: Member, now: 
 def member_vanished(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """Ends a member that was placed and is unknown to the backend; its real outcome is lost."""
     member_ended(state, job, member, 9, EndCause.UNKNOWN, now)
-    _fail_if_submitted(state, job, now, f"task {member.index} has member_vanished; its end is unknown")
+    _fail_if_submitted(state, job, now, f"task {member.index} has vanished; its end is unknown")
 
 
 def _ended(state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float) -> None:
@@ -273,8 +273,9 @@ def _handle_orphan(state: SchedulerState, fact: MemberStatus) -> None:
 def end_repair(state: SchedulerState, job: Job, now: float) -> None:
     """Ends the repair of a group: evicts members that have a controller."""
     waiting = [member for member in job.members.values() if member.phase is MemberPhase.WAITING]
-    why = "; ".join(sorted({member.message for member in waiting if member.message})) or "no place was found"
-    missing = f"{len(waiting)} of {len(job.members)} members have no place: {why}"
+    why = "; ".join(sorted({member.message for member in waiting if member.message})) or "no node was found"
+    has = "has" if len(waiting) == 1 else "have"
+    missing = f"{len(waiting)} of {len(job.members)} members {has} no node: {why}"
     if not job.workload:
         raise_exception(state, job, now, ExceptionType.EXEC, missing)
         return

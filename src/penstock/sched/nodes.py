@@ -47,7 +47,7 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
         job = state.jobs[state.job_of_member[key]]
         member = job.members[key]
         if job.workload and member.phase is MemberPhase.PLACING:
-            member.message = f"{node} is gone"
+            member.message = f"{node} was removed"
             return_to_queue(state, job, member, now)
             state.jobs_to_advance[job.id] = None
             continue
@@ -58,7 +58,7 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
             record_release(state, state.jobs[number], now)
     state.ranks.pop(node, None)
     state.journal.add(NodeForgotten(node))
-    state.slip_causes.append(f"{node} is gone")
+    state.slip_causes.append(f"{node} was removed")
     state.nodes_changed()
     _changed(state, node)
 
@@ -78,7 +78,7 @@ def _changed(state: SchedulerState, node: str) -> None:
 def external_usage_set(state: SchedulerState, fact: ExternalUsageSet) -> None:
     if state.cluster.external_usage(fact.key) != fact:
         state.cluster.set_external_usage(fact)
-        state.slip_causes.append(f"others use more of {fact.node}")
+        state.slip_causes.append(f"external usage of {fact.node} has changed")
         if fact.standing:
             state.nodes_changed()
         _changed(state, fact.node)

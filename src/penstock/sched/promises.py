@@ -72,4 +72,4 @@ def _slip_cause(state: SchedulerState, now: float) -> str:
         job = state.jobs.get(number)
         if job is not None and job.end_at is not None and job.end_at <= now:
             return f"{encode_jobid(number)} runs past its limit; its end is unknown"
-    return state.slip_causes[-1] if state.slip_causes else "jobs before it take longer than was planned"
+    return state.slip_causes[-1] if state.slip_causes else "jobs before it take longer than planned"

@@ -100,7 +100,7 @@ def _own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
     """The reason that follows from the job, its workload or its queue; None if only resources decide."""
     if job.state is JobState.RUN and (job.incomplete_reason or job.incomplete_since is not None):
         missing = sum(1 for member in job.members.values() if member.phase is MemberPhase.WAITING)
-        message = job.incomplete_reason or f"{missing} of its members have no place yet"
+        message = job.incomplete_reason or f"{missing} of its members wait for a node"
         return WaitReason(WaitCause.INCOMPLETE, message)
     if not job.state.is_pending:
         return WaitReason(WaitCause.NONE)
@@ -108,13 +108,13 @@ def _own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
         workload = state.workloads.get(job.workload)
         ready = sum(1 for member in job.members.values() if member.is_ready)
         needed = workload.size if workload else "?"
-        return WaitReason(WaitCause.ASSEMBLING, f"{ready} of {needed} members are there")
+        return WaitReason(WaitCause.ASSEMBLING, f"{ready} of {needed} members are ready")
     if job.open_dependencies:
         return WaitReason(WaitCause.DEPENDENCY, f"it depends on {', '.join(sorted(job.open_dependencies))}")
     if job.waits_for_begin_time:
-        return WaitReason(WaitCause.BEGIN_TIME, "it asked to begin later")
+        return WaitReason(WaitCause.BEGIN_TIME, "its begin time has not come yet")
     if job.urgency == URGENCY_HOLD:
-        return WaitReason(WaitCause.HELD, "it is held; `penstock release` lets it go")
+        return WaitReason(WaitCause.HELD, "it is held; `penstock release` releases it")
     queue = state.queue_state(job.queue)
     if not queue.started:
         reason = f": {queue.reason_stopped}" if queue.reason_stopped else ""
@@ -168,7 +168,7 @@ def _behind(state: SchedulerState, entry: QueueEntry | None) -> WaitReason:
         if (other := state.pending.entry(number)) is not None and entry is not None and other < entry
     ]
     if not before:
-        return WaitReason(WaitCause.UNPLANNED, "the next pass will look at it")
+        return WaitReason(WaitCause.UNPLANNED, "the next scheduling cycle will consider it")
     start, number = min(before)
     name = encode_jobid(number)
     return WaitReason(

@@ -148,8 +148,8 @@ class Scheduler:
             gangs.assembly_deadline(job, workload) if workload is not None and not job.is_assembled else None
         )
         if workload is not None and until is not None and until <= now:
-            there = sum(1 for member in job.members.values() if member.is_ready)
-            note = f"only {there} of {workload.size} members came in time"
+            ready = sum(1 for member in job.members.values() if member.is_ready)
+            note = f"only {ready} of {workload.size} members became ready within the assembly timeout"
             raise_exception(state, job, now, ExceptionType.ASSEMBLY, note)
         for member in list(job.members.values()):
             if member.phase is MemberPhase.LOST and (member.lost_at or 0) + settings.lost_timeout_s <= now:
