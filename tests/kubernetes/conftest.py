@@ -1,4 +1,4 @@
-"""One cluster at a time for all modules here, and a namespace per test."""
+"""One cluster at a time, shared by all test modules in this directory, and a namespace per test."""
 
 from __future__ import annotations
 
@@ -8,69 +8,69 @@ from pathlib import Path
 import pytest
 
 from penstock.devcluster.settings import DevSettings, NodeShape
-from tests.kubernetes.faults import Points, revive
-from tests.kubernetes.namespaces import Lab, Room
+from tests.kubernetes.faults import Failpoints, restart
+from tests.kubernetes.namespaces import Namespace, SharedCluster
 from tests.kubernetes.site import Replica, Site, simulated_site
 
-_LAB = Lab()
+_SHARED = SharedCluster()
 FOUR_CORES = NodeShape(cpu="4", memory="16Gi")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In a parallel run one worker has the clusters of the gangs, another those of the faults."""
+    """In a parallel run one worker runs the shared cluster, another the clusters of the fault tests."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
-            anti_affinity = any(word in item.path.name for word in ("faults", "readme"))
-            item.add_marker(pytest.mark.xdist_group("faults" if anti_affinity else "gangs"))
+            has_own_cluster = any(word in item.path.name for word in ("faults", "readme"))
+            item.add_marker(pytest.mark.xdist_group("faults" if has_own_cluster else "gangs"))
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
-    yield _LAB
-    _LAB.close()
+def shared_cluster() -> Iterator[SharedCluster]:
+    yield _SHARED
+    _SHARED.close()
 
 
 def pytest_runtest_setup(item: pytest.Function) -> None:
-    """Tests that start clusters of their own find none of ours beside them."""
-    if "lab" not in item.fixturenames and not hasattr(item.module, "Lab"):
-        _LAB.close()
+    """Stops the shared cluster before a test that starts its own."""
+    if "shared_cluster" not in item.fixturenames and not hasattr(item.module, "SharedCluster"):
+        _SHARED.close()
 
 
 @pytest.fixture
-def room(lab: Lab) -> Iterator[Room]:
-    """Four nodes with four cores each, in two zones in turn, and a Penstock as it is without options."""
-    lab.site()
-    lab.have_nodes(4, FOUR_CORES)
-    with lab.room(lab.penstock()) as made:
-        yield made
+def namespace(shared_cluster: SharedCluster) -> Iterator[Namespace]:
+    """A namespace in a cluster of four nodes with four cores each in two zones, and a default Penstock."""
+    shared_cluster.site()
+    shared_cluster.ensure_nodes(4, FOUR_CORES)
+    with shared_cluster.namespace(shared_cluster.penstock()) as created:
+        yield created
 
 
-# For tests of faults: a cluster per module, and a Penstock in it that can be made to die.
+# For fault tests: one cluster per module, with a Penstock that can be killed at failpoints.
 
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with simulated_site(DevSettings(nodes=3, cpu=4), audit_every="500ms") as made:
-        yield made
+    with simulated_site(DevSettings(nodes=3, cpu=4), audit_every="500ms") as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
-def points(site: Site) -> Points:
-    made = Points(site.directory / "points")
-    made.directory.mkdir()
-    return made
+def failpoints(site: Site) -> Failpoints:
+    failpoints = Failpoints(site.directory / "failpoints")
+    failpoints.directory.mkdir()
+    return failpoints
 
 
 @pytest.fixture(scope="module")
-def started(site: Site, points: Points) -> Replica:
-    return site.replica("penstock", **points.environ).start()
+def started(site: Site, failpoints: Failpoints) -> Replica:
+    return site.replica("penstock", **failpoints.environ).start()
 
 
 @pytest.fixture
-def replica(started: Replica, points: Points) -> Replica:
-    """Penstock as each test finds it: alive, in office, with no point armed."""
-    for left in points.directory.iterdir():
-        left.unlink()
+def replica(started: Replica, failpoints: Failpoints) -> Replica:
+    """A Penstock that is alive and leader, with no failpoint armed."""
+    for armed in failpoints.directory.iterdir():
+        armed.unlink()
     if not started.is_alive():
-        revive(started)
+        restart(started)
     return started.wait_ready()

@@ -1,7 +1,7 @@
-"""What tests of faults are made of: gangs and strangers as documents, deaths, and the verdict afterwards.
+"""Helpers of the fault tests: gangs and foreign pods as objects, failpoints, and the checks after a fault.
 
-A gang here fills the cluster: each of its pods asks for more than half a node. So whatever a fault leaks or
-books twice keeps the next gang from starting, and nobody has to look for it.
+A gang here fills the cluster: each of its pods requests more than half a node. Resources that a fault leaks
+or books twice therefore keep the next gang from starting, which `check_next_gang` detects.
 """
 
 from __future__ import annotations
@@ -22,31 +22,30 @@ from penstock.errors import Unavailable
 from tests.kubernetes.site import Replica, Site, wait_for
 
 __all__ = [
-    "ENDLESS",
+    "UNLIMITED",
     "Binding",
-    "Points",
-    "a_namespace",
+    "Failpoints",
     "api_of",
     "bare_gang",
     "bindings",
-    "bound_once",
-    "broken",
+    "check_bound_once",
     "check_next_gang",
+    "clean_namespace",
     "create",
+    "delete_lease",
     "foreign_pod",
-    "free_lease",
+    "incomplete_reasons",
     "job_gang",
-    "missing",
-    "one_cluster",
+    "new_namespace",
     "phases",
-    "set_gang",
+    "replica_set_gang",
+    "wait_all_bound",
     "wait_phases",
-    "wait_placed",
 ]
 
-Doc = dict[str, Any]
+Document = dict[str, Any]
 
-ENDLESS = "inf"
+UNLIMITED = "inf"
 _LEASE = "/apis/coordination.k8s.io/v1/namespaces/penstock-system/leases/penstock"
 _CREDENTIAL = "authentication.kubernetes.io/credential-id"
 
@@ -56,10 +55,10 @@ def api_of(site: Site) -> SyncClient:
     return site.cluster.api
 
 
-# Documents
+# Objects
 
 
-def _spec(cpu: str, scheduler: str) -> Doc:
+def _spec(cpu: str, scheduler: str) -> Document:
     container = {"name": "main", "image": "busybox", "resources": {"requests": {"cpu": cpu}}}
     return {
         "schedulerName": scheduler,
@@ -69,13 +68,13 @@ def _spec(cpu: str, scheduler: str) -> Doc:
     }
 
 
-def bare_gang(name: str, size: int = 3, *, cpu: str = "3", run: str = "1s", **said: str) -> list[Doc]:
-    """Pods without an owner that are one group; `said` are more annotations of ours."""
+def bare_gang(name: str, size: int = 3, *, cpu: str = "3", run: str = "1s", **more: str) -> list[Document]:
+    """Pods without a controller that form one group; `more` are further penstock.dev annotations."""
     annotations = {
         "penstock.dev/group": name,
         "penstock.dev/group-size": str(size),
         "penstock.dev/sim-run": run,
-        **{f"penstock.dev/{key.replace('_', '-')}": value for key, value in said.items()},
+        **{f"penstock.dev/{key.replace('_', '-')}": value for key, value in more.items()},
     }
     return [
         {
@@ -88,10 +87,10 @@ def bare_gang(name: str, size: int = 3, *, cpu: str = "3", run: str = "1s", **sa
     ]
 
 
-def job_gang(name: str, size: int = 3, *, cpu: str = "3", run: str = "1s", **said: str) -> Doc:
+def job_gang(name: str, size: int = 3, *, cpu: str = "3", run: str = "1s", **more: str) -> Document:
     annotations = {
         "penstock.dev/sim-run": run,
-        **{f"penstock.dev/{key.replace('_', '-')}": value for key, value in said.items()},
+        **{f"penstock.dev/{key.replace('_', '-')}": value for key, value in more.items()},
     }
     return {
         "apiVersion": "batch/v1",
@@ -107,9 +106,9 @@ def job_gang(name: str, size: int = 3, *, cpu: str = "3", run: str = "1s", **sai
     }
 
 
-def set_gang(name: str, size: int = 3, *, cpu: str = "3", **said: str) -> Doc:
-    """A ReplicaSet: its pods run for ever, and whoever is missing is made again at once."""
-    annotations = {f"penstock.dev/{key.replace('_', '-')}": value for key, value in said.items()}
+def replica_set_gang(name: str, size: int = 3, *, cpu: str = "3", **more: str) -> Document:
+    """A ReplicaSet: its pods run without end, and it replaces a missing pod at once."""
+    annotations = {f"penstock.dev/{key.replace('_', '-')}": value for key, value in more.items()}
     labels = {"gang": name}
     spec = {**_spec(cpu, "penstock"), "restartPolicy": "Always"}
     return {
@@ -124,8 +123,8 @@ def set_gang(name: str, size: int = 3, *, cpu: str = "3", **said: str) -> Doc:
     }
 
 
-def foreign_pod(name: str, *, cpu: str = "3", node: str = "", run: str = ENDLESS) -> Doc:
-    """Of nobody we know: on its node from the start, or for the default scheduler."""
+def foreign_pod(name: str, *, cpu: str = "3", node: str = "", run: str = UNLIMITED) -> Document:
+    """A pod of another scheduler: created with a nodeName, or left to the default scheduler."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -134,7 +133,7 @@ def foreign_pod(name: str, *, cpu: str = "3", node: str = "", run: str = ENDLESS
     }
 
 
-def create(site: Site, namespace: str, *documents: Doc) -> None:
+def create(site: Site, namespace: str, *documents: Document) -> None:
     for document in documents:
         version = document["apiVersion"]
         group = f"apis/{version}" if "/" in version else f"api/{version}"
@@ -142,78 +141,78 @@ def create(site: Site, namespace: str, *documents: Doc) -> None:
         api_of(site).post(f"/{group}/namespaces/{namespace}/{plural}", document)
 
 
-# How pods are
+# The state of pods
 
 
-def pods(site: Site, namespace: str, prefix: str = "") -> list[Doc]:
+def pods(site: Site, namespace: str, prefix: str = "") -> list[Document]:
     found = api_of(site).get(f"/api/v1/namespaces/{namespace}/pods")["items"]
     return [pod for pod in found if pod["metadata"]["name"].startswith(prefix)]
 
 
 def phases(site: Site, namespace: str, prefix: str = "") -> Counter[str]:
-    """How many pods are in which phase; one that is bound and not started yet is `Bound`."""
+    """The number of pods by phase; a pending pod with a node counts as `Bound`."""
 
-    def phase(pod: Doc) -> str:
-        told = str(pod["status"]["phase"])
-        return "Bound" if told == "Pending" and pod["spec"].get("nodeName") else told
+    def phase(pod: Document) -> str:
+        reported = str(pod["status"]["phase"])
+        return "Bound" if reported == "Pending" and pod["spec"].get("nodeName") else reported
 
     return Counter(phase(pod) for pod in pods(site, namespace, prefix))
 
 
 def wait_phases(site: Site, namespace: str, prefix: str = "", limit_s: float = 60.0, **wanted: int) -> None:
-    """Until as many pods as wanted are in each phase, whatever others there are."""
+    """Waits until each named phase has the wanted number of pods; other phases are ignored."""
 
-    def holds() -> bool:
+    def is_reached() -> bool:
         with contextlib.suppress(StatusError, Unavailable):
             found = phases(site, namespace, prefix)
             return all(found[phase] == count for phase, count in wanted.items())
         return False
 
     try:
-        wait_for(holds, f"{prefix or 'pods'} to be {wanted}", limit_s)
+        wait_for(is_reached, f"{prefix or 'pods'} to be {wanted}", limit_s)
     except AssertionError as error:
         logs = "\n".join(replica.log_tail(25) for replica in site.replicas)
         raise AssertionError(f"{error}; they are {phases(site, namespace, prefix)}; {logs}") from None
 
 
-def wait_placed(site: Site, namespace: str, prefix: str = "", limit_s: float = 60.0) -> dict[str, str]:
-    """Until all are on nodes; pod -> node."""
+def wait_all_bound(site: Site, namespace: str, prefix: str = "", limit_s: float = 60.0) -> dict[str, str]:
+    """Waits until all pods are bound. Returns the node by pod name."""
 
-    def holds() -> dict[str, str]:
+    def nodes_by_pod() -> dict[str, str]:
         found = {
             pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in pods(site, namespace, prefix)
         }
         return found if found and all(found.values()) else {}
 
-    placed: dict[str, str] = wait_for(holds, f"{prefix or 'pods'} to be on nodes", limit_s)
-    return placed
+    bound: dict[str, str] = wait_for(nodes_by_pod, f"{prefix or 'pods'} to be bound", limit_s)
+    return bound
 
 
-def broken(replica: Replica) -> list[str]:
+def incomplete_reasons(replica: Replica) -> list[str]:
     return [job["incomplete_reason"] for job in replica.jobs() if job["incomplete_reason"]]
 
 
-# What the API server was asked
+# Requests in the audit log of the API server
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
     pod: str  # NAMESPACE/NAME
     code: int
-    credential: str  # who has sent it
-    at: str  # as the server writes times
+    credential: str  # the credential id of the client
+    at: str  # timestamp of the audit log
 
 
-def audited(site: Site, since: int = 0) -> Iterator[Doc]:
+def audited(site: Site, since: int = 0) -> Iterator[Document]:
     assert site.cluster is not None
     with site.cluster.audit_log.open("rb") as log:
         log.seek(since)
         for line in log:
-            with contextlib.suppress(ValueError):  # A server that was killed leaves half a line.
+            with contextlib.suppress(ValueError):  # A killed API server can leave an incomplete line.
                 yield json.loads(line)
 
 
-def credential_of(request: Doc) -> str:
+def credential_of(request: Document) -> str:
     return str(request["user"].get("extra", {}).get(_CREDENTIAL, [""])[0])
 
 
@@ -228,7 +227,7 @@ def bindings(site: Site, namespace: str) -> list[Binding]:
     return found
 
 
-def bound_once(site: Site, namespace: str) -> None:
+def check_bound_once(site: Site, namespace: str) -> None:
     """Every pod of the namespace was bound, and none was bound twice.
 
     The API server may complete a binding whose client was killed, and still log it as timed out (504): such a
@@ -242,12 +241,12 @@ def bound_once(site: Site, namespace: str) -> None:
     assert existing <= done.keys() | interrupted, requests
 
 
-# Deaths
+# Crashes and restarts
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
-    """Failpoints that are armed one at a time, for a Penstock that runs already."""
+class Failpoints:
+    """Failpoints that can be armed in a running Penstock: a file per armed failpoint."""
 
     directory: Path
 
@@ -259,48 +258,43 @@ class Points:
         (self.directory / point).touch()
 
 
-def free_lease(site: Site) -> None:
-    """Spares the next Penstock the wait for the lease of one that is known to be dead."""
+def delete_lease(site: Site) -> None:
+    """Deletes the lease of a Penstock that is known to be dead, so that the next one need not wait for it."""
     with contextlib.suppress(StatusError):
         api_of(site).delete(_LEASE)
 
 
-def revive(replica: Replica, **environ: str) -> Replica:
+def restart(replica: Replica, **environ: str) -> Replica:
     assert not replica.is_alive()
-    free_lease(replica.site)
+    delete_lease(replica.site)
     return replica.start(**environ)
 
 
-# The verdict
+# Checks after a fault
 
 
 def check_next_gang(site: Site, namespace: str) -> None:
-    """A gang that needs everything can start: nothing has leaked."""
+    """Checks that a gang that needs the whole cluster can start, so no resources have leaked."""
     name = f"next{time.monotonic_ns()}"
     create(site, namespace, *bare_gang(name, run="100ms"))
     wait_phases(site, namespace, name, Succeeded=3)
 
 
-def missing(site: Site, namespace: str) -> list[str]:
-    """Pods that wait although nothing is in their way: to be asked when things have settled."""
-    return [pod["metadata"]["name"] for pod in pods(site, namespace) if not pod["spec"].get("nodeName")]
-
-
 @contextmanager
-def one_cluster(site: Site, replica: Replica) -> Iterator[str]:
-    """A namespace for one test; afterwards everything in it is gone, and Penstock knows."""
-    with a_namespace(site) as namespace:
+def clean_namespace(site: Site, replica: Replica) -> Iterator[str]:
+    """A namespace for one test. At the end its pods are deleted and Penstock has no active jobs."""
+    with new_namespace(site) as namespace:
         yield namespace
     wait_for(lambda: not pods(site, namespace), f"{namespace} to be empty", 60.0)
     wait_for(lambda: not replica.jobs(), "no jobs to be left", 60.0)
 
 
 @contextmanager
-def a_namespace(site: Site) -> Iterator[str]:
+def new_namespace(site: Site) -> Iterator[str]:
     api, name = api_of(site), f"t-{uuid.uuid4().hex[:8]}"
     api.post("/api/v1/namespaces", {"metadata": {"name": name}})
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-    wait_for(lambda: _is_there(api, account), "the default ServiceAccount", 120.0)
+    wait_for(lambda: _exists(api, account), "the default ServiceAccount", 120.0)
     try:
         yield name
     finally:
@@ -311,7 +305,7 @@ def a_namespace(site: Site) -> Iterator[str]:
         api.delete(f"/api/v1/namespaces/{name}")
 
 
-def _is_there(api: SyncClient, path: str) -> bool:
+def _exists(api: SyncClient, path: str) -> bool:
     with contextlib.suppress(StatusError):
         return bool(api.get(path))
     return False

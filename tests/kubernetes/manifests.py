@@ -1,4 +1,4 @@
-"""Objects of Kubernetes for tests: small, ours by default, and made to run for ever if not told otherwise."""
+"""Kubernetes objects for tests: small, scheduled by Penstock and running without end by default."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 __all__ = ["bare_pod", "deployment", "job", "native_group", "pod_group", "stateful_set", "template"]
 
 Document = dict[str, Any]
-FOR_EVER = "inf"
+UNLIMITED = "inf"
 
 
 def template(
@@ -16,13 +16,13 @@ def template(
     *,
     annotations: dict[str, str] | None = None,
     labels: dict[str, str] | None = None,
-    run: str = FOR_EVER,
+    run: str = UNLIMITED,
     scheduler: str = "penstock",
     container: Document | None = None,
     **spec: Any,
 ) -> Document:
-    """The pods of `app`; `run` is how long a simulated one takes. What else is given goes into the spec."""
-    workload = {
+    """The pod template of `app`. `run` is the simulated run time; other arguments are fields of the spec."""
+    main = {
         "name": "work",
         "image": "busybox:latest",
         "imagePullPolicy": "IfNotPresent",
@@ -35,18 +35,18 @@ def template(
             "labels": {"app": app, **(labels or {})},
             "annotations": {"penstock.dev/sim-run": run, **(annotations or {})},
         },
-        "spec": {"schedulerName": scheduler, "containers": [workload], **spec},
+        "spec": {"schedulerName": scheduler, "containers": [main], **spec},
     }
 
 
 def bare_pod(name: str, cpu: str = "1", *, app: str = "", **more: Any) -> Document:
-    made = template(app or name, cpu, restartPolicy="Never", **more)
-    made["metadata"]["name"] = name
-    return {"apiVersion": "v1", "kind": "Pod", **made}
+    pod = template(app or name, cpu, restartPolicy="Never", **more)
+    pod["metadata"]["name"] = name
+    return {"apiVersion": "v1", "kind": "Pod", **pod}
 
 
 def job(name: str, count: int, cpu: str = "1", *, spec: Document | None = None, **more: Any) -> Document:
-    """A gang: as many pods at a time as there are."""
+    """A gang: a Job whose parallelism equals its completions."""
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -91,7 +91,7 @@ def stateful_set(name: str, count: int, cpu: str = "1", *, policy: str = "Parall
 
 
 def pod_group(name: str, members: int) -> Document:
-    """As coscheduling has it."""
+    """The PodGroup of the coscheduling plugin."""
     return {
         "apiVersion": "scheduling.x-k8s.io/v1alpha1",
         "kind": "PodGroup",
@@ -101,7 +101,7 @@ def pod_group(name: str, members: int) -> Document:
 
 
 def native_group(name: str, members: int) -> Document:
-    """As Kubernetes has it itself."""
+    """The PodGroup of Kubernetes itself."""
     return {
         "apiVersion": "scheduling.k8s.io/v1alpha2",
         "kind": "PodGroup",

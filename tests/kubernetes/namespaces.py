@@ -1,9 +1,9 @@
-"""One cluster at a time, a Penstock in it, and a namespace per test: `Lab`, and the `Room` that tests get.
+"""A cluster that tests share (`SharedCluster`) and a namespace per test (`Namespace`).
 
-A `Lab` keeps a simulated cluster and a Penstock from test to test, and starts others only when a test asks
-for other ones; nodes are made and removed as tests want them. A `Room` is a namespace in which a test puts
-its objects and looks at what becomes of them; when it is left, its pods are gone and their jobs are over.
-Looking goes through the API and not through kubectl, which costs a process each time.
+A `SharedCluster` keeps a simulated cluster and a Penstock running from test to test and replaces them only
+for a test that needs other settings; it creates and deletes nodes as tests require. In a `Namespace` a test
+creates objects and inspects them; at the end its pods are deleted and their jobs are inactive. Inspection
+uses the API directly, because kubectl costs a process each time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from penstock.devcluster.settings import DevSettings, NodeShape
 from penstock.errors import PenstockError
 from tests.kubernetes.site import Replica, Site, external_kubeconfig, simulated_site, wait_for
 
-__all__ = ["Lab", "Room", "job_id", "workers"]
+__all__ = ["Namespace", "SharedCluster", "job_id", "workers"]
 
 Document = dict[str, Any]
 
-_PATHS = {  # by kind: where its objects are
+_PATHS = {  # API path by kind
     "Pod": "/api/v1/namespaces/{}/pods",
     "Service": "/api/v1/namespaces/{}/services",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
@@ -43,21 +43,21 @@ _AT_ONCE = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
 
 
 def job_id(pod: Document) -> str:
-    """The job of ours that a pod was bound for; empty if it was not."""
+    """The Penstock job for which a pod was bound, empty for other pods."""
     return str((pod["metadata"].get("annotations") or {}).get("penstock.dev/job", ""))
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What is running, and what it was asked for."""
+class _RunningCluster:
+    """A running cluster and whether it has native gang scheduling."""
 
-    wanted: object
+    native_gang: bool
     stack: ExitStack
 
 
-class Lab:
+class SharedCluster:
     def __init__(self) -> None:
-        self._cluster: _Kept | None = None
+        self._cluster: _RunningCluster | None = None
         self._nodes: object = None
         self._replica: tuple[object, Replica] | None = None
         self._site: Site | None = None
@@ -68,22 +68,22 @@ class Lab:
         self._cluster = self._nodes = self._replica = self._site = None
 
     def site(self, *, native_gang: bool = False) -> Site:
-        """The cluster that runs, or another one in its place. It has no nodes of its own."""
+        """The running cluster, replaced if `native_gang` differs. A new one has no nodes."""
         if external_kubeconfig() is not None:
-            pytest.skip("SKIPPED because it needs simulated nodes: another cluster is named for the tests")
-        if self._cluster is None or self._cluster.wanted != native_gang:
+            pytest.skip("SKIPPED because it needs simulated nodes and KUBECONFIG names another cluster")
+        if self._cluster is None or self._cluster.native_gang != native_gang:
             self.close()
             stack = ExitStack()
             self._site = stack.enter_context(
                 simulated_site(DevSettings(nodes=0, zones=2, native_gang=native_gang))
             )
-            self._cluster = _Kept(native_gang, stack)
+            self._cluster = _RunningCluster(native_gang, stack)
         assert self._site is not None
         return self._site
 
-    def have_nodes(self, count: int, shape: NodeShape, *, control_plane: bool = False) -> list[str]:
-        """Workers, and perhaps one more node that is as a control plane's: tainted, for its own pods."""
-        site = self.site_there()
+    def ensure_nodes(self, count: int, shape: NodeShape, *, control_plane: bool = False) -> list[str]:
+        """Creates `count` worker nodes, and with `control_plane` one more node with the usual taint."""
+        site = self.current_site()
         assert site.cluster is not None
         wanted = (count, shape, control_plane)
         if self._nodes != wanted:
@@ -97,39 +97,39 @@ class Lab:
             self._nodes = wanted
         return workers(site)
 
-    def penstock(self, *arguments: str, assemble: str = "1h") -> Replica:
-        """The Penstock that runs, or one that was started in another way in its place."""
-        site = self.site_there()
-        wanted = (arguments, assemble)
+    def penstock(self, *arguments: str, assembly_timeout: str = "1h") -> Replica:
+        """The running Penstock, replaced if its arguments differ."""
+        site = self.current_site()
+        wanted = (arguments, assembly_timeout)
         if self._replica is not None and self._replica[0] != wanted:
             self._replica[1].stop()
             self._replica = None
         if self._replica is None:
-            site.assemble = assemble
+            site.assembly_timeout = assembly_timeout
             replica = site.replica(f"penstock-{uuid.uuid4().hex[:6]}", *arguments)
             self._replica = (wanted, replica.start().wait_ready())
         return self._replica[1]
 
-    def site_there(self) -> Site:
-        assert self._site is not None, "ask for a site first"
+    def current_site(self) -> Site:
+        assert self._site is not None, "call site() first"
         return self._site
 
     @contextmanager
-    def room(self, penstock: Replica) -> Iterator[Room]:
-        """A namespace of its own; afterwards nothing of it is left to whoever comes next."""
-        site = self.site_there()
+    def namespace(self, penstock: Replica) -> Iterator[Namespace]:
+        """A new namespace. At the end all its objects are deleted, before the next test starts."""
+        site = self.current_site()
         assert site.cluster is not None
         api = site.cluster.api
         name = f"t-{uuid.uuid4().hex[:8]}"
         api.post("/api/v1/namespaces", {"metadata": {"name": name}})
         account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
         wait_for(lambda: _found(site, account), "the default ServiceAccount", 120.0, every_s=0.02)
-        room = Room(site, penstock, name)
+        namespace = Namespace(site, penstock, name)
         try:
-            yield room
+            yield namespace
             assert site.overcommitted() == {}
         finally:
-            room.clear()
+            namespace.clear()
             api.delete(f"/api/v1/namespaces/{name}")
 
 
@@ -147,15 +147,15 @@ def _found(site: Site, path: str) -> Document | None:
 
 
 @dataclass
-class Room:
+class Namespace:
     site: Site
     penstock: Replica
-    namespace: str
+    name: str
     _cluster_wide: list[str] = field(default_factory=list)
 
-    # Putting and changing
+    # Creating and changing objects
 
-    def put(self, *documents: Document) -> None:
+    def create(self, *documents: Document) -> None:
         for document in documents:
             path = self._path(document["kind"], document["apiVersion"])
             self._api.post(path, document)
@@ -166,54 +166,54 @@ class Room:
         self._api.delete(f"{self._path(kind)}/{name}", _AT_ONCE)
 
     def patch(self, kind: str, name: str, body: Document, subresource: str = "") -> None:
-        """A merge patch."""
+        """Applies a merge patch."""
         path = f"{self._path(kind)}/{name}" + (f"/{subresource}" if subresource else "")
         self._api.request("PATCH", path, body, "application/merge-patch+json")
 
-    def patch_list(self, kind: str, name: str, operations: Sequence[Document]) -> None:
+    def json_patch(self, kind: str, name: str, operations: Sequence[Document]) -> None:
         path = f"{self._path(kind)}/{name}"
         self._api.request("PATCH", path, list(operations), "application/json-patch+json")
 
     def clear(self) -> None:
-        """Until nobody is there any more, here and in Penstock."""
+        """Deletes all objects, and waits until the pods are gone and Penstock has no active job for them."""
         for kind in (*_CONTROLLERS, "Pod"):
             self._api.delete(self._path(kind), _AT_ONCE)
-        wait_for(self._is_empty, f"the pods of {self.namespace} to go")
+        wait_for(self._is_empty, f"the pods of {self.name} to be deleted")
         for path in self._cluster_wide:
             self._api.delete(path)
-        wait_for(lambda: not self.jobs(), f"the jobs of {self.namespace} to end")
+        wait_for(lambda: not self.jobs(), f"the jobs of {self.name} to end")
 
     def _is_empty(self) -> bool:
         left = self._api.get(self._path("Pod"))["items"]
         for pod in left:
-            # Controllers make pods until they have heard of their end.
+            # A controller creates pods until it has noticed its own deletion.
             with contextlib.suppress(StatusError):
                 self.delete("Pod", pod["metadata"]["name"])
         return not left
 
     def _path(self, kind: str, version: str = "") -> str:
         found = _POD_GROUPS.format(version) if kind == "PodGroup" else _PATHS[kind]
-        return found.format(self.namespace)
+        return found.format(self.name)
 
     @property
     def _api(self) -> Any:
         assert self.site.cluster is not None
         return self.site.cluster.api
 
-    # Looking
+    # Inspecting objects
 
     def get(self, kind: str, name: str) -> Document:
         found: Document = self._api.get(f"{self._path(kind)}/{name}")
         return found
 
     def pods(self, app: str = "") -> list[Document]:
-        """In the order of their names; `app` is the label of that name."""
+        """The pods sorted by name; `app` selects by the label `app`."""
         selector = f"?labelSelector={quote(f'app={app}')}" if app else ""
         found = self._api.get(self._path("Pod") + selector)["items"]
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
     def bound(self, app: str = "") -> list[Document]:
-        """Those that are on a node, and have not ended."""
+        """The pods that are bound and not in a terminal phase."""
         return [
             pod
             for pod in self.pods(app)
@@ -224,13 +224,13 @@ class Room:
         return sorted(pod["spec"]["nodeName"] for pod in self.bound(app))
 
     def jobs(self) -> list[Document]:
-        """Those of ours that are not over."""
+        """The active Penstock jobs of this namespace."""
         with contextlib.suppress(PenstockError, OSError):
-            return [job for job in self.penstock.jobs() if job["owner"] == self.namespace]
+            return [job for job in self.penstock.jobs() if job["owner"] == self.name]
         return []
 
-    def why(self, app: str) -> str:
-        """What the condition of the pods that wait says: reason and message."""
+    def pending_reason(self, app: str) -> str:
+        """Reason and message of the condition PodScheduled=False of the pods of `app`."""
         for pod in self.pods(app):
             for condition in pod["status"].get("conditions", ()):
                 if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -238,53 +238,54 @@ class Room:
         return ""
 
     def events(self, pod: str = "") -> list[Document]:
-        path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
+        path = f"/apis/events.k8s.io/v1/namespaces/{self.name}/events"
         found = self._api.get(path)["items"]
         return [event for event in found if not pod or event["regarding"]["name"] == pod]
 
-    def job_is(self, name: str, condition: str) -> Document | None:
-        """The condition of a Job, once it is true."""
-        for one in self.get("Job", name)["status"].get("conditions", ()):
-            if one["type"] == condition and one["status"] == "True":
-                return dict(one)
+    def job_condition(self, name: str, condition_type: str) -> Document | None:
+        """The condition of a Job if its status is True."""
+        for condition in self.get("Job", name)["status"].get("conditions", ()):
+            if condition["type"] == condition_type and condition["status"] == "True":
+                return dict(condition)
         return None
 
     # Waiting
 
-    def wait(self, holds: Callable[[], object], what: Callable[[], str], limit_s: float = 30.0) -> None:
-        """As `wait_for`; what is missing is said as it is at the end."""
+    def wait(self, poll: Callable[[], object], goal: Callable[[], str], limit_s: float = 30.0) -> None:
+        """Like `wait_for`, with a message that is computed at the end."""
         try:
-            wait_for(holds, "it", limit_s, 0.05)
+            wait_for(poll, "", limit_s, 0.05)
         except AssertionError:
-            raise AssertionError(f"waited {limit_s:g} s in vain for {what()}") from None
+            raise AssertionError(f"timed out after {limit_s:g} s waiting for {goal()}") from None
 
     def wait_bound(self, app: str, count: int, limit_s: float = 30.0) -> list[Document]:
         self.wait(
             lambda: len(self.bound(app)) == count,
-            lambda: f"{count} pods of {app} on nodes; there are {self._shown(app)}",
+            lambda: f"{count} bound pods of {app}; found {self._describe(app)}",
             limit_s,
         )
         return self.bound(app)
 
-    def wait_told(self, app: str, *words: str, limit_s: float = 30.0) -> str:
-        """Until the condition of pods that wait has all of the words."""
+    def wait_reason(self, app: str, *words: str, limit_s: float = 30.0) -> str:
+        """Waits until the condition of the pending pods contains all the words."""
         self.wait(
-            lambda: all(word in self.why(app) for word in words),
-            lambda: f"{words} to be told to {app}; there are {self._shown(app)}",
+            lambda: all(word in self.pending_reason(app) for word in words),
+            lambda: f"{words} in the condition of {app}; found {self._describe(app)}",
             limit_s,
         )
-        return self.why(app)
+        return self.pending_reason(app)
 
-    def wait_looked_at(self, app: str) -> None:
-        """Until Penstock has decided that pods have to wait, and has said so."""
-        self.wait_told(app, ": ")
+    def wait_any_reason(self, app: str) -> None:
+        """Waits until Penstock has decided that the pods must wait and has written a condition."""
+        self.wait_reason(app, ": ")
 
     def wait_gone(self, app: str) -> None:
-        wait_for(lambda: not self.pods(app), f"the pods of {app} to go", every_s=0.05)
+        wait_for(lambda: not self.pods(app), f"the pods of {app} to be deleted", every_s=0.05)
 
-    def _shown(self, app: str) -> str:
+    def _describe(self, app: str) -> str:
         pods = [
             (pod["metadata"]["name"], pod["spec"].get("nodeName"), pod["status"].get("phase"))
             for pod in self.pods(app)
         ]
-        return json.dumps({"pods": pods, "why": self.why(app), "log": self.penstock.log_tail(5)}, indent=1)
+        found = {"pods": pods, "reason": self.pending_reason(app), "log": self.penstock.log_tail(5)}
+        return json.dumps(found, indent=1)

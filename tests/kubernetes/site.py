@@ -1,8 +1,8 @@
-"""A cluster with Penstock in it, for tests from end to end: a simulated one, or any with a kubeconfig.
+"""A cluster with Penstock, for end-to-end tests: a simulated cluster, or any cluster with a kubeconfig.
 
-Penstock always runs as its own user, with the rights of `deploy/rbac.yaml` and no more: in a simulated
-cluster by a client certificate, elsewhere by a token of its ServiceAccount. Every replica is a real process
-that can be killed; every namespace that a test makes is gone afterwards.
+Penstock always has exactly the permissions of `deploy/rbac.yaml`: in a simulated cluster through a client
+certificate, elsewhere through a token of its ServiceAccount. Every replica is a real process that can be
+killed. Namespaces that tests create are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = [
     "SCHEDULERS",
     "Replica",
     "Site",
-    "amounts_of",
     "external_kubeconfig",
+    "requests_of",
     "simulated_site",
     "site_of",
     "wait_for",
@@ -51,33 +51,33 @@ ROOT = Path(__file__).parents[2]
 MANIFESTS = (ROOT / "deploy" / "rbac.yaml", ROOT / "deploy" / "podgroup-crd.yaml")
 SCHEDULERS = ("penstock", "fluence", "fluxnetes")
 _CONFIG = """
-gang_repair_timeout = "{whole}"
+gang_repair_timeout = "{gang_repair_timeout}"
 [kube]
 audit_every = "{audit_every}"
-assembly_timeout = "{assemble}"
+assembly_timeout = "{assembly_timeout}"
 """
 _DIFFERENCE = re.compile(r'^penstock_audit_differences\{kind="([^"]+)"\} (\S+)', re.M)
 _ROUNDS = re.compile(r"^penstock_audit_rounds_total (\S+)", re.M)
 
 
 def external_kubeconfig() -> Path | None:
-    """The cluster that `make e2e KUBECONFIG=FILE` means; None: a simulated one of our own."""
+    """The kubeconfig of `make e2e KUBECONFIG=FILE`, None for a simulated cluster."""
     found = os.environ.get("PENSTOCK_E2E_KUBECONFIG", "")
     return Path(found) if found and Path(found).is_file() else None
 
 
-def wait_for(holds: Callable[[], object], what: str, limit_s: float = 30.0, every_s: float = 0.1) -> Any:
-    """Asks again and again until the answer is true; returns it."""
+def wait_for(poll: Callable[[], object], goal: str, limit_s: float = 30.0, every_s: float = 0.1) -> Any:
+    """Calls `poll` until its result is true, and returns that result."""
     deadline = time.monotonic() + limit_s
-    while not (answer := holds()):
-        assert time.monotonic() < deadline, f"waited {limit_s:g} s in vain for {what}"
+    while not (result := poll()):
+        assert time.monotonic() < deadline, f"timed out after {limit_s:g} s waiting for {goal}"
         time.sleep(every_s)
-    return answer
+    return result
 
 
 @dataclass
 class Replica:
-    """One Penstock: a process, its state directory, and what can be asked of it."""
+    """One Penstock instance: its process, its state directory, and queries to its API."""
 
     site: Site
     name: str
@@ -95,12 +95,16 @@ class Replica:
         return self.state.parent / f"{self.name}.log"
 
     def start(self, **environ: str) -> Replica:
-        """In the foreground of a process of our own; `environ` for failpoints."""
-        assert self.process is None or self.process.poll() is not None, f"{self.name} runs already"
+        """Starts it in the foreground of a child process. `environ` can set failpoints."""
+        assert self.process is None or self.process.poll() is not None, f"{self.name} is already running"
         config = self.state.parent / f"{self.name}.toml"
         site = self.site
         config.write_text(
-            _CONFIG.format(whole=site.whole, assemble=site.assemble, audit_every=site.audit_every)
+            _CONFIG.format(
+                gang_repair_timeout=site.gang_repair_timeout,
+                assembly_timeout=site.assembly_timeout,
+                audit_every=site.audit_every,
+            )
         )
         argv = [
             *(sys.executable, "-m", "penstock.cli", "start", "--foreground", "--kube"),
@@ -131,7 +135,7 @@ class Replica:
         self.process.wait()
 
     def wait_dead(self, limit_s: float = 60.0) -> None:
-        """Until it has died by itself, at a failpoint."""
+        """Waits until it has died at a failpoint."""
         wait_for(lambda: not self.is_alive(), f"{self.name} to die at its failpoint", limit_s, 0.02)
 
     def stop(self) -> None:
@@ -145,7 +149,7 @@ class Replica:
                 raise AssertionError(f"{self.name} did not stop in time: {self.log_tail()}") from None
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A command for this instance."""
+        """Runs a `penstock` command on this instance."""
         environ = {**os.environ, "PENSTOCK_STATE": str(self.state), "COLUMNS": "200"}
         argv = [sys.executable, "-m", "penstock.cli", *arguments]
         return subprocess.run(argv, capture_output=True, text=True, env=environ, check=False)
@@ -177,11 +181,13 @@ class Replica:
         return {kind: float(count) for kind, count in _DIFFERENCE.findall(self.metrics()) if float(count)}
 
     def wait_audited(self, limit_s: float = 60.0) -> None:
-        """Until two more rounds of the auditor have found nothing."""
+        """Waits until two more audit rounds have finished and the last one shows no differences."""
         before = self.rounds()
-        wait_for(lambda: self.rounds() >= before + 2, "two rounds of the auditor", limit_s)
+        wait_for(lambda: self.rounds() >= before + 2, "two audit rounds", limit_s)
         wait_for(
-            lambda: not self.differences(), f"an audit without findings, not {self.differences()}", limit_s
+            lambda: not self.differences(),
+            f"an audit without differences; it has {self.differences()}",
+            limit_s,
         )
 
     def log_tail(self, lines: int = 30) -> str:
@@ -193,20 +199,20 @@ class Replica:
 @dataclass
 class Site:
     directory: Path
-    kubeconfig: Path  # of somebody who may do everything
+    kubeconfig: Path  # of the cluster administrator
     penstock_kubeconfig: Path
     kubectl_path: Path
-    cluster: DevCluster | None = None  # None: somebody else's
-    whole: str = "20s"  # how long a half gang may last; short, so that tests need not wait
-    assemble: str = "1h"
+    cluster: DevCluster | None = None  # None: an external cluster
+    gang_repair_timeout: str = "20s"  # short, so that tests do not have to wait long
+    assembly_timeout: str = "1h"
     audit_every: str = "2s"
     replicas: list[Replica] = field(default_factory=list)
 
     def replica(self, name: str = "penstock", *arguments: str, **environ: str) -> Replica:
-        """A Penstock that is not started yet, stopped at the end with the site."""
-        made = Replica(self, name, self.directory / name, arguments, environ)
-        self.replicas.append(made)
-        return made
+        """A Penstock instance that is not started yet. It is stopped with the site."""
+        replica = Replica(self, name, self.directory / name, arguments, environ)
+        self.replicas.append(replica)
+        return replica
 
     def kubectl(self, *arguments: str, input: str | None = None, check: bool = True) -> str:  # noqa: A002
         argv = [str(self.kubectl_path), "--kubeconfig", str(self.kubeconfig), *arguments]
@@ -215,11 +221,11 @@ class Site:
         return done.stdout
 
     def get(self, *arguments: str) -> Any:
-        """What kubectl finds, as values; a list has its items under "items"."""
+        """The output of `kubectl get` as a document; a list has its objects under "items"."""
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
 
     def apply(self, manifest: Path | str | dict[str, Any] | list[dict[str, Any]], namespace: str) -> None:
-        """A file as it is, or documents of our own."""
+        """Applies a file or documents."""
         if isinstance(manifest, Path):
             self.kubectl("apply", "-n", namespace, "-f", str(manifest))
             return
@@ -238,7 +244,7 @@ class Site:
         wait_for(
             lambda: self.kubectl("get", "serviceaccount", "default", "-n", name, check=False),
             "the default ServiceAccount",
-            120.0,  # After an outage of the API server its maker takes a while to come back.
+            120.0,  # After an outage of the API server its controller takes a while to resume.
         )
         try:
             yield name
@@ -250,58 +256,64 @@ class Site:
                 )
             self.kubectl("delete", "namespace", name, "--wait=false", check=False)
 
-    # What must hold whenever things have settled
+    # Invariants
 
     def overcommitted(self, blame_s: float | None = None) -> dict[str, dict[str, tuple[int, int]]]:
-        """Nodes on which pods ask for more than there is, and one of them is ours: kind -> (asked, there).
+        """Over-committed nodes with at least one pod of Penstock: resource -> (requested, allocatable).
 
-        Two schedulers share no lock. With `blame_s`, what others were given later than that long before our
-        last binding there does not count: we could not know of it.
+        Two schedulers share no lock. With `blame_s`, foreign pods that were bound later than `blame_s`
+        seconds before Penstock's last binding on the node are ignored: Penstock could not know of them.
         """
         live = [
             pod
             for pod in self.get("pods", "-A")["items"]
             if pod["spec"].get("nodeName") and pod["status"].get("phase") not in ("Succeeded", "Failed")
         ]
-        last: dict[str, float] = {}  # by node: our last binding
+        last: dict[str, float] = {}  # by node: time of Penstock's last binding
         for pod in live:
             if is_ours(pod):
                 node = pod["spec"]["nodeName"]
                 last[node] = max(last.get(node, 0.0), _bound_at(pod))
-        asked: dict[str, dict[str, int]] = {node: {} for node in last}
+        requested: dict[str, dict[str, int]] = {node: {} for node in last}
         for pod in live:
             node = pod["spec"]["nodeName"]
             is_late = blame_s is not None and _bound_at(pod) > last.get(node, 0.0) - blame_s
             if node not in last or (is_late and not is_ours(pod)):
                 continue
-            for kind, units in amounts_of(pod).items():
-                asked[node][kind] = asked[node].get(kind, 0) + units
+            for resource, units in requests_of(pod).items():
+                requested[node][resource] = requested[node].get(resource, 0) + units
         found: dict[str, dict[str, tuple[int, int]]] = {}
         for node in self.get("nodes")["items"]:
-            has = {kind: _units(kind, text) for kind, text in node["status"]["allocatable"].items()}
+            allocatable = {
+                resource: _units(resource, text) for resource, text in node["status"]["allocatable"].items()
+            }
             name = node["metadata"]["name"]
             over = {
-                kind: (units, has.get(kind, 0))
-                for kind, units in asked.get(name, {}).items()
-                if units > has.get(kind, 0)
+                resource: (units, allocatable.get(resource, 0))
+                for resource, units in requested.get(name, {}).items()
+                if units > allocatable.get(resource, 0)
             }
             if over:
                 found[name] = over
         return found
 
-    def wait_sound(self, replica: Replica, limit_s: float = 60.0) -> None:
-        """No node over-committed by us, and an auditor that finds nothing (no leak, nothing half)."""
+    def wait_consistent(self, replica: Replica, limit_s: float = 60.0) -> None:
+        """Waits until no node is over-committed by Penstock and the auditor shows no differences."""
         replica.wait_ready(limit_s)
-        wait_for(lambda: not self.overcommitted(), f"no over-commitment, not {self.overcommitted()}", limit_s)
+        wait_for(
+            lambda: not self.overcommitted(),
+            f"no over-committed node; there are {self.overcommitted()}",
+            limit_s,
+        )
         replica.wait_audited(limit_s)
 
 
-def amounts_of(pod: dict[str, Any]) -> dict[str, int]:
-    """What a simple pod asks for (no init containers, no overhead); tests make no others."""
+def requests_of(pod: dict[str, Any]) -> dict[str, int]:
+    """The requests of a pod without init containers and overhead; tests create no others."""
     total = {"pods": 1}
     for container in pod["spec"]["containers"]:
-        for kind, text in container.get("resources", {}).get("requests", {}).items():
-            total[kind] = total.get(kind, 0) + _units(kind, text)
+        for resource, text in container.get("resources", {}).get("requests", {}).items():
+            total[resource] = total.get(resource, 0) + _units(resource, text)
     return total
 
 
@@ -310,42 +322,42 @@ def is_ours(pod: dict[str, Any]) -> bool:
 
 
 def _bound_at(pod: dict[str, Any]) -> float:
-    """To the second; a pod that was made with its node was bound then."""
+    """The binding time in whole seconds; for a pod created with a nodeName its creation time."""
     for condition in pod["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "True":
             return datetime.fromisoformat(condition["lastTransitionTime"]).timestamp()
     return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
 
 
-def _units(kind: str, text: str) -> int:
-    return parse_quantity(text, scale=1000 if kind == "cpu" else 1)
+def _units(resource: str, text: str) -> int:
+    return parse_quantity(text, scale=1000 if resource == "cpu" else 1)
 
 
 @contextmanager
 def simulated_site(settings: DevSettings, **more: str) -> Iterator[Site]:
-    """A cluster of our own, with our manifests applied; everything is gone at the end."""
-    parts = needs_controlplane()
-    above = Path(tempfile.mkdtemp(prefix="penstock-site-"))
-    above.chmod(0o755)
-    cluster = DevCluster(above / "cluster", replace(settings, apply=MANIFESTS), binaries=parts)
+    """A simulated cluster with Penstock's manifests applied. Everything is removed at the end."""
+    binaries = needs_controlplane()
+    directory = Path(tempfile.mkdtemp(prefix="penstock-site-"))
+    directory.chmod(0o755)
+    cluster = DevCluster(directory / "cluster", replace(settings, apply=MANIFESTS), binaries=binaries)
     try:
         with cluster:
             site = Site(
-                above, cluster.kubeconfig, cluster.penstock_kubeconfig, parts.kubectl, cluster, **more
+                directory, cluster.kubeconfig, cluster.penstock_kubeconfig, binaries.kubectl, cluster, **more
             )
             with _stopping(site):
                 yield site
     finally:
-        shutil.rmtree(above, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
 def site_of(kubeconfig: Path, **more: str) -> Iterator[Site]:
-    """A cluster of somebody else: our manifests are applied to it, and stay."""
-    parts = needs_controlplane()
-    above = Path(tempfile.mkdtemp(prefix="penstock-site-"))
-    above.chmod(0o755)
-    site = Site(above, kubeconfig, above / "penstock.kubeconfig", parts.kubectl, None, **more)
+    """An external cluster. Penstock's manifests are applied to it and stay there."""
+    binaries = needs_controlplane()
+    directory = Path(tempfile.mkdtemp(prefix="penstock-site-"))
+    directory.chmod(0o755)
+    site = Site(directory, kubeconfig, directory / "penstock.kubeconfig", binaries.kubectl, None, **more)
     try:
         for manifest in MANIFESTS:
             site.kubectl("apply", "-f", str(manifest))
@@ -362,7 +374,7 @@ def site_of(kubeconfig: Path, **more: str) -> Iterator[Site]:
         with _stopping(site):
             yield site
     finally:
-        shutil.rmtree(above, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
@@ -373,7 +385,7 @@ def _stopping(site: Site) -> Iterator[None]:
         for replica in site.replicas:
             with contextlib.suppress(AssertionError):
                 replica.stop()
-            # The embedded database outlives a killed instance, for the next one to find.
+            # The embedded database outlives a killed instance, so it is stopped separately.
             subprocess.run(
                 [sys.executable, "-m", "penstock.cli", "stop", "--state", str(replica.state)],
                 capture_output=True,

@@ -16,8 +16,8 @@ import pytest
 from penstock.devcluster.settings import NodeShape
 from penstock.model.quantity import parse_quantity
 from tests.kubernetes.manifests import job
-from tests.kubernetes.namespaces import Lab
-from tests.kubernetes.site import ROOT, Replica, Site, amounts_of, external_kubeconfig, site_of, wait_for
+from tests.kubernetes.namespaces import SharedCluster
+from tests.kubernetes.site import ROOT, Replica, Site, external_kubeconfig, requests_of, site_of, wait_for
 
 LIMIT_S = 120.0  # real containers take their time
 GANG = ROOT / "examples" / "kube" / "gang.yaml"
@@ -72,7 +72,7 @@ def _ground(site: Site, penstock: Replica) -> Ground:
     for pod in site.get("pods", "-A")["items"]:
         node = pod["spec"].get("nodeName")
         if node and pod["status"].get("phase") not in ("Succeeded", "Failed"):
-            used[node] = used.get(node, 0) + amounts_of(pod).get("cpu", 0)
+            used[node] = used.get(node, 0) + requests_of(pod).get("cpu", 0)
     free = sorted(
         (
             parse_quantity(node["status"]["allocatable"]["cpu"], scale=1000) - used.get(_name(node), 0),
@@ -93,15 +93,15 @@ def _name(node: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def ground(lab: Lab) -> Iterator[Ground]:
+def ground(shared_cluster: SharedCluster) -> Iterator[Ground]:
     kubeconfig = external_kubeconfig()
     if kubeconfig is not None:
         with site_of(kubeconfig) as site:
             yield _ground(site, site.replica().start().wait_ready())
         return
-    site = lab.site()
-    lab.have_nodes(2, NodeShape(cpu="2", memory="8Gi"))
-    yield _ground(site, lab.penstock())
+    site = shared_cluster.site()
+    shared_cluster.ensure_nodes(2, NodeShape(cpu="2", memory="8Gi"))
+    yield _ground(site, shared_cluster.penstock())
 
 
 def test_the_first_example_starts_whole_and_completes(ground: Ground) -> None:
@@ -159,7 +159,7 @@ def test_two_gangs_that_cannot_both_fit_run_one_after_the_other(ground: Ground) 
         wait_for(lambda: ground.is_complete(namespace, winner), "the winner to complete", LIMIT_S)
         wait_for(lambda: ground.is_complete(namespace, loser), "the loser to have its turn", LIMIT_S)
         assert site.overcommitted() == {}
-    site.wait_sound(ground.penstock)
+    site.wait_consistent(ground.penstock)
 
 
 def test_what_ended_or_was_deleted_gives_back_what_it_had(ground: Ground) -> None:
@@ -172,7 +172,7 @@ def test_what_ended_or_was_deleted_gives_back_what_it_had(ground: Ground) -> Non
         site.kubectl("delete", "job", "deleted", "-n", namespace)
         site.apply(ground.gang("last", "sleep 1"), namespace)
         wait_for(lambda: ground.is_complete(namespace, "last"), "the third to end", LIMIT_S)
-    site.wait_sound(ground.penstock)
+    site.wait_consistent(ground.penstock)
 
 
 def test_a_gang_that_can_never_fit_is_told_so(ground: Ground) -> None:

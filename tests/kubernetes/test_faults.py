@@ -13,19 +13,19 @@ import penstock.instance.steps
 import penstock.store.transactions
 from penstock.failpoints import REGISTRY
 from tests.kubernetes.faults import (
-    ENDLESS,
-    Points,
-    a_namespace,
+    UNLIMITED,
+    Failpoints,
     api_of,
     bare_gang,
-    bound_once,
+    check_bound_once,
     check_next_gang,
+    clean_namespace,
     create,
     job_gang,
-    one_cluster,
+    new_namespace,
     pods,
-    revive,
-    set_gang,
+    replica_set_gang,
+    restart,
     wait_phases,
 )
 from tests.kubernetes.site import Replica, Site, wait_for
@@ -48,10 +48,10 @@ ENDING = ("kube.end.before", "kube.end.after")
 MIGRATING = ("store.migrate.before", "store.migrate.after")
 
 
-def restart(replica: Replica, armed: str) -> None:
+def restart_armed(replica: Replica, armed: str) -> None:
     """Penstock is started anew, to die at the nth time that it comes to a point."""
     replica.kill()
-    revive(replica, PENSTOCK_FAILPOINTS=armed)
+    restart(replica, PENSTOCK_FAILPOINTS=armed)
 
 
 def test_every_point_has_a_test() -> None:
@@ -62,63 +62,65 @@ def test_every_point_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("point", WORKING)
-def test_death_in_the_middle_of_placing(site: Site, replica: Replica, points: Points, point: str) -> None:
-    with one_cluster(site, replica) as namespace:
-        points.arm(point)
+def test_death_in_the_middle_of_placing(
+    site: Site, replica: Replica, failpoints: Failpoints, point: str
+) -> None:
+    with clean_namespace(site, replica) as namespace:
+        failpoints.arm(point)
         create(site, namespace, *bare_gang("gang"))
         replica.wait_dead()
-        revive(replica)
+        restart(replica)
         wait_phases(site, namespace, Succeeded=3)
         check_next_gang(site, namespace)
-        bound_once(site, namespace)
-        site.wait_sound(replica)
+        check_bound_once(site, namespace)
+        site.wait_consistent(replica)
 
 
 @pytest.mark.parametrize("point", [*NTH, *RECORDS])
 def test_death_the_nth_time(site: Site, replica: Replica, point: str) -> None:
-    with one_cluster(site, replica) as namespace:
-        restart(replica, point)
+    with clean_namespace(site, replica) as namespace:
+        restart_armed(replica, point)
         if not point.startswith("store."):
             replica.wait_ready()
         create(site, namespace, job_gang("gang"))
         replica.wait_dead()
-        revive(replica)
+        restart(replica)
         wait_phases(site, namespace, Succeeded=3)
         check_next_gang(site, namespace)
-        bound_once(site, namespace)
-        site.wait_sound(replica)
+        check_bound_once(site, namespace)
+        site.wait_consistent(replica)
 
 
 @pytest.mark.parametrize("point", STARTING)
 def test_death_while_taking_over(site: Site, replica: Replica, point: str) -> None:
     """One gang runs meanwhile, another one waits for what that has."""
-    with one_cluster(site, replica) as namespace:
+    with clean_namespace(site, replica) as namespace:
         create(site, namespace, *bare_gang("first", run="2s"))
         wait_phases(site, namespace, Running=3)
         create(site, namespace, *bare_gang("second"))
-        restart(replica, point)
+        restart_armed(replica, point)
         replica.wait_dead()
-        revive(replica)
+        restart(replica)
         wait_phases(site, namespace, Succeeded=6)
-        bound_once(site, namespace)
-        site.wait_sound(replica)
+        check_bound_once(site, namespace)
+        site.wait_consistent(replica)
 
 
 @pytest.mark.parametrize("point", EVICTING)
-def test_death_while_evicting(site: Site, replica: Replica, points: Points, point: str) -> None:
+def test_death_while_evicting(site: Site, replica: Replica, failpoints: Failpoints, point: str) -> None:
     """A group that begins anew as a whole when one of its members has failed."""
-    with one_cluster(site, replica) as namespace:
-        create(site, namespace, set_gang("gang", requeue="always"))
+    with clean_namespace(site, replica) as namespace:
+        create(site, namespace, replica_set_gang("gang", requeue="always"))
         wait_phases(site, namespace, Running=3)
         before = {pod["metadata"]["uid"] for pod in pods(site, namespace)}
-        points.arm(point)
+        failpoints.arm(point)
         fail(site, pods(site, namespace)[0])
         replica.wait_dead()
-        revive(replica)
+        restart(replica)
         wait_for(lambda: len(running(site, namespace) - before) == 3, "another gang to run")
         assert not running(site, namespace) & before
-        site.wait_sound(replica)
-        bound_once(site, namespace)
+        site.wait_consistent(replica)
+        check_bound_once(site, namespace)
 
 
 def running(site: Site, namespace: str) -> set[str]:
@@ -137,31 +139,33 @@ def fail(site: Site, pod: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("kind", ["pods", "job"])
 @pytest.mark.parametrize("point", ENDING)
-def test_death_while_ending(site: Site, replica: Replica, points: Points, point: str, kind: str) -> None:
-    with one_cluster(site, replica) as namespace:
-        made = bare_gang("gang", run=ENDLESS) if kind == "pods" else [job_gang("gang", run=ENDLESS)]
+def test_death_while_ending(
+    site: Site, replica: Replica, failpoints: Failpoints, point: str, kind: str
+) -> None:
+    with clean_namespace(site, replica) as namespace:
+        made = bare_gang("gang", run=UNLIMITED) if kind == "pods" else [job_gang("gang", run=UNLIMITED)]
         create(site, namespace, *made)
         wait_phases(site, namespace, Running=3)
         (job,) = replica.jobs()
-        points.arm(point)
+        failpoints.arm(point)
         replica.call("cancel", job["id"])  # Whether it is answered or not: it was recorded before.
         replica.wait_dead()
-        revive(replica)
+        restart(replica)
         wait_for(lambda: not running(site, namespace), "the gang to end")
         check_next_gang(site, namespace)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 @pytest.mark.parametrize("point", MIGRATING)
 def test_death_while_making_the_schema(site: Site, replica: Replica, point: str) -> None:
     replica.kill()
-    with started_server() as server, a_namespace(site) as namespace:
+    with started_server() as server, new_namespace(site) as namespace:
         other = site.replica(f"migrating-{point}", "--database", fresh_database(server))
         create(site, namespace, *bare_gang("gang"))
-        revive(other, PENSTOCK_FAILPOINTS=point)
+        restart(other, PENSTOCK_FAILPOINTS=point)
         other.wait_dead()
-        revive(other)
+        restart(other)
         wait_phases(site, namespace, Succeeded=3)
-        bound_once(site, namespace)
-        site.wait_sound(other)
+        check_bound_once(site, namespace)
+        site.wait_consistent(other)
         other.stop()

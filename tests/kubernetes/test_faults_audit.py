@@ -31,17 +31,17 @@ from penstock.sched.settings import Settings
 from penstock.store.embedded import EmbeddedPostgres
 from penstock.store.memory import MemoryStore
 from tests.kubernetes.faults import (
-    ENDLESS,
-    a_namespace,
+    UNLIMITED,
     api_of,
     bare_gang,
+    clean_namespace,
     create,
+    delete_lease,
     foreign_pod,
-    free_lease,
-    one_cluster,
+    new_namespace,
     phases,
     pods,
-    revive,
+    restart,
     wait_phases,
 )
 from tests.kubernetes.site import Replica, Site, simulated_site, wait_for
@@ -67,7 +67,7 @@ def replica(started: Replica) -> Replica:
     """A Penstock that has not repaired anything yet: to begin anew is a rare thing for an auditor."""
     if started.is_alive():
         started.kill()
-    return revive(started).wait_ready()
+    return restart(started).wait_ready()
 
 
 def repairs(metrics: str) -> dict[str, float]:
@@ -95,8 +95,8 @@ SPOILED_STORES = {
 
 @pytest.mark.parametrize("spoil", SPOILED_STORES)
 def test_the_store_says_something_else_than_the_graph(site: Site, replica: Replica, spoil: str) -> None:
-    with one_cluster(site, replica) as namespace:
-        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+    with clean_namespace(site, replica) as namespace:
+        create(site, namespace, *bare_gang("gang", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
         execute(replica, SPOILED_STORES[spoil])
         wait_for(lambda: "member_disagreed" in replica.differences(), "the auditor to see it")
@@ -106,27 +106,27 @@ def test_the_store_says_something_else_than_the_graph(site: Site, replica: Repli
 
 def check_nobody_else_gets_in(site: Site, replica: Replica, namespace: str) -> None:
     """What runs is counted, by whatever name; when it is gone, all is free."""
-    site.wait_sound(replica)
+    site.wait_consistent(replica)
     create(site, namespace, *bare_gang("waits", run="100ms"))
     wait_for(lambda: len(replica.jobs("pending")) == 1, "a gang to wait")
-    site.wait_sound(replica)
+    site.wait_consistent(replica)
     assert phases(site, namespace, "waits") == {"Pending": 3}
     path = f"/api/v1/namespaces/{namespace}/pods"
     for pod in pods(site, namespace, "gang"):
         api_of(site).delete(f"{path}/{pod['metadata']['name']}", {"gracePeriodSeconds": 0})
     wait_phases(site, namespace, "waits", Succeeded=3)
-    site.wait_sound(replica)
+    site.wait_consistent(replica)
 
 
 def test_what_a_job_holds_is_not_recorded_any_more(site: Site, replica: Replica) -> None:
     """The graph of the next life has no place for what runs: it counts as use by others."""
-    with one_cluster(site, replica) as namespace:
-        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+    with clean_namespace(site, replica) as namespace:
+        create(site, namespace, *bare_gang("gang", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
         replica.kill()
         execute(replica, "DELETE FROM allocations")
-        revive(replica).wait_ready()
+        restart(replica).wait_ready()
         check_nobody_else_gets_in(site, replica, namespace)
 
 
@@ -135,10 +135,10 @@ def test_what_a_job_holds_is_not_recorded_any_more(site: Site, replica: Replica)
 
 def test_a_pod_does_not_say_any_more_that_it_is_ours(site: Site, replica: Replica) -> None:
     """The watch tells it, and the scheduler has its rule: the auditor has nothing to repair."""
-    with one_cluster(site, replica) as namespace:
-        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+    with clean_namespace(site, replica) as namespace:
+        create(site, namespace, *bare_gang("gang", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
         body = {"metadata": {"annotations": {"penstock.dev/job": None}}}
         path = f"/api/v1/namespaces/{namespace}/pods/gang-0"
         api_of(site).request("PATCH", path, body, "application/merge-patch+json")
@@ -148,21 +148,21 @@ def test_a_pod_does_not_say_any_more_that_it_is_ours(site: Site, replica: Replic
 
 def test_pods_are_removed_by_force_while_nobody_looks(site: Site, replica: Replica) -> None:
     assert replica.process is not None
-    with one_cluster(site, replica) as namespace:
-        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+    with clean_namespace(site, replica) as namespace:
+        create(site, namespace, *bare_gang("gang", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
         replica.process.send_signal(signal.SIGSTOP)
         site.kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0")
         create(site, namespace, *bare_gang("next", run="100ms"))
         replica.process.send_signal(signal.SIGCONT)
         wait_phases(site, namespace, "next", Succeeded=3)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 def test_a_node_is_made_again_under_its_name(site: Site, replica: Replica) -> None:
     """Its pods are still there, for the cluster has not noticed: they count, by whatever name."""
-    with one_cluster(site, replica) as namespace:
-        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+    with clean_namespace(site, replica) as namespace:
+        create(site, namespace, *bare_gang("gang", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
         node = api_of(site).get("/api/v1/nodes/node-0")
         api_of(site).delete("/api/v1/nodes/node-0")
@@ -181,13 +181,13 @@ async def run_inside(
     site: Site, spoil: Callable[[Scheduler], object], prepare: list[dict[str, Any]], kind: str
 ) -> str:
     """An instance in this process, in which something is spoiled; its metrics when all is well again."""
-    free_lease(site)
+    delete_lease(site)
     options = KubeOptions(site.penstock_kubeconfig, audit_every_s=0.3)
     settings = Settings(gang_repair_timeout_s=20.0)
     runtime = KubeRuntime(options, settings, "inside")
     instance = Instance(settings, MemoryStore(), runtime.backend)
     running = asyncio.create_task(runtime.run(instance, instance.run))
-    with a_namespace(site) as namespace:
+    with new_namespace(site) as namespace:
         try:
             await asyncio.wait_for(instance.is_ready.wait(), 30)
             await asyncio.to_thread(create, site, namespace, *prepare)
@@ -251,7 +251,9 @@ def test_the_graph_is_spoiled(
 ) -> None:
     if started.is_alive():
         started.kill()
-    one = [foreign_pod("foreign", node="node-2", cpu="1")] if is_foreign else bare_gang("one", 1, run=ENDLESS)
+    one = (
+        [foreign_pod("foreign", node="node-2", cpu="1")] if is_foreign else bare_gang("one", 1, run=UNLIMITED)
+    )
     metrics = asyncio.run(run_inside(site, spoil, one, kind))
     assert repairs(metrics).get(repair) == 1, repairs(metrics)
 
@@ -276,7 +278,7 @@ async def _jump(site: Site) -> None:
         backend = KubeBackend(client, KubeSettings(), identity="inside", clock=clock)
         instance = Instance(Settings(), MemoryStore(), backend, clock=clock)
         running = asyncio.create_task(instance.run())
-        with a_namespace(site) as namespace:
+        with new_namespace(site) as namespace:
             try:
                 await asyncio.wait_for(instance.is_ready.wait(), 30)
                 for number, skew_s in enumerate((0.0, 7200.0, -7200.0, 0.0)):  # noqa: B007

@@ -12,21 +12,21 @@ import pytest
 
 from penstock.devcluster.client import StatusError, SyncClient
 from tests.kubernetes.faults import (
-    ENDLESS,
-    Points,
+    UNLIMITED,
+    Failpoints,
     api_of,
     bare_gang,
-    bound_once,
-    broken,
+    check_bound_once,
     check_next_gang,
+    clean_namespace,
     create,
     foreign_pod,
+    incomplete_reasons,
     job_gang,
-    one_cluster,
     pods,
-    revive,
+    restart,
+    wait_all_bound,
     wait_phases,
-    wait_placed,
 )
 from tests.kubernetes.site import Replica, Site, wait_for
 
@@ -53,81 +53,83 @@ def gang(kind: str, run: str = "1s") -> list[dict[str, object]]:
 @pytest.mark.parametrize("kind", ["pods", "job"])
 @pytest.mark.parametrize("is_away", [True, False], ids=["while-away", "while-there"])
 def test_a_node_that_goes_before_the_binding(
-    site: Site, replica: Replica, points: Points, kind: str, is_away: bool
+    site: Site, replica: Replica, failpoints: Failpoints, kind: str, is_away: bool
 ) -> None:
     """Those who were on their way to it go elsewhere, as soon as there is somewhere."""
-    with one_cluster(site, replica) as namespace:
-        points.arm("instance.act.before")
+    with clean_namespace(site, replica) as namespace:
+        failpoints.arm("instance.act.before")
         create(site, namespace, *gang(kind))
         replica.wait_dead()
         gone = nodes(site)[0]
         if is_away:
             delete_node(site, gone)
-            revive(replica)
+            restart(replica)
         else:
-            points.arm("kube.bind.before")
-            revive(replica)
+            failpoints.arm("kube.bind.before")
+            restart(replica)
             replica.wait_dead()
-            revive(replica)
+            restart(replica)
             delete_node(site, gone)
         add_node(site)
         wait_phases(site, namespace, Succeeded=3, limit_s=90)
         check_next_gang(site, namespace)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 @pytest.mark.parametrize("kind", ["pods", "job"])
 def test_others_fill_a_node_between_match_and_binding(
-    site: Site, replica: Replica, points: Points, kind: str
+    site: Site, replica: Replica, failpoints: Failpoints, kind: str
 ) -> None:
     """Nobody is bound there. When the others go, the gang is made whole."""
-    with one_cluster(site, replica) as namespace:
-        points.arm("instance.act.before")
-        create(site, namespace, *gang(kind, run=ENDLESS))
+    with clean_namespace(site, replica) as namespace:
+        failpoints.arm("instance.act.before")
+        create(site, namespace, *gang(kind, run=UNLIMITED))
         replica.wait_dead()
         create(site, namespace, foreign_pod("foreign", node=nodes(site)[1]))
-        revive(replica)
+        restart(replica)
         wait_phases(site, namespace, "gang", Running=2, Pending=1)
         assert site.overcommitted() == {}
         api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/foreign", {"gracePeriodSeconds": 0})
         wait_phases(site, namespace, "gang", Running=3)
-        assert broken(replica) == []
-        site.wait_sound(replica)
+        assert incomplete_reasons(replica) == []
+        site.wait_consistent(replica)
 
 
-def test_others_stay_and_the_gang_of_a_job_begins_anew(site: Site, replica: Replica, points: Points) -> None:
+def test_others_stay_and_the_gang_of_a_job_begins_anew(
+    site: Site, replica: Replica, failpoints: Failpoints
+) -> None:
     """It could not be made whole in time: those who are there are evicted, and all of it waits again."""
-    with one_cluster(site, replica) as namespace:
-        points.arm("instance.act.before")
-        create(site, namespace, job_gang("gang", run=ENDLESS))
+    with clean_namespace(site, replica) as namespace:
+        failpoints.arm("instance.act.before")
+        create(site, namespace, job_gang("gang", run=UNLIMITED))
         replica.wait_dead()
         create(site, namespace, foreign_pod("foreign", node=nodes(site)[1]))
-        revive(replica)
+        restart(replica)
         wait_phases(site, namespace, "gang", Running=2, Pending=1)
         wait_phases(site, namespace, "gang", Pending=3, Running=0, limit_s=60)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
         api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/foreign", {"gracePeriodSeconds": 0})
         wait_phases(site, namespace, "gang", Running=3)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 def test_others_stay_and_bare_pods_say_that_they_are_broken(
-    site: Site, replica: Replica, points: Points
+    site: Site, replica: Replica, failpoints: Failpoints
 ) -> None:
-    with one_cluster(site, replica) as namespace:
-        points.arm("instance.act.before")
-        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+    with clean_namespace(site, replica) as namespace:
+        failpoints.arm("instance.act.before")
+        create(site, namespace, *bare_gang("gang", run=UNLIMITED))
         replica.wait_dead()
         create(site, namespace, foreign_pod("foreign", node=nodes(site)[1]))
-        revive(replica)
+        restart(replica)
         wait_phases(site, namespace, "gang", Running=2, Pending=1)
-        wait_for(lambda: broken(replica), "the job to be told broken", 60.0)
-        assert "others have taken what was free" in broken(replica)[0]
+        wait_for(lambda: incomplete_reasons(replica), "the job to be told broken", 60.0)
+        assert "others have taken what was free" in incomplete_reasons(replica)[0]
         wait_for(lambda: "GroupIncomplete" in reasons(site, namespace), "its pod to say so")
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
         api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/foreign", {"gracePeriodSeconds": 0})
         wait_phases(site, namespace, "gang", Running=3)  # Late is better than never.
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 def reasons(site: Site, namespace: str) -> set[str]:
@@ -140,37 +142,37 @@ def reasons(site: Site, namespace: str) -> set[str]:
 
 
 def test_a_kubelet_that_refuses_a_bare_pod_breaks_its_gang(site: Site, replica: Replica) -> None:
-    with one_cluster(site, replica) as namespace:
-        made = bare_gang("gang", run=ENDLESS)
+    with clean_namespace(site, replica) as namespace:
+        made = bare_gang("gang", run=UNLIMITED)
         made[1]["metadata"]["annotations"]["penstock.dev/sim-refuse"] = "OutOfcpu"
         create(site, namespace, *made)
         wait_phases(site, namespace, Running=2, Failed=1)
-        wait_for(lambda: broken(replica), "the job to be told broken")
-        assert "OutOfcpu" in broken(replica)[0]
-        site.wait_sound(replica)
+        wait_for(lambda: incomplete_reasons(replica), "the job to be told broken")
+        assert "OutOfcpu" in incomplete_reasons(replica)[0]
+        site.wait_consistent(replica)
 
 
 def test_a_kubelet_that_refuses_a_pod_of_a_job_gets_another(site: Site, replica: Replica) -> None:
     """The Job's controller makes it, without the order to refuse it, and it joins the gang."""
-    with one_cluster(site, replica) as namespace:
-        create(site, namespace, job_gang("gang", run=ENDLESS, group_size="3"))
+    with clean_namespace(site, replica) as namespace:
+        create(site, namespace, job_gang("gang", run=UNLIMITED, group_size="3"))
         path = f"/api/v1/namespaces/{namespace}/pods"
         wait_phases(site, namespace, Running=3)
         victim = pods(site, namespace)[0]["metadata"]["name"]
         refused = {"status": {"phase": "Failed", "reason": "OutOfcpu", "containerStatuses": None}}
         api_of(site).request("PATCH", f"{path}/{victim}/status", refused, "application/merge-patch+json")
         wait_phases(site, namespace, Running=3, Failed=1)
-        assert broken(replica) == []
+        assert incomplete_reasons(replica) == []
         assert len(replica.jobs()) == 1
-        bound_once(site, namespace)
-        site.wait_sound(replica)
+        check_bound_once(site, namespace)
+        site.wait_consistent(replica)
 
 
 def test_pods_deleted_while_they_wait(site: Site, replica: Replica) -> None:
     """A gang that is not whole any more waits for another member; one that is gone is forgotten."""
-    with one_cluster(site, replica) as namespace:
+    with clean_namespace(site, replica) as namespace:
         path = f"/api/v1/namespaces/{namespace}/pods"
-        create(site, namespace, *bare_gang("first", run=ENDLESS))
+        create(site, namespace, *bare_gang("first", run=UNLIMITED))
         wait_phases(site, namespace, "first", Running=3)
         create(site, namespace, *bare_gang("second"), *bare_gang("third"))
         wait_for(lambda: len(replica.jobs()) == 3, "three jobs")
@@ -180,16 +182,16 @@ def test_pods_deleted_while_they_wait(site: Site, replica: Replica) -> None:
         for index in range(3):
             api_of(site).delete(f"{path}/first-{index}", {"gracePeriodSeconds": 0})
         wait_for(lambda: len(replica.jobs()) == 1, "the first job to be over")
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
         assert not any(pod["spec"].get("nodeName") for pod in pods(site, namespace))
         create(site, namespace, bare_gang("second")[0])
         wait_phases(site, namespace, "second", Succeeded=3)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 def test_the_default_scheduler_works_on_the_same_nodes(site: Site, replica: Replica) -> None:
     """Both find out late what the other has taken, again and again: we never take what we could know of."""
-    with one_cluster(site, replica) as namespace:
+    with clean_namespace(site, replica) as namespace:
         stop = threading.Event()
         over: list[object] = []
         others = threading.Thread(target=come_and_go, args=(site, namespace, stop))
@@ -206,7 +208,7 @@ def test_the_default_scheduler_works_on_the_same_nodes(site: Site, replica: Repl
             looks.join()
         assert over == []
         bound_once_ours(site, namespace)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 def come_and_go(site: Site, namespace: str, stop: threading.Event) -> None:
@@ -241,4 +243,4 @@ def bound_once_ours(site: Site, namespace: str) -> None:
         if pod["status"].get("reason", "").startswith("OutOf")
     ]
     assert refused == []
-    assert wait_placed(site, namespace, "gang")
+    assert wait_all_bound(site, namespace, "gang")

@@ -20,21 +20,21 @@ from penstock.devcluster.settings import DevSettings
 from penstock.paths import paths_of
 from penstock.store.embedded import EmbeddedPostgres
 from tests.kubernetes.faults import (
-    ENDLESS,
-    a_namespace,
+    UNLIMITED,
     api_of,
     audited,
     bare_gang,
-    bound_once,
+    check_bound_once,
     check_next_gang,
+    clean_namespace,
     create,
     credential_of,
+    delete_lease,
     foreign_pod,
-    free_lease,
     job_gang,
-    one_cluster,
+    new_namespace,
     phases,
-    revive,
+    restart,
     wait_phases,
 )
 from tests.kubernetes.site import Replica, Site, simulated_site, wait_for
@@ -60,7 +60,7 @@ def started(site: Site) -> Replica:
 @pytest.fixture
 def replica(started: Replica) -> Replica:
     if not started.is_alive():
-        revive(started)
+        restart(started)
     return started.wait_ready()
 
 
@@ -80,7 +80,7 @@ def three_gangs(site: Site, namespace: str) -> None:
 def all_end(site: Site, namespace: str) -> None:
     create(site, namespace, bare_gang("assembles")[2])
     wait_phases(site, namespace, Succeeded=9, limit_s=120)
-    bound_once(site, namespace)
+    check_bound_once(site, namespace)
 
 
 # The API server and etcd
@@ -90,13 +90,13 @@ def all_end(site: Site, namespace: str) -> None:
 def test_a_part_of_the_cluster_is_killed_and_comes_back_at_once(
     site: Site, replica: Replica, part: str
 ) -> None:
-    with one_cluster(site, replica) as namespace:
+    with clean_namespace(site, replica) as namespace:
         three_gangs(site, namespace)
         cluster_of(site).kill_component(part)
         cluster_of(site).start_component(part)
         wait_api(site)
         all_end(site, namespace)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 @pytest.mark.parametrize("part", ["kube-apiserver", "etcd"])
@@ -104,7 +104,7 @@ def test_a_part_of_the_cluster_is_away_until_the_lease_is_lost(
     site: Site, replica: Replica, part: str
 ) -> None:
     """Penstock stands by, and is the leader again when it can be."""
-    with one_cluster(site, replica) as namespace:
+    with clean_namespace(site, replica) as namespace:
         three_gangs(site, namespace)
         cluster_of(site).kill_component(part)
         wait_for(lambda: not replica.is_ready(), "Penstock to stand by", 40.0)
@@ -112,7 +112,7 @@ def test_a_part_of_the_cluster_is_away_until_the_lease_is_lost(
         wait_api(site)
         replica.wait_ready(60)
         all_end(site, namespace)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 def wait_api(site: Site) -> None:
@@ -128,8 +128,8 @@ def wait_api(site: Site) -> None:
 def test_a_gang_is_ended_although_the_api_server_was_away_when_it_should_be(
     site: Site, replica: Replica, kind: str
 ) -> None:
-    with one_cluster(site, replica) as namespace:
-        made = bare_gang("gang", run=ENDLESS) if kind == "pods" else [job_gang("gang", run=ENDLESS)]
+    with clean_namespace(site, replica) as namespace:
+        made = bare_gang("gang", run=UNLIMITED) if kind == "pods" else [job_gang("gang", run=UNLIMITED)]
         create(site, namespace, *made)
         wait_phases(site, namespace, Running=3)
         (job,) = replica.jobs()
@@ -139,13 +139,13 @@ def test_a_gang_is_ended_although_the_api_server_was_away_when_it_should_be(
         cluster_of(site).start_component("kube-apiserver")
         wait_phases(site, namespace, Running=0, limit_s=120)  # The Job controller has missed the server too.
         check_next_gang(site, namespace)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 def test_events_that_were_missed_and_that_the_server_has_forgotten(site: Site, replica: Replica) -> None:
     """Penstock stands still while much happens; then the server begins anew, and knows no earlier version."""
-    with one_cluster(site, replica) as namespace:
-        create(site, namespace, *bare_gang("gone", run=ENDLESS))
+    with clean_namespace(site, replica) as namespace:
+        create(site, namespace, *bare_gang("gone", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
         create(site, namespace, *bare_gang("waits"))
         assert replica.process is not None
@@ -161,7 +161,7 @@ def test_events_that_were_missed_and_that_the_server_has_forgotten(site: Site, r
         cluster_of(site).start_component("kube-apiserver")
         replica.process.send_signal(signal.SIGCONT)
         wait_phases(site, namespace, "waits", Succeeded=3)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 # PostgreSQL
@@ -169,12 +169,12 @@ def test_events_that_were_missed_and_that_the_server_has_forgotten(site: Site, r
 
 def test_the_embedded_database_is_killed_while_gangs_come(site: Site, replica: Replica) -> None:
     embedded = EmbeddedPostgres(paths_of(str(replica.state), os.environ))
-    with one_cluster(site, replica) as namespace:
+    with clean_namespace(site, replica) as namespace:
         three_gangs(site, namespace)
         for _ in range(2):
             kill_embedded(embedded)
         all_end(site, namespace)
-        site.wait_sound(replica)
+        site.wait_consistent(replica)
 
 
 def kill_embedded(embedded: EmbeddedPostgres) -> None:
@@ -212,7 +212,7 @@ def leader(pair: tuple[Replica, Replica], started: Replica, site: Site) -> tuple
     if started.is_alive():
         started.stop()
     if not any(one.is_alive() and one.is_ready() for one in pair):
-        free_lease(site)
+        delete_lease(site)
     for one in pair:
         if not one.is_alive():
             one.start()
@@ -225,14 +225,14 @@ def test_an_external_database_is_killed_and_comes_back(
     site: Site, server: Server, leader: tuple[Replica, Replica]
 ) -> None:
     first, _ = leader
-    with one_cluster(site, first) as namespace:
+    with clean_namespace(site, first) as namespace:
         three_gangs(site, namespace)
         kill_server(server)
         wait_for(lambda: not first.is_ready(), "the leader to notice")
         server.embedded.start()
         first.wait_ready()
         all_end(site, namespace)
-        site.wait_sound(first)
+        site.wait_consistent(first)
 
 
 def test_a_leader_that_stands_still_in_the_middle_of_binding_is_fenced(
@@ -240,9 +240,9 @@ def test_a_leader_that_stands_still_in_the_middle_of_binding_is_fenced(
 ) -> None:
     first, second = leader
     assert first.process is not None
-    with a_namespace(site) as namespace:
+    with new_namespace(site) as namespace:
         since = cluster_of(site).audit_log.stat().st_size
-        create(site, namespace, *bare_gang("many", 60, cpu="100m", run=ENDLESS))
+        create(site, namespace, *bare_gang("many", 60, cpu="100m", run=UNLIMITED))
         wait_for(lambda: _first_binding(site, since), "a binding", every_s=0.001)
         first.process.send_signal(signal.SIGSTOP)
         time.sleep(1.0)  # What was sent has arrived.
@@ -253,8 +253,8 @@ def test_a_leader_that_stands_still_in_the_middle_of_binding_is_fenced(
         first.process.send_signal(signal.SIGCONT)
         wait_for(lambda: _stands_by(first), "the old leader to stand by", 30.0)
         check_writers(site, before, first)
-        bound_once(site, namespace)
-        site.wait_sound(second)
+        check_bound_once(site, namespace)
+        site.wait_consistent(second)
     wait_for(lambda: not second.jobs(), "no jobs to be left")
 
 
@@ -291,8 +291,8 @@ def test_a_leader_that_is_killed_is_followed_when_its_lease_has_run_out(
     site: Site, leader: tuple[Replica, Replica]
 ) -> None:
     first, second = leader
-    with one_cluster(site, second) as namespace:
-        create(site, namespace, *bare_gang("gang", run=ENDLESS))
+    with clean_namespace(site, second) as namespace:
+        create(site, namespace, *bare_gang("gang", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
         first.kill()
         create(site, namespace, *bare_gang("waits"))
@@ -300,18 +300,18 @@ def test_a_leader_that_is_killed_is_followed_when_its_lease_has_run_out(
         for index in range(3):
             api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/gang-{index}")
         wait_phases(site, namespace, "waits", Succeeded=3)
-        bound_once(site, namespace)
-        site.wait_sound(second)
+        check_bound_once(site, namespace)
+        site.wait_consistent(second)
 
 
 def test_a_leader_that_stops_is_followed_at_once(site: Site, leader: tuple[Replica, Replica]) -> None:
     first, second = leader
-    with one_cluster(site, second) as namespace:
+    with clean_namespace(site, second) as namespace:
         create(site, namespace, *bare_gang("gang", run="2s"))
         wait_phases(site, namespace, Running=3)
         first.stop()
         second.wait_ready(10)
         wait_phases(site, namespace, Succeeded=3)
         check_next_gang(site, namespace)
-        bound_once(site, namespace)
-        site.wait_sound(second)
+        check_bound_once(site, namespace)
+        site.wait_consistent(second)

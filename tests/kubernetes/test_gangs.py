@@ -5,143 +5,145 @@ from __future__ import annotations
 import json
 
 from tests.kubernetes.manifests import bare_pod, deployment, job, stateful_set
-from tests.kubernetes.namespaces import Room, job_id
+from tests.kubernetes.namespaces import Namespace, job_id
 from tests.kubernetes.site import wait_for
 
 GROUP = {"penstock.dev/group": "mixed", "penstock.dev/group-size": "3"}
 
 
-def test_of_two_gangs_that_cannot_both_fit_one_runs_whole_and_the_other_not_at_all(room: Room) -> None:
-    room.put(job("red", 3, "4", run="4s"), job("blue", 3, "4", run="4s"))
-    wait_for(lambda: len(room.bound()) == 3, "one of them on its nodes", every_s=0.02)
-    winner, loser = ("red", "blue") if room.bound("red") else ("blue", "red")
-    assert len({job_id(pod) for pod in room.bound(winner)}) == 1
-    room.wait_looked_at(loser)
-    assert room.bound(loser) == []
-    wait_for(lambda: room.job_is(winner, "Complete"), "the winner to complete")
-    wait_for(lambda: room.job_is(loser, "Complete"), "the loser to have its turn")
+def test_of_two_gangs_that_cannot_both_fit_one_runs_whole_and_the_other_not_at_all(
+    namespace: Namespace,
+) -> None:
+    namespace.create(job("red", 3, "4", run="4s"), job("blue", 3, "4", run="4s"))
+    wait_for(lambda: len(namespace.bound()) == 3, "one of them on its nodes", every_s=0.02)
+    winner, loser = ("red", "blue") if namespace.bound("red") else ("blue", "red")
+    assert len({job_id(pod) for pod in namespace.bound(winner)}) == 1
+    namespace.wait_any_reason(loser)
+    assert namespace.bound(loser) == []
+    wait_for(lambda: namespace.job_condition(winner, "Complete"), "the winner to complete")
+    wait_for(lambda: namespace.job_condition(loser, "Complete"), "the loser to have its turn")
 
 
-def test_two_gangs_of_pods_that_come_interleaved_never_share_the_last_nodes(room: Room) -> None:
+def test_two_gangs_of_pods_that_come_interleaved_never_share_the_last_nodes(namespace: Namespace) -> None:
     def member(group: str, index: int) -> dict[str, object]:
         annotations = {"penstock.dev/group": group, "penstock.dev/group-size": "3"}
         return bare_pod(f"{group}-{index}", "3", app=group, annotations=annotations)
 
-    room.put(*(member(group, index) for index in range(3) for group in ("red", "blue")))
-    wait_for(lambda: len(room.bound()) == 3, "one of them on its nodes")
-    loser = "blue" if room.bound("red") else "red"
-    room.wait_looked_at(loser)
-    assert room.bound(loser) == []
+    namespace.create(*(member(group, index) for index in range(3) for group in ("red", "blue")))
+    wait_for(lambda: len(namespace.bound()) == 3, "one of them on its nodes")
+    loser = "blue" if namespace.bound("red") else "red"
+    namespace.wait_any_reason(loser)
+    assert namespace.bound(loser) == []
 
 
-def test_what_can_never_run_is_told_at_once(room: Room) -> None:
-    room.put(job("huge", 2, "64"))
-    told = room.wait_told("huge", "Unschedulable", "it can never run here")
+def test_what_can_never_run_is_told_at_once(namespace: Namespace) -> None:
+    namespace.create(job("huge", 2, "64"))
+    told = namespace.wait_reason("huge", "Unschedulable", "it can never run here")
     assert "64" in told
-    pod = room.pods("huge")[0]["metadata"]["name"]
+    pod = namespace.pods("huge")[0]["metadata"]["name"]
     wait_for(
         lambda: any(
             (event["reason"], event["type"]) == ("FailedScheduling", "Warning") and "never" in event["note"]
-            for event in room.events(pod)
+            for event in namespace.events(pod)
         ),
         "the event",
     )
-    (waiting,) = room.jobs()
-    why = room.penstock.call("job", "why", str(waiting["id"]))
+    (waiting,) = namespace.jobs()
+    why = namespace.penstock.call("job", "why", str(waiting["id"]))
     assert why.returncode == 0, why.stderr
     assert "64" in why.stdout
-    assert room.bound() == []
+    assert namespace.bound() == []
 
 
-def test_members_of_a_group_may_differ(room: Room) -> None:
-    room.put(bare_pod("large", "4", annotations=GROUP), bare_pod("small", "1", annotations=GROUP))
-    room.wait_told("small", "GroupIncomplete")
-    assert room.bound() == []
-    room.put(bare_pod("middle", "2", annotations=GROUP))
-    wait_for(lambda: len(room.bound()) == 3, "all three on their nodes")
-    assert len({job_id(pod) for pod in room.pods()}) == 1
+def test_members_of_a_group_may_differ(namespace: Namespace) -> None:
+    namespace.create(bare_pod("large", "4", annotations=GROUP), bare_pod("small", "1", annotations=GROUP))
+    namespace.wait_reason("small", "GroupIncomplete")
+    assert namespace.bound() == []
+    namespace.create(bare_pod("middle", "2", annotations=GROUP))
+    wait_for(lambda: len(namespace.bound()) == 3, "all three on their nodes")
+    assert len({job_id(pod) for pod in namespace.pods()}) == 1
 
 
-def test_a_priority_class_goes_first(room: Room) -> None:
-    room.put(
+def test_a_priority_class_goes_first(namespace: Namespace) -> None:
+    namespace.create(
         {
             "apiVersion": "scheduling.k8s.io/v1",
             "kind": "PriorityClass",
-            "metadata": {"name": f"high-{room.namespace}"},
+            "metadata": {"name": f"high-{namespace.name}"},
             "value": 1000,
         }
     )
-    room.put(job("runs", 4, "4"))
-    room.wait_bound("runs", 4)
-    room.put(job("low", 4, "4"))
-    room.wait_looked_at("low")
-    room.put(job("high", 4, "4", priorityClassName=f"high-{room.namespace}"))
-    room.wait_looked_at("high")
-    room.delete("Job", "runs")
-    room.wait_bound("high", 4)
-    assert room.bound("low") == []
+    namespace.create(job("runs", 4, "4"))
+    namespace.wait_bound("runs", 4)
+    namespace.create(job("low", 4, "4"))
+    namespace.wait_any_reason("low")
+    namespace.create(job("high", 4, "4", priorityClassName=f"high-{namespace.name}"))
+    namespace.wait_any_reason("high")
+    namespace.delete("Job", "runs")
+    namespace.wait_bound("high", 4)
+    assert namespace.bound("low") == []
 
 
-def test_an_unknown_queue_is_told(room: Room) -> None:
-    room.put(bare_pod("lost", labels={"penstock.dev/queue": "nowhere"}))
-    assert "default" in room.wait_told("lost", "penstock.dev/queue", "nowhere")
+def test_an_unknown_queue_is_told(namespace: Namespace) -> None:
+    namespace.create(bare_pod("lost", labels={"penstock.dev/queue": "nowhere"}))
+    assert "default" in namespace.wait_reason("lost", "penstock.dev/queue", "nowhere")
 
 
-def test_a_deployment_that_grows_extends_its_job_pod_by_pod(room: Room) -> None:
-    room.put(deployment("web", 2, "3"))
-    first = room.wait_bound("web", 2)
-    room.patch("Deployment", "web", {"spec": {"replicas": 5}})
-    grown = room.wait_bound("web", 4)
+def test_a_deployment_that_grows_extends_its_job_pod_by_pod(namespace: Namespace) -> None:
+    namespace.create(deployment("web", 2, "3"))
+    first = namespace.wait_bound("web", 2)
+    namespace.patch("Deployment", "web", {"spec": {"replicas": 5}})
+    grown = namespace.wait_bound("web", 4)
     assert {job_id(pod) for pod in grown} == {job_id(pod) for pod in first}
-    assert len(room.pods("web")) == 5
-    room.patch("Deployment", "web", {"spec": {"replicas": 1}})
-    room.wait_bound("web", 1)
+    assert len(namespace.pods("web")) == 5
+    namespace.patch("Deployment", "web", {"spec": {"replicas": 1}})
+    namespace.wait_bound("web", 1)
 
 
-def test_a_pod_that_a_deployment_adds_is_told_why_it_waits(room: Room) -> None:
-    room.put(deployment("web", 4, "4"))
-    room.wait_bound("web", 4)
-    room.patch("Deployment", "web", {"spec": {"replicas": 5}})
-    room.wait_told("web", "Unschedulable", limit_s=5.0)
+def test_a_pod_that_a_deployment_adds_is_told_why_it_waits(namespace: Namespace) -> None:
+    namespace.create(deployment("web", 4, "4"))
+    namespace.wait_bound("web", 4)
+    namespace.patch("Deployment", "web", {"spec": {"replicas": 5}})
+    namespace.wait_reason("web", "Unschedulable", limit_s=5.0)
 
 
-def test_a_job_with_more_completions_than_parallelism_runs_to_its_end(room: Room) -> None:
+def test_a_job_with_more_completions_than_parallelism_runs_to_its_end(namespace: Namespace) -> None:
     more = {"completions": 6, "parallelism": 2, "completionMode": "NonIndexed"}
-    room.put(job("series", 2, "4", run="1s", spec=more))
-    wait_for(lambda: room.job_is("series", "Complete"), "all six completions", 60)
-    assert room.get("Job", "series")["status"]["succeeded"] == 6
+    namespace.create(job("series", 2, "4", run="1s", spec=more))
+    wait_for(lambda: namespace.job_condition("series", "Complete"), "all six completions", 60)
+    assert namespace.get("Job", "series")["status"]["succeeded"] == 6
 
 
-def test_a_stateful_set_in_order_comes_as_single_pods(room: Room) -> None:
-    room.put(stateful_set("ordered", 6, "4", policy="OrderedReady"))
-    pods = room.wait_bound("ordered", 4)
+def test_a_stateful_set_in_order_comes_as_single_pods(namespace: Namespace) -> None:
+    namespace.create(stateful_set("ordered", 6, "4", policy="OrderedReady"))
+    pods = namespace.wait_bound("ordered", 4)
     assert len({job_id(pod) for pod in pods}) == 4
-    room.wait_looked_at("ordered")
+    namespace.wait_any_reason("ordered")
 
 
-def test_a_parallel_stateful_set_is_a_gang(room: Room) -> None:
-    room.put(bare_pod("other", "4"))
-    room.wait_bound("other", 1)
-    room.put(stateful_set("parallel", 4, "4"))
-    room.wait_looked_at("parallel")
-    assert room.bound("parallel") == []
-    room.delete("Pod", "other")
-    assert len({job_id(pod) for pod in room.wait_bound("parallel", 4)}) == 1
+def test_a_parallel_stateful_set_is_a_gang(namespace: Namespace) -> None:
+    namespace.create(bare_pod("other", "4"))
+    namespace.wait_bound("other", 1)
+    namespace.create(stateful_set("parallel", 4, "4"))
+    namespace.wait_any_reason("parallel")
+    assert namespace.bound("parallel") == []
+    namespace.delete("Pod", "other")
+    assert len({job_id(pod) for pod in namespace.wait_bound("parallel", 4)}) == 1
 
 
-def test_a_gated_pod_waits_until_its_gate_is_lifted(room: Room) -> None:
+def test_a_gated_pod_waits_until_its_gate_is_lifted(namespace: Namespace) -> None:
     pair = {"penstock.dev/group": "pair", "penstock.dev/group-size": "2"}
     gated = bare_pod("gated", annotations=pair, schedulingGates=[{"name": "example.com/ready"}])
-    room.put(gated, bare_pod("ready", annotations=pair))
-    room.wait_told("ready", "GroupIncomplete")
-    assert room.bound() == []
-    room.patch_list("Pod", "gated", [{"op": "remove", "path": "/spec/schedulingGates"}])
-    wait_for(lambda: len(room.bound()) == 2, "both on their nodes")
+    namespace.create(gated, bare_pod("ready", annotations=pair))
+    namespace.wait_reason("ready", "GroupIncomplete")
+    assert namespace.bound() == []
+    namespace.json_patch("Pod", "gated", [{"op": "remove", "path": "/spec/schedulingGates"}])
+    wait_for(lambda: len(namespace.bound()) == 2, "both on their nodes")
 
 
-def test_a_waiting_pod_that_is_resized_is_planned_anew(room: Room) -> None:
-    room.put(bare_pod("shrinks", "5"))
-    room.wait_told("shrinks", "never")
+def test_a_waiting_pod_that_is_resized_is_planned_anew(namespace: Namespace) -> None:
+    namespace.create(bare_pod("shrinks", "5"))
+    namespace.wait_reason("shrinks", "never")
     smaller = {"requests": {"cpu": "1", "memory": "64Mi"}}
     body = {"spec": {"containers": [{"name": "work", "resources": smaller}]}}
     patch = (
@@ -149,47 +151,47 @@ def test_a_waiting_pod_that_is_resized_is_planned_anew(room: Room) -> None:
         "pod",
         "shrinks",
         "-n",
-        room.namespace,
+        namespace.name,
         "--subresource",
         "resize",
         "-p",
         json.dumps(body),
     )
-    room.site.kubectl(*patch)
-    room.wait_bound("shrinks", 1)
+    namespace.site.kubectl(*patch)
+    namespace.wait_bound("shrinks", 1)
 
 
-def test_a_running_pod_whose_group_label_changes_stays_what_it_is(room: Room) -> None:
-    room.put(job("stable", 2, "2"))
-    before = room.wait_bound("stable", 2)
+def test_a_running_pod_whose_group_label_changes_stays_what_it_is(namespace: Namespace) -> None:
+    namespace.create(job("stable", 2, "2"))
+    before = namespace.wait_bound("stable", 2)
     name = before[0]["metadata"]["name"]
-    room.patch("Pod", name, {"metadata": {"labels": {"penstock.dev/group": "elsewhere"}}})
-    room.put(bare_pod("later"))
-    room.wait_bound("later", 1)
-    (held,) = [found for found in room.jobs() if found["name"] == "stable"]
+    namespace.patch("Pod", name, {"metadata": {"labels": {"penstock.dev/group": "elsewhere"}}})
+    namespace.create(bare_pod("later"))
+    namespace.wait_bound("later", 1)
+    (held,) = [found for found in namespace.jobs() if found["name"] == "stable"]
     assert held["state"] == "RUN"
-    assert [job_id(pod) for pod in room.bound("stable")] == [job_id(pod) for pod in before]
-    room.delete("Job", "stable")
-    room.put(job("whole", 3, "4"))
-    room.wait_bound("whole", 3)
+    assert [job_id(pod) for pod in namespace.bound("stable")] == [job_id(pod) for pod in before]
+    namespace.delete("Job", "stable")
+    namespace.create(job("whole", 3, "4"))
+    namespace.wait_bound("whole", 3)
 
 
-def test_capacity_is_released_when_pods_end_are_deleted_or_are_refused(room: Room) -> None:
-    room.put(job("ends", 4, "4", run="1s"))
-    wait_for(lambda: room.job_is("ends", "Complete"), "the first to end")
-    room.put(job("deleted", 4, "4"))
-    room.wait_bound("deleted", 4)
-    room.delete("Job", "deleted")
-    room.put(job("refused", 4, "4", annotations={"penstock.dev/sim-refuse": "OutOfcpu"}))
-    wait_for(lambda: room.job_is("refused", "Failed"), "the third to be refused")
-    room.put(job("last", 4, "4"))
-    room.wait_bound("last", 4)
+def test_capacity_is_released_when_pods_end_are_deleted_or_are_refused(namespace: Namespace) -> None:
+    namespace.create(job("ends", 4, "4", run="1s"))
+    wait_for(lambda: namespace.job_condition("ends", "Complete"), "the first to end")
+    namespace.create(job("deleted", 4, "4"))
+    namespace.wait_bound("deleted", 4)
+    namespace.delete("Job", "deleted")
+    namespace.create(job("refused", 4, "4", annotations={"penstock.dev/sim-refuse": "OutOfcpu"}))
+    wait_for(lambda: namespace.job_condition("refused", "Failed"), "the third to be refused")
+    namespace.create(job("last", 4, "4"))
+    namespace.wait_bound("last", 4)
 
 
-def test_a_label_of_a_forerunner_names_a_group(room: Room) -> None:
+def test_a_label_of_a_forerunner_names_a_group(namespace: Namespace) -> None:
     labels = {"fluence.flux-framework.org/group": "old"}
     size = {"fluence.flux-framework.org/group-size": "2"}
-    room.put(bare_pod("old-0", labels=labels, annotations=size, scheduler="fluence"))
-    room.wait_told("old-0", "GroupIncomplete")
-    room.put(bare_pod("old-1", labels=labels, annotations=size, scheduler="fluence"))
-    wait_for(lambda: len(room.bound()) == 2, "both on their nodes")
+    namespace.create(bare_pod("old-0", labels=labels, annotations=size, scheduler="fluence"))
+    namespace.wait_reason("old-0", "GroupIncomplete")
+    namespace.create(bare_pod("old-1", labels=labels, annotations=size, scheduler="fluence"))
+    wait_for(lambda: len(namespace.bound()) == 2, "both on their nodes")

@@ -8,50 +8,50 @@ import pytest
 
 from tests.kubernetes.conftest import FOUR_CORES
 from tests.kubernetes.manifests import bare_pod, deployment, job, native_group, pod_group
-from tests.kubernetes.namespaces import Lab, Room, job_id
+from tests.kubernetes.namespaces import Namespace, SharedCluster, job_id
 from tests.kubernetes.site import wait_for
 
 COSCHEDULING = "scheduling.x-k8s.io/pod-group"
 
 
 @pytest.fixture
-def room(lab: Lab) -> Iterator[Room]:
+def namespace(shared_cluster: SharedCluster) -> Iterator[Namespace]:
     """As elsewhere, on a control plane with Kubernetes' own gang scheduling."""
-    lab.site(native_gang=True)
-    lab.have_nodes(4, FOUR_CORES)
-    with lab.room(lab.penstock()) as made:
+    shared_cluster.site(native_gang=True)
+    shared_cluster.ensure_nodes(4, FOUR_CORES)
+    with shared_cluster.namespace(shared_cluster.penstock()) as made:
         yield made
 
 
-def test_a_pod_group_of_coscheduling_says_how_many_must_be_there(room: Room) -> None:
+def test_a_pod_group_of_coscheduling_says_how_many_must_be_there(namespace: Namespace) -> None:
     labels = {COSCHEDULING: "team"}
-    room.put(bare_pod("team-0", "4", app="team", labels=labels))
-    room.wait_told("team", "PodGroupNotFound")
-    room.put(pod_group("team", 3))
-    room.wait_told("team", "GroupIncomplete", "1 of 3")
-    room.put(
+    namespace.create(bare_pod("team-0", "4", app="team", labels=labels))
+    namespace.wait_reason("team", "PodGroupNotFound")
+    namespace.create(pod_group("team", 3))
+    namespace.wait_reason("team", "GroupIncomplete", "1 of 3")
+    namespace.create(
         bare_pod("team-1", "4", app="team", labels=labels), bare_pod("team-2", "4", app="team", labels=labels)
     )
-    assert len({job_id(pod) for pod in room.wait_bound("team", 3)}) == 1
+    assert len({job_id(pod) for pod in namespace.wait_bound("team", 3)}) == 1
 
 
-def test_two_pod_groups_of_coscheduling_do_not_share_what_is_left(room: Room) -> None:
+def test_two_pod_groups_of_coscheduling_do_not_share_what_is_left(namespace: Namespace) -> None:
     for name in ("red", "blue"):
-        room.put(pod_group(name, 3), deployment(name, 3, "4", labels={COSCHEDULING: name}))
-    wait_for(lambda: len(room.bound()) == 3, "one of them on its nodes")
-    loser = "blue" if room.bound("red") else "red"
-    room.wait_looked_at(loser)
-    assert room.bound(loser) == []
+        namespace.create(pod_group(name, 3), deployment(name, 3, "4", labels={COSCHEDULING: name}))
+    wait_for(lambda: len(namespace.bound()) == 3, "one of them on its nodes")
+    loser = "blue" if namespace.bound("red") else "red"
+    namespace.wait_any_reason(loser)
+    assert namespace.bound(loser) == []
 
 
-def test_a_pod_group_of_kubernetes_starts_whole_and_is_told_so(room: Room) -> None:
+def test_a_pod_group_of_kubernetes_starts_whole_and_is_told_so(namespace: Namespace) -> None:
     group = {"podGroupName": "team"}
-    room.put(bare_pod("early", "4", app="team", schedulingGroup=group))
-    room.wait_told("team", "PodGroupNotFound")
-    room.put(native_group("team", 3))
-    assert room.site.cluster is not None
-    api = room.site.cluster.api
-    path = f"/apis/scheduling.k8s.io/v1alpha2/namespaces/{room.namespace}/podgroups/team"
+    namespace.create(bare_pod("early", "4", app="team", schedulingGroup=group))
+    namespace.wait_reason("team", "PodGroupNotFound")
+    namespace.create(native_group("team", 3))
+    assert namespace.site.cluster is not None
+    api = namespace.site.cluster.api
+    path = f"/apis/scheduling.k8s.io/v1alpha2/namespaces/{namespace.name}/podgroups/team"
     others = {
         "type": "DisruptionTarget",
         "status": "False",
@@ -61,9 +61,9 @@ def test_a_pod_group_of_kubernetes_starts_whole_and_is_told_so(room: Room) -> No
     }
     body = {"status": {"conditions": [others]}}
     api.request("PATCH", f"{path}/status", body, "application/merge-patch+json")
-    room.wait_told("team", "GroupIncomplete")
-    room.put(job("late", 2, "4", schedulingGroup=group, labels={"app": "team"}))
-    pods = room.wait_bound("team", 3)
+    namespace.wait_reason("team", "GroupIncomplete")
+    namespace.create(job("late", 2, "4", schedulingGroup=group, labels={"app": "team"}))
+    pods = namespace.wait_bound("team", 3)
     assert len({job_id(pod) for pod in pods}) == 1
 
     def told() -> dict[str, str]:
@@ -74,12 +74,14 @@ def test_a_pod_group_of_kubernetes_starts_whole_and_is_told_so(room: Room) -> No
     assert told()["DisruptionTarget"] == "False"
 
 
-def test_two_pod_groups_of_kubernetes_do_not_share_what_is_left(room: Room) -> None:
+def test_two_pod_groups_of_kubernetes_do_not_share_what_is_left(namespace: Namespace) -> None:
     for name in ("red", "blue"):
-        room.put(native_group(name, 3), job(name, 3, "4", run="3s", schedulingGroup={"podGroupName": name}))
-    wait_for(lambda: len(room.bound()) == 3, "one of them on its nodes", every_s=0.02)
-    winner, loser = ("red", "blue") if room.bound("red") else ("blue", "red")
-    room.wait_looked_at(loser)
-    assert room.bound(loser) == []
-    wait_for(lambda: room.job_is(winner, "Complete"), "the winner to complete")
-    wait_for(lambda: room.job_is(loser, "Complete"), "the loser to have its turn")
+        namespace.create(
+            native_group(name, 3), job(name, 3, "4", run="3s", schedulingGroup={"podGroupName": name})
+        )
+    wait_for(lambda: len(namespace.bound()) == 3, "one of them on its nodes", every_s=0.02)
+    winner, loser = ("red", "blue") if namespace.bound("red") else ("blue", "red")
+    namespace.wait_any_reason(loser)
+    assert namespace.bound(loser) == []
+    wait_for(lambda: namespace.job_condition(winner, "Complete"), "the winner to complete")
+    wait_for(lambda: namespace.job_condition(loser, "Complete"), "the loser to have its turn")

@@ -14,7 +14,7 @@ import yaml
 
 from tests.kubernetes.conftest import FOUR_CORES
 from tests.kubernetes.manifests import bare_pod, job, native_group
-from tests.kubernetes.namespaces import Lab, Room
+from tests.kubernetes.namespaces import Namespace, SharedCluster
 from tests.kubernetes.site import ROOT, wait_for
 
 USER = "system:serviceaccount:penstock-system:penstock"
@@ -42,16 +42,16 @@ GETS = {  # one by one; all else is only listed and watched
 
 
 @pytest.fixture
-def room(lab: Lab) -> Iterator[Room]:
-    lab.site(native_gang=True)
-    lab.have_nodes(4, FOUR_CORES)
-    with lab.room(lab.penstock()) as made:
+def namespace(shared_cluster: SharedCluster) -> Iterator[Namespace]:
+    shared_cluster.site(native_gang=True)
+    shared_cluster.ensure_nodes(4, FOUR_CORES)
+    with shared_cluster.namespace(shared_cluster.penstock()) as made:
         yield made
 
 
-def requests(room: Room) -> list[dict[str, Any]]:
-    assert room.site.cluster is not None
-    lines = room.site.cluster.audit_log.read_text("utf-8").splitlines()
+def requests(namespace: Namespace) -> list[dict[str, Any]]:
+    assert namespace.site.cluster is not None
+    lines = namespace.site.cluster.audit_log.read_text("utf-8").splitlines()
     found = [json.loads(line) for line in lines if USER in line]
     return [one for one in found if one["user"]["username"] == USER]
 
@@ -64,16 +64,18 @@ def target(request: dict[str, Any]) -> tuple[str, str, str]:
     return request["verb"], what.get("apiGroup", ""), resource
 
 
-def test_penstock_does_what_it_may_and_nothing_else(room: Room) -> None:
-    room.put(native_group("team", 2), job("team", 2, schedulingGroup={"podGroupName": "team"}))
-    room.put(job("limited", 1, annotations={"penstock.dev/limit": "2s"}))
-    room.put(bare_pod("bare", annotations={"penstock.dev/limit": "2s"}), bare_pod("huge", "64"))
-    room.wait_bound("team", 2)
-    room.wait_told("huge", "never")
-    wait_for(lambda: room.job_is("limited", "Failed"), "the Job to end at its limit")
-    room.wait_gone("bare")
-    wait_for(lambda: any(target(one)[2] == "podgroups/status" for one in requests(room)), "all to be told")
-    done = requests(room)
+def test_penstock_does_what_it_may_and_nothing_else(namespace: Namespace) -> None:
+    namespace.create(native_group("team", 2), job("team", 2, schedulingGroup={"podGroupName": "team"}))
+    namespace.create(job("limited", 1, annotations={"penstock.dev/limit": "2s"}))
+    namespace.create(bare_pod("bare", annotations={"penstock.dev/limit": "2s"}), bare_pod("huge", "64"))
+    namespace.wait_bound("team", 2)
+    namespace.wait_reason("huge", "never")
+    wait_for(lambda: namespace.job_condition("limited", "Failed"), "the Job to end at its limit")
+    namespace.wait_gone("bare")
+    wait_for(
+        lambda: any(target(one)[2] == "podgroups/status" for one in requests(namespace)), "all to be told"
+    )
+    done = requests(namespace)
     refused = {(*target(one), one["requestURI"]) for one in done if one["responseStatus"].get("code") == 403}
     assert refused == set()
     writes = {target(one) for one in done if one["verb"] not in READS}

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from penstock.devcluster.settings import NodeShape
-from tests.kubernetes.namespaces import Lab, Room, job_id
+from tests.kubernetes.namespaces import Namespace, SharedCluster, job_id
 from tests.kubernetes.site import Site, wait_for
 
 SEEDS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "seed-manifests"
@@ -147,9 +147,9 @@ def test_every_file_is_accounted_for() -> None:
 
 
 @pytest.fixture(scope="module")
-def site(lab: Lab) -> Iterator[Site]:
+def site(shared_cluster: SharedCluster) -> Iterator[Site]:
     """With Kubernetes' own gang scheduling, and kindnet."""
-    made = lab.site(native_gang=True)
+    made = shared_cluster.site(native_gang=True)
     made.apply(KINDNET, "kube-system")
     yield made
     made.kubectl("delete", "daemonset", "kindnet", "-n", "kube-system")
@@ -181,11 +181,11 @@ KINDNET = {
 }
 
 
-def room_on(lab: Lab, site: Site, cluster: Cluster) -> Any:
+def namespace_on(shared_cluster: SharedCluster, site: Site, cluster: Cluster) -> Any:
     count, shape = cluster.value
-    names = {*lab.have_nodes(count, shape, control_plane=True)}
+    names = {*shared_cluster.ensure_nodes(count, shape, control_plane=True)}
     wait_for(lambda: names <= _nodes_of_kindnet(site), "kindnet on every node", 60)
-    return lab.room(lab.penstock())
+    return shared_cluster.namespace(shared_cluster.penstock())
 
 
 def _nodes_of_kindnet(site: Site) -> set[str]:
@@ -195,52 +195,52 @@ def _nodes_of_kindnet(site: Site) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_manifest_ends_as_its_authors_meant(lab: Lab, site: Site, name: str) -> None:
+def test_a_manifest_ends_as_its_authors_meant(shared_cluster: SharedCluster, site: Site, name: str) -> None:
     meant = MEANT[name]
-    with room_on(lab, site, meant.cluster) as room:
-        site.apply(SEEDS / name, room.namespace)
+    with namespace_on(shared_cluster, site, meant.cluster) as namespace:
+        site.apply(SEEDS / name, namespace.name)
         if meant.end is End.NEVER:
-            wait_for(lambda: len(room.pods()) == meant.pods, "all pods to be there")
-            room.wait_told("", "Unschedulable", "it can never run here")
-            assert room.bound() == []
+            wait_for(lambda: len(namespace.pods()) == meant.pods, "all pods to be there")
+            namespace.wait_reason("", "Unschedulable", "it can never run here")
+            assert namespace.bound() == []
             return
-        wait_for(lambda: _have_come_to(room, meant), f"{meant.end.value}: {name}", 60)
-        assert_scheduled_by(room, meant.scheduler)
+        wait_for(lambda: _have_come_to(namespace, meant), f"{meant.end.value}: {name}", 60)
+        assert_scheduled_by(namespace, meant.scheduler)
 
 
-def _have_come_to(room: Room, meant: Meant) -> bool:
-    pods = room.pods()
+def _have_come_to(namespace: Namespace, meant: Meant) -> bool:
+    pods = namespace.pods()
     phases = [pod["status"]["phase"] for pod in pods]
     match meant.end:
         case End.RUNS:
             return phases == ["Running"] * meant.pods
         case End.COMPLETES:
-            return phases == ["Succeeded"] * meant.pods and _jobs_are_complete(room)
+            return phases == ["Succeeded"] * meant.pods and _jobs_are_complete(namespace)
         case End.DEADLINE:
             return any(pod["status"].get("reason") == "DeadlineExceeded" for pod in pods)
     raise AssertionError(meant.end)
 
 
-def _jobs_are_complete(room: Room) -> bool:
-    assert room.site.cluster is not None
-    jobs = room.site.cluster.api.get(f"/apis/batch/v1/namespaces/{room.namespace}/jobs")["items"]
-    return all(room.job_is(job["metadata"]["name"], "Complete") for job in jobs)
+def _jobs_are_complete(namespace: Namespace) -> bool:
+    assert namespace.site.cluster is not None
+    jobs = namespace.site.cluster.api.get(f"/apis/batch/v1/namespaces/{namespace.name}/jobs")["items"]
+    return all(namespace.job_condition(job["metadata"]["name"], "Complete") for job in jobs)
 
 
-def assert_scheduled_by(room: Room, scheduler: str) -> None:
+def assert_scheduled_by(namespace: Namespace, scheduler: str) -> None:
     """As the forerunners' test.sh has it: the pods name it, and their events come from it."""
-    placed = [pod for pod in room.pods() if pod["spec"].get("nodeName")]
+    placed = [pod for pod in namespace.pods() if pod["spec"].get("nodeName")]
     assert placed
     assert {pod["spec"]["schedulerName"] for pod in placed} == {scheduler}
     for pod in placed:
-        wait_for(lambda name=pod["metadata"]["name"]: _tellers(room, name) == {scheduler}, "its event")
+        wait_for(lambda name=pod["metadata"]["name"]: _tellers(namespace, name) == {scheduler}, "its event")
         assert bool(job_id(pod)) == (scheduler != "default-scheduler")
         assert not pod["spec"]["nodeName"].startswith("control-plane")
 
 
-def _tellers(room: Room, pod: str) -> set[str]:
-    assert room.site.cluster is not None
-    found = room.site.cluster.api.get(f"/api/v1/namespaces/{room.namespace}/events")["items"]
+def _tellers(namespace: Namespace, pod: str) -> set[str]:
+    assert namespace.site.cluster is not None
+    found = namespace.site.cluster.api.get(f"/api/v1/namespaces/{namespace.name}/events")["items"]
     return {
         event.get("reportingComponent") or event.get("source", {}).get("component", "")
         for event in found
@@ -250,72 +250,78 @@ def _tellers(room: Room, pod: str) -> set[str]:
     }
 
 
-def test_two_indexed_jobs_run_beside_each_other(lab: Lab, site: Site) -> None:
-    with room_on(lab, site, Cluster.FLUENCE) as room:
+def test_two_indexed_jobs_run_beside_each_other(shared_cluster: SharedCluster, site: Site) -> None:
+    with namespace_on(shared_cluster, site, Cluster.FLUENCE) as namespace:
         for number in (1, 2):
-            site.apply(SEEDS / f"fluence/examples/indexed-jobs/job{number}.yaml", room.namespace)
-        wait_for(lambda: len(room.bound()) == 10, "all ten pods to run")
-        assert len({job_id(pod) for pod in room.bound()}) == 2
-        wait_for(lambda: _jobs_are_complete(room), "both to complete", 60)
-        assert_scheduled_by(room, "fluence")
+            site.apply(SEEDS / f"fluence/examples/indexed-jobs/job{number}.yaml", namespace.name)
+        wait_for(lambda: len(namespace.bound()) == 10, "all ten pods to run")
+        assert len({job_id(pod) for pod in namespace.bound()}) == 2
+        wait_for(lambda: _jobs_are_complete(namespace), "both to complete", 60)
+        assert_scheduled_by(namespace, "fluence")
 
 
-def test_two_groups_that_compete_do_not_clog_the_cluster(lab: Lab, site: Site) -> None:
+def test_two_groups_that_compete_do_not_clog_the_cluster(shared_cluster: SharedCluster, site: Site) -> None:
     """Four pods of three cores each, twice, for four nodes of four cores."""
-    with room_on(lab, site, Cluster.FLUENCE) as room:
+    with namespace_on(shared_cluster, site, Cluster.FLUENCE) as namespace:
         for number in (1, 2):
-            site.apply(SEEDS / f"fluence/examples/pod-group-jobs/job{number}.yaml", room.namespace)
-        wait_for(lambda: len(room.bound()) == 4, "one of them to run", every_s=0.05)
-        winner, loser = ("job-0", "job-1") if room.bound("job-0") else ("job-1", "job-0")
-        assert len(room.bound(winner)) == 4
-        room.wait_looked_at(loser)
-        assert room.bound(loser) == []
-        room.delete("Job", winner)
-        room.wait_bound(loser, 4)
-        assert_scheduled_by(room, "fluence")
+            site.apply(SEEDS / f"fluence/examples/pod-group-jobs/job{number}.yaml", namespace.name)
+        wait_for(lambda: len(namespace.bound()) == 4, "one of them to run", every_s=0.05)
+        winner, loser = ("job-0", "job-1") if namespace.bound("job-0") else ("job-1", "job-0")
+        assert len(namespace.bound(winner)) == 4
+        namespace.wait_any_reason(loser)
+        assert namespace.bound(loser) == []
+        namespace.delete("Job", winner)
+        namespace.wait_bound(loser, 4)
+        assert_scheduled_by(namespace, "fluence")
 
 
-def test_a_batch_of_jobs_completes(lab: Lab, site: Site) -> None:
-    with room_on(lab, site, Cluster.LAPTOP) as room:
-        site.kubectl("apply", "-n", room.namespace, "-f", str(SEEDS / "fluxnetes/examples/batch"))
+def test_a_batch_of_jobs_completes(shared_cluster: SharedCluster, site: Site) -> None:
+    with namespace_on(shared_cluster, site, Cluster.LAPTOP) as namespace:
+        site.kubectl("apply", "-n", namespace.name, "-f", str(SEEDS / "fluxnetes/examples/batch"))
         pods = sum(meant.pods for name, meant in MEANT.items() if "/batch/" in name)
-        wait_for(lambda: len(room.pods()) == pods and _jobs_are_complete(room), "all to complete", 60)
-        assert_scheduled_by(room, "fluxnetes")
+        wait_for(
+            lambda: len(namespace.pods()) == pods and _jobs_are_complete(namespace), "all to complete", 60
+        )
+        assert_scheduled_by(namespace, "fluxnetes")
 
 
-def test_of_two_gangs_that_contend_one_runs_whole_and_the_other_not_at_all(lab: Lab, site: Site) -> None:
+def test_of_two_gangs_that_contend_one_runs_whole_and_the_other_not_at_all(
+    shared_cluster: SharedCluster, site: Site
+) -> None:
     """Two pods of one core each, twice, for two nodes with 1.9 cores left."""
-    with room_on(lab, site, Cluster.SMALL) as room:
-        site.apply(SEEDS / "fluence-2026/examples/test/e2e/gang/multi-gang-contention.yaml", room.namespace)
-        wait_for(lambda: len(room.bound()) == 2, "one of them to run")
-        winner, loser = ("gang-a", "gang-b") if room.bound("gang-a") else ("gang-b", "gang-a")
-        assert len(room.bound(winner)) == 2
-        room.wait_looked_at(loser)
-        assert room.bound(loser) == []
-        assert_scheduled_by(room, "fluence")
+    with namespace_on(shared_cluster, site, Cluster.SMALL) as namespace:
+        site.apply(SEEDS / "fluence-2026/examples/test/e2e/gang/multi-gang-contention.yaml", namespace.name)
+        wait_for(lambda: len(namespace.bound()) == 2, "one of them to run")
+        winner, loser = ("gang-a", "gang-b") if namespace.bound("gang-a") else ("gang-b", "gang-a")
+        assert len(namespace.bound(winner)) == 2
+        namespace.wait_any_reason(loser)
+        assert namespace.bound(loser) == []
+        assert_scheduled_by(namespace, "fluence")
 
 
-def test_the_gang_that_waits_starts_when_the_other_completes(lab: Lab, site: Site) -> None:
-    with room_on(lab, site, Cluster.SMALL) as room:
-        site.apply(SEEDS / "fluence-2026/examples/test/e2e/gang/multi-gang-requeue.yaml", room.namespace)
-        wait_for(lambda: len(room.bound()) == 2, "one of them to run", every_s=0.05)
-        assert len({job_id(pod) for pod in room.bound()}) == 1
-        wait_for(lambda: _jobs_are_complete(room), "both to complete", 75)
-        assert_scheduled_by(room, "fluence")
+def test_the_gang_that_waits_starts_when_the_other_completes(
+    shared_cluster: SharedCluster, site: Site
+) -> None:
+    with namespace_on(shared_cluster, site, Cluster.SMALL) as namespace:
+        site.apply(SEEDS / "fluence-2026/examples/test/e2e/gang/multi-gang-requeue.yaml", namespace.name)
+        wait_for(lambda: len(namespace.bound()) == 2, "one of them to run", every_s=0.05)
+        assert len({job_id(pod) for pod in namespace.bound()}) == 1
+        wait_for(lambda: _jobs_are_complete(namespace), "both to complete", 75)
+        assert_scheduled_by(namespace, "fluence")
 
 
-def test_a_tainted_worker_is_never_used(lab: Lab, site: Site) -> None:
+def test_a_tainted_worker_is_never_used(shared_cluster: SharedCluster, site: Site) -> None:
     """A gang of the forerunner beside a taint of its script: both pods go to the other worker."""
-    with room_on(lab, site, Cluster.LAPTOP) as room:
-        blocked, other = lab.have_nodes(*Cluster.LAPTOP.value, control_plane=True)
+    with namespace_on(shared_cluster, site, Cluster.LAPTOP) as namespace:
+        blocked, other = shared_cluster.ensure_nodes(*Cluster.LAPTOP.value, control_plane=True)
         site.kubectl("taint", "node", blocked, "fluence-e2e=blocked:NoSchedule")
         try:
-            site.apply(SEEDS / "fluence-2026/examples/test/e2e/gang/multi-gang.yaml", room.namespace)
-            room.wait_bound("gang3", 2)
-            assert set(room.nodes_of("gang3")) == {other}
+            site.apply(SEEDS / "fluence-2026/examples/test/e2e/gang/multi-gang.yaml", namespace.name)
+            namespace.wait_bound("gang3", 2)
+            assert set(namespace.nodes_of("gang3")) == {other}
         finally:
             site.kubectl("taint", "node", blocked, "fluence-e2e-")
 
 
-def test_nothing_is_left_at_the_end(lab: Lab, site: Site) -> None:
-    site.wait_sound(lab.penstock())
+def test_nothing_is_left_at_the_end(shared_cluster: SharedCluster, site: Site) -> None:
+    site.wait_consistent(shared_cluster.penstock())

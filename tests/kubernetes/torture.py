@@ -1,10 +1,11 @@
-"""`python -m tests.kubernetes.torture N [SEED]`: N faults at random while gangs come and go.
+"""`python -m tests.kubernetes.torture N [SEED]`: injects N random faults while gangs are created and end.
 
-It stops at the first thing that is wrong; the same seed gives the same gangs and faults.
+It stops at the first violated check. The same seed produces the same gangs and faults.
 
-A round makes gangs of several kinds, then faults one after the other: deaths of Penstock at once or at a
-named point, deaths of the API server, of etcd and of the database, nodes and pods that go, pods of others.
-Then everything is left alone: what can end must have ended, and all must be sound.
+A round alternates between creating gangs and injecting a fault: Penstock is killed, dies at a failpoint or is
+suspended; the API server, etcd or the database is killed; nodes or pods are deleted; foreign pods are
+created. At the end of a round no more faults are injected: all pods that can end must end, and the state must
+be consistent.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from penstock.errors import PenstockError
 from penstock.paths import paths_of
 from penstock.store.embedded import EmbeddedPostgres
 from tests.kubernetes.faults import (
-    Points,
-    a_namespace,
+    Failpoints,
     api_of,
     bare_gang,
     bindings,
     create,
+    delete_lease,
     foreign_pod,
-    free_lease,
     job_gang,
+    new_namespace,
     pods,
 )
 from tests.kubernetes.site import Replica, Site, simulated_site, wait_for
@@ -50,62 +51,62 @@ class Torture:
     def __init__(self, site: Site, chance: random.Random) -> None:
         assert site.cluster is not None
         self.site, self.chance, self.cluster = site, chance, site.cluster
-        self.points = Points(site.directory / "points")
-        self.points.directory.mkdir()
-        self.replica: Replica = site.replica("penstock", **self.points.environ).start().wait_ready()
+        self.failpoints = Failpoints(site.directory / "failpoints")
+        self.failpoints.directory.mkdir()
+        self.replica: Replica = site.replica("penstock", **self.failpoints.environ).start().wait_ready()
         self.faults = 0
-        self.made = 0
+        self.created = 0
 
     def round(self, wanted: int) -> None:
-        with a_namespace(self.site) as namespace:
+        with new_namespace(self.site) as namespace:
             for _ in range(wanted):
                 for _ in range(self.chance.randint(1, 3)):
-                    self._come(namespace)
+                    self._create_gang(namespace)
                 fault = self.chance.choice(FAULTS)
                 say(f"  {fault.__name__.strip('_')}")
                 fault(self, namespace)
                 self.faults += 1
                 time.sleep(self.chance.choice((0.0, 0.3, 1.0)))
-            self._leave_alone(namespace)
+            self._check_recovery(namespace)
         wait_for(lambda: not self._jobs(), "no jobs to be left", 90.0)
 
-    def _come(self, namespace: str) -> None:
-        """A gang: of a Job or of bare pods, of one to four, quick or slow."""
-        self.made += 1
+    def _create_gang(self, namespace: str) -> None:
+        """Creates a gang of one to four pods, as a Job or as bare pods, with a random run time."""
+        self.created += 1
         size = self.chance.randint(1, 4)
         cpu, run = self.chance.choice(("500m", "1500m", "3")), self.chance.choice(("100ms", "1s", "3s"))
-        name = f"gang{self.made}"
+        name = f"gang{self.created}"
         if self.chance.random() < 0.6:
-            said = {"requeue": self.chance.choice(("never", "always", "node-failure"))}
-            documents = [job_gang(name, size, cpu=cpu, run=run, **said)]
+            requeue = self.chance.choice(("never", "always", "node-failure"))
+            documents = [job_gang(name, size, cpu=cpu, run=run, requeue=requeue)]
         else:
             documents = bare_gang(name, size, cpu=cpu, run=run)
         for document in documents:
-            self._surely(partial(create, self.site, namespace, document))
+            self._retry(partial(create, self.site, namespace, document))
 
-    def _surely(self, do: Callable[[], object]) -> None:
-        """Does something although the API server may be coming back just now. Done twice is done once."""
+    def _retry(self, do: Callable[[], object]) -> None:
+        """Retries a request while the API server restarts. A request that was already carried out counts."""
 
         def done() -> bool:
             try:
                 do()
-            except StatusError as refused:
-                return refused.status in (404, 409)
+            except StatusError as error:
+                return error.status in (404, 409)
             except PenstockError:
                 return False
             return True
 
-        wait_for(done, "the API server to do as it is told", 60.0)
+        wait_for(done, "the API server to accept the request", 60.0)
 
     def _jobs(self) -> list[object]:
         with contextlib.suppress(PenstockError, OSError):
             return list(self.replica.jobs())
         return [None]
 
-    def revive(self) -> None:
+    def restart(self) -> None:
         if not self.replica.is_alive():
             if self.chance.random() < 0.8:
-                self._surely(lambda: free_lease(self.site))
+                self._retry(lambda: delete_lease(self.site))
             self.replica.start()
 
     # Faults
@@ -114,33 +115,33 @@ class Torture:
         del namespace
         if self.replica.is_alive():
             self.replica.kill()
-        self.revive()
+        self.restart()
 
-    def _die_at_a_point(self, namespace: str) -> None:
+    def _die_at_a_failpoint(self, namespace: str) -> None:
         point = self.chance.choice(POINTS)
-        self.points.arm(point)
-        self._come(namespace)
+        self.failpoints.arm(point)
+        self._create_gang(namespace)
         deadline = time.monotonic() + 5.0
         while self.replica.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
-        (self.points.directory / point).unlink(missing_ok=True)
-        self.revive()
+        (self.failpoints.directory / point).unlink(missing_ok=True)
+        self.restart()
 
-    def _stand_still(self, namespace: str) -> None:
-        """Long enough now and then for the lease to run out."""
-        self.revive()
+    def _suspend_penstock(self, namespace: str) -> None:
+        """Stops the process for a while, sometimes long enough for the lease to expire."""
+        self.restart()
         assert self.replica.process is not None
         self.replica.process.send_signal(signal.SIGSTOP)
-        self._come(namespace)
+        self._create_gang(namespace)
         time.sleep(self.chance.choice((0.5, 2.0, 17.0)))
         self.replica.process.send_signal(signal.SIGCONT)
 
-    def _kill_part(self, namespace: str) -> None:
+    def _kill_component(self, namespace: str) -> None:
         del namespace
-        part = self.chance.choice(("kube-apiserver", "etcd"))
-        self.cluster.kill_component(part)
+        component = self.chance.choice(("kube-apiserver", "etcd"))
+        self.cluster.kill_component(component)
         time.sleep(self.chance.choice((0.0, 1.0, 4.0, 12.0)))
-        self.cluster.start_component(part)
+        self.cluster.start_component(component)
 
     def _kill_database(self, namespace: str) -> None:
         del namespace
@@ -149,59 +150,59 @@ class Torture:
             os.kill(pid, signal.SIGKILL)
 
     def _delete_node(self, namespace: str) -> None:
-        """Another one comes in its place."""
+        """Deletes a node and adds another one."""
         del namespace
         found: list[str] = []
-        self._surely(
+        self._retry(
             lambda: found.extend(
                 node["metadata"]["name"] for node in api_of(self.site).get("/api/v1/nodes")["items"]
             )
         )
         name = self.chance.choice(sorted(found))
-        self._surely(lambda: api_of(self.site).delete(f"/api/v1/nodes/{name}"))
-        self._surely(lambda: self.cluster.add_nodes(1))
+        self._retry(lambda: api_of(self.site).delete(f"/api/v1/nodes/{name}"))
+        self._retry(lambda: self.cluster.add_nodes(1))
 
     def _delete_pods(self, namespace: str) -> None:
         found: list[str] = []
-        self._surely(lambda: found.extend(pod["metadata"]["name"] for pod in pods(self.site, namespace)))
+        self._retry(lambda: found.extend(pod["metadata"]["name"] for pod in pods(self.site, namespace)))
         for name in self.chance.sample(sorted(found), min(len(found), self.chance.randint(1, 3))):
             path = f"/api/v1/namespaces/{namespace}/pods/{name}"
             body = {"gracePeriodSeconds": 0} if self.chance.random() < 0.5 else None
-            self._surely(partial(api_of(self.site).delete, path, body))
+            self._retry(partial(api_of(self.site).delete, path, body))
 
-    def _others_come(self, namespace: str) -> None:
+    def _create_foreign_pods(self, namespace: str) -> None:
         for _ in range(self.chance.randint(1, 4)):
-            self.made += 1
-            pod = foreign_pod(f"other{self.made}", cpu=self.chance.choice(("500m", "2", "3")), run="4s")
-            self._surely(partial(create, self.site, namespace, pod))
+            self.created += 1
+            pod = foreign_pod(f"other{self.created}", cpu=self.chance.choice(("500m", "2", "3")), run="4s")
+            self._retry(partial(create, self.site, namespace, pod))
 
-    # The verdict
+    # Checks at the end of a round
 
-    def _leave_alone(self, namespace: str) -> None:
-        """Whatever can end by itself does so, and nothing is wrong then."""
-        self.revive()
+    def _check_recovery(self, namespace: str) -> None:
+        """Waits until all pods that can end have ended, then checks bindings and consistency."""
+        self.restart()
         self.replica.wait_ready(90)
         deadline = time.monotonic() + 150
         while self._left(namespace):
-            assert time.monotonic() < deadline, self._told(namespace)
+            assert time.monotonic() < deadline, self._describe(namespace)
             time.sleep(0.5)
         done = [one.pod for one in bindings(self.site, namespace) if one.code == 201]
         assert len(done) == len(set(done)), "a pod was bound twice"
-        self.site.wait_sound(self.replica, 90)
+        self.site.wait_consistent(self.replica, 90)
 
     def _left(self, namespace: str) -> list[str]:
-        """Pods that should have ended and have not. A bare gang that lost a pod waits for another one."""
+        """Pods that should have ended and have not. A bare gang that lost a pod waits for it without end."""
         with contextlib.suppress(PenstockError):
             found = pods(self.site, namespace)
-            there = {pod["metadata"]["name"] for pod in found}
+            existing = {pod["metadata"]["name"] for pod in found}
             return [
                 pod["metadata"]["name"]
                 for pod in found
-                if pod["status"]["phase"] not in ("Succeeded", "Failed") and not _is_orphan(pod, there)
+                if pod["status"]["phase"] not in ("Succeeded", "Failed") and not _is_orphan(pod, existing)
             ]
         return ["?"]
 
-    def _told(self, namespace: str) -> str:
+    def _describe(self, namespace: str) -> str:
         lines = [f"{self._left(namespace)} have not ended"]
         for pod in pods(self.site, namespace):
             conditions = [
@@ -215,25 +216,26 @@ class Torture:
         return "\n".join([*lines, str(self.replica.differences()), self.replica.log_tail(60)])
 
 
-def _is_orphan(pod: dict[str, object], there: set[str]) -> bool:
+def _is_orphan(pod: dict[str, object], existing: set[str]) -> bool:
+    """Whether a bare pod belongs to a group that has lost a pod."""
     metadata = pod["metadata"]
     assert isinstance(metadata, dict)
-    said = metadata.get("annotations", {})
-    group, size = said.get("penstock.dev/group"), int(said.get("penstock.dev/group-size", "0"))
-    return bool(group) and any(f"{group}-{index}" not in there for index in range(size))
+    annotations = metadata.get("annotations", {})
+    group, size = annotations.get("penstock.dev/group"), int(annotations.get("penstock.dev/group-size", "0"))
+    return bool(group) and any(f"{group}-{index}" not in existing for index in range(size))
 
 
 FAULTS = (
     Torture._kill_penstock,
-    Torture._die_at_a_point,
-    Torture._die_at_a_point,
-    Torture._stand_still,
-    Torture._kill_part,
+    Torture._die_at_a_failpoint,
+    Torture._die_at_a_failpoint,
+    Torture._suspend_penstock,
+    Torture._kill_component,
     Torture._kill_database,
     Torture._delete_node,
     Torture._delete_pods,
     Torture._delete_pods,
-    Torture._others_come,
+    Torture._create_foreign_pods,
 )
 
 
@@ -255,7 +257,7 @@ def main() -> int:
                 raise
             rounds += 1
             passed_s = time.monotonic() - began
-            say(f"{torture.faults:5} faults in {passed_s:5.0f} s, round {rounds}: all is sound")
+            say(f"{torture.faults:5} faults in {passed_s:5.0f} s, round {rounds}: consistent")
     return 0
 
 
