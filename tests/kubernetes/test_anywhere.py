@@ -1,7 +1,7 @@
-"""What holds on any cluster: simulated, or one with real kubelets (`make e2e KUBECONFIG=FILE`).
+"""Tests that pass on any cluster: a simulated one, or one with real kubelets (`make e2e KUBECONFIG=FILE`).
 
-Elsewhere than on a simulated cluster the nodes must be able to run `busybox:latest`, at least two of them
-must be of about one size and mostly free, and no other Penstock may be in office.
+On a real cluster the nodes must be able to run `busybox:latest`, at least two of them must have about the
+same free capacity, and no other Penstock may be leader.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tests.kubernetes.manifests import job
 from tests.kubernetes.namespaces import SharedCluster
 from tests.kubernetes.site import ROOT, Replica, Site, external_kubeconfig, requests_of, site_of, wait_for
 
-LIMIT_S = 120.0  # real containers take their time
+LIMIT_S = 120.0  # real containers start slowly
 GANG = ROOT / "examples" / "kube" / "gang.yaml"
 
 
 @dataclass(frozen=True)
-class Ground:
+class TwoNodes:
     site: Site
     penstock: Replica
     nodes: tuple[str, str]
-    cpu: str  # of which each of the two nodes can give one, and not two
+    cpu: str  # a request of which exactly one fits on each of the two nodes
 
     def gang(self, name: str, command: str, cpu: str = "", count: int = 2) -> dict[str, Any]:
-        """For the two nodes; simulated pods understand the command, too."""
+        """A Job bound to the two nodes. Its command also determines the run time of simulated pods."""
         names = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(self.nodes)}
         terms = [{"matchExpressions": [names]}]
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
@@ -58,7 +58,7 @@ class Ground:
         conditions = self.site.get("job", name, "-n", namespace)["status"].get("conditions", ())
         return any(one["type"] == "Complete" and one["status"] == "True" for one in conditions)
 
-    def why(self, namespace: str, app: str) -> str:
+    def pending_reason(self, namespace: str, app: str) -> str:
         for pod in self.site.pods(namespace, f"app={app}"):
             for condition in pod["status"].get("conditions", ()):
                 if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -66,8 +66,8 @@ class Ground:
         return ""
 
 
-def _ground(site: Site, penstock: Replica) -> Ground:
-    """The two nodes that are most alike in what is free on them."""
+def _two_nodes(site: Site, penstock: Replica) -> TwoNodes:
+    """Chooses the two nodes whose free CPU differs least."""
     used: dict[str, int] = {}
     for pod in site.get("pods", "-A")["items"]:
         node = pod["spec"].get("nodeName")
@@ -83,9 +83,9 @@ def _ground(site: Site, penstock: Replica) -> Ground:
     )
     pairs = sorted(pairwise(free), key=lambda pair: pair[1][0] - pair[0][0])
     if not pairs or pairs[0][1][0] > 1.6 * pairs[0][0][0]:
-        pytest.skip(f"SKIPPED because there are no two nodes of about one size: {free}")
+        pytest.skip(f"SKIPPED because no two nodes have about the same free CPU: {free}")
     (least, first), (_, second) = pairs[0]
-    return Ground(site, penstock, (first, second), f"{least * 6 // 10}m")
+    return TwoNodes(site, penstock, (first, second), f"{least * 6 // 10}m")
 
 
 def _name(node: dict[str, Any]) -> str:
@@ -93,32 +93,32 @@ def _name(node: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def ground(shared_cluster: SharedCluster) -> Iterator[Ground]:
+def two_nodes(shared_cluster: SharedCluster) -> Iterator[TwoNodes]:
     kubeconfig = external_kubeconfig()
     if kubeconfig is not None:
         with site_of(kubeconfig) as site:
-            yield _ground(site, site.replica().start().wait_ready())
+            yield _two_nodes(site, site.replica().start().wait_ready())
         return
     site = shared_cluster.site()
     shared_cluster.ensure_nodes(2, NodeShape(cpu="2", memory="8Gi"))
-    yield _ground(site, shared_cluster.penstock())
+    yield _two_nodes(site, shared_cluster.penstock())
 
 
-def test_the_first_example_starts_whole_and_completes(ground: Ground) -> None:
-    site = ground.site
+def test_the_first_example_starts_as_a_gang_and_completes(two_nodes: TwoNodes) -> None:
+    site = two_nodes.site
     with site.namespace() as namespace:
         site.apply(GANG, namespace)
         pods = wait_for(lambda: _all_running(site, namespace, 3), "all three to run", LIMIT_S)
         assert len({pod["metadata"]["annotations"]["penstock.dev/job"] for pod in pods}) == 1
-        wait_for(lambda: ground.is_complete(namespace, "gang"), "the Job to complete", LIMIT_S)
+        wait_for(lambda: two_nodes.is_complete(namespace, "gang"), "the Job to complete", LIMIT_S)
         for pod in pods:
             assert {event["reportingComponent"] for event in _scheduled(site, namespace, _name(pod))} == {
                 "penstock"
             }
 
 
-def test_the_first_example_prints_what_its_containers_say(ground: Ground) -> None:
-    site = ground.site
+def test_the_containers_of_the_first_example_print_their_output(two_nodes: TwoNodes) -> None:
+    site = two_nodes.site
     if site.cluster is not None:
         pytest.skip("SKIPPED because simulated nodes print nothing that kubectl logs could show")
     with site.namespace() as namespace:
@@ -144,43 +144,47 @@ def _scheduled(site: Site, namespace: str, pod: str) -> list[dict[str, Any]]:
     return [event for event in found if event["reason"] == "Scheduled"]
 
 
-def test_two_gangs_that_cannot_both_fit_run_one_after_the_other(ground: Ground) -> None:
-    site = ground.site
+def test_two_gangs_that_do_not_fit_together_run_one_after_another(two_nodes: TwoNodes) -> None:
+    site = two_nodes.site
     with site.namespace() as namespace:
-        site.apply([ground.gang("red", "sleep 10"), ground.gang("blue", "sleep 10")], namespace)
+        site.apply([two_nodes.gang("red", "sleep 10"), two_nodes.gang("blue", "sleep 10")], namespace)
         wait_for(
-            lambda: len(ground.bound(namespace, "red") + ground.bound(namespace, "blue")) == 2,
+            lambda: len(two_nodes.bound(namespace, "red") + two_nodes.bound(namespace, "blue")) == 2,
             "one of them on its nodes",
             LIMIT_S,
         )
-        winner, loser = ("red", "blue") if ground.bound(namespace, "red") else ("blue", "red")
-        assert len(ground.bound(namespace, winner)) == 2
-        wait_for(lambda: "Unschedulable" in ground.why(namespace, loser), "the other to be told", LIMIT_S)
-        wait_for(lambda: ground.is_complete(namespace, winner), "the winner to complete", LIMIT_S)
-        wait_for(lambda: ground.is_complete(namespace, loser), "the loser to have its turn", LIMIT_S)
-        assert site.overcommitted() == {}
-    site.wait_consistent(ground.penstock)
-
-
-def test_what_ended_or_was_deleted_gives_back_what_it_had(ground: Ground) -> None:
-    site = ground.site
-    with site.namespace() as namespace:
-        site.apply(ground.gang("ends", "sleep 1"), namespace)
-        wait_for(lambda: ground.is_complete(namespace, "ends"), "the first to end", LIMIT_S)
-        site.apply(ground.gang("deleted", "sleep infinity"), namespace)
-        wait_for(lambda: len(ground.bound(namespace, "deleted")) == 2, "the second on its nodes", LIMIT_S)
-        site.kubectl("delete", "job", "deleted", "-n", namespace)
-        site.apply(ground.gang("last", "sleep 1"), namespace)
-        wait_for(lambda: ground.is_complete(namespace, "last"), "the third to end", LIMIT_S)
-    site.wait_consistent(ground.penstock)
-
-
-def test_a_gang_that_can_never_fit_is_told_so(ground: Ground) -> None:
-    with ground.site.namespace() as namespace:
-        ground.site.apply(ground.gang("huge", "true", "4000"), namespace)
+        winner, loser = ("red", "blue") if two_nodes.bound(namespace, "red") else ("blue", "red")
+        assert len(two_nodes.bound(namespace, winner)) == 2
         wait_for(
-            lambda: "it can never run here" in ground.why(namespace, "huge"),
+            lambda: "Unschedulable" in two_nodes.pending_reason(namespace, loser),
+            "the other to be told",
+            LIMIT_S,
+        )
+        wait_for(lambda: two_nodes.is_complete(namespace, winner), "the winner to complete", LIMIT_S)
+        wait_for(lambda: two_nodes.is_complete(namespace, loser), "the loser to have its turn", LIMIT_S)
+        assert site.overcommitted() == {}
+    site.wait_consistent(two_nodes.penstock)
+
+
+def test_finished_and_deleted_pods_release_their_resources(two_nodes: TwoNodes) -> None:
+    site = two_nodes.site
+    with site.namespace() as namespace:
+        site.apply(two_nodes.gang("ends", "sleep 1"), namespace)
+        wait_for(lambda: two_nodes.is_complete(namespace, "ends"), "the first to end", LIMIT_S)
+        site.apply(two_nodes.gang("deleted", "sleep infinity"), namespace)
+        wait_for(lambda: len(two_nodes.bound(namespace, "deleted")) == 2, "the second on its nodes", LIMIT_S)
+        site.kubectl("delete", "job", "deleted", "-n", namespace)
+        site.apply(two_nodes.gang("last", "sleep 1"), namespace)
+        wait_for(lambda: two_nodes.is_complete(namespace, "last"), "the third to end", LIMIT_S)
+    site.wait_consistent(two_nodes.penstock)
+
+
+def test_an_unsatisfiable_gang_has_a_condition_that_says_so(two_nodes: TwoNodes) -> None:
+    with two_nodes.site.namespace() as namespace:
+        two_nodes.site.apply(two_nodes.gang("huge", "true", "4000"), namespace)
+        wait_for(
+            lambda: "it can never run here" in two_nodes.pending_reason(namespace, "huge"),
             "the huge one to be told",
             LIMIT_S,
         )
-        assert ground.bound(namespace, "huge") == []
+        assert two_nodes.bound(namespace, "huge") == []

@@ -1,7 +1,7 @@
-"""Penstock dies at every named point of a gang's life, on a real API server, and comes back.
+"""Penstock crashes at every failpoint while it schedules a gang on a real API server, and is restarted.
 
-What must hold after each death: the gang ends as if nothing had been, every pod was bound exactly once, what
-it had is free for a gang that needs everything, and the auditor finds nothing.
+After each crash the gang must end normally, every pod must have been bound exactly once, a gang that needs
+the whole cluster must be able to start, and the auditor must find no differences.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ MIGRATING = ("store.migrate.before", "store.migrate.after")
 
 
 def restart_armed(replica: Replica, armed: str) -> None:
-    """Penstock is started anew, to die at the nth time that it comes to a point."""
+    """Restarts Penstock with a failpoint at which it crashes, for example at the nth pass."""
     replica.kill()
     restart(replica, PENSTOCK_FAILPOINTS=armed)
 
 
-def test_every_point_has_a_test() -> None:
+def test_every_failpoint_has_a_test() -> None:
     modules = (penstock.backends.kube.executor, penstock.instance.steps, penstock.store.transactions)
     assert all(modules)
     here = {name for name in REGISTRY if name.startswith(("store.", "instance.", "kube."))}
@@ -62,9 +62,7 @@ def test_every_point_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("point", WORKING)
-def test_death_in_the_middle_of_placing(
-    site: Site, replica: Replica, failpoints: Failpoints, point: str
-) -> None:
+def test_crash_while_binding(site: Site, replica: Replica, failpoints: Failpoints, point: str) -> None:
     with clean_namespace(site, replica) as namespace:
         failpoints.arm(point)
         create(site, namespace, *bare_gang("gang"))
@@ -77,7 +75,7 @@ def test_death_in_the_middle_of_placing(
 
 
 @pytest.mark.parametrize("point", [*NTH, *RECORDS])
-def test_death_the_nth_time(site: Site, replica: Replica, point: str) -> None:
+def test_crash_at_the_nth_pass_of_a_failpoint(site: Site, replica: Replica, point: str) -> None:
     with clean_namespace(site, replica) as namespace:
         restart_armed(replica, point)
         if not point.startswith("store."):
@@ -92,8 +90,8 @@ def test_death_the_nth_time(site: Site, replica: Replica, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", STARTING)
-def test_death_while_taking_over(site: Site, replica: Replica, point: str) -> None:
-    """One gang runs meanwhile, another one waits for what that has."""
+def test_crash_while_recovering(site: Site, replica: Replica, point: str) -> None:
+    """One gang runs during the crash, another waits for its resources."""
     with clean_namespace(site, replica) as namespace:
         create(site, namespace, *bare_gang("first", run="2s"))
         wait_phases(site, namespace, Running=3)
@@ -107,8 +105,8 @@ def test_death_while_taking_over(site: Site, replica: Replica, point: str) -> No
 
 
 @pytest.mark.parametrize("point", EVICTING)
-def test_death_while_evicting(site: Site, replica: Replica, failpoints: Failpoints, point: str) -> None:
-    """A group that begins anew as a whole when one of its members has failed."""
+def test_crash_while_evicting(site: Site, replica: Replica, failpoints: Failpoints, point: str) -> None:
+    """A group that is requeued as a whole when one of its members fails."""
     with clean_namespace(site, replica) as namespace:
         create(site, namespace, replica_set_gang("gang", requeue="always"))
         wait_phases(site, namespace, Running=3)
@@ -129,7 +127,7 @@ def running(site: Site, namespace: str) -> set[str]:
 
 
 def fail(site: Site, pod: dict[str, object]) -> None:
-    """A pod fails, as its kubelet would say it."""
+    """Sets the status of a pod to Failed, as its kubelet would."""
     metadata = pod["metadata"]
     assert isinstance(metadata, dict)
     path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
@@ -139,7 +137,7 @@ def fail(site: Site, pod: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("kind", ["pods", "job"])
 @pytest.mark.parametrize("point", ENDING)
-def test_death_while_ending(
+def test_crash_while_ending_a_job(
     site: Site, replica: Replica, failpoints: Failpoints, point: str, kind: str
 ) -> None:
     with clean_namespace(site, replica) as namespace:
@@ -148,7 +146,9 @@ def test_death_while_ending(
         wait_phases(site, namespace, Running=3)
         (job,) = replica.jobs()
         failpoints.arm(point)
-        replica.call("cancel", job["id"])  # Whether it is answered or not: it was recorded before.
+        replica.call(
+            "cancel", job["id"]
+        )  # The command is recorded before it is answered, so the answer may be lost.
         replica.wait_dead()
         restart(replica)
         wait_for(lambda: not running(site, namespace), "the gang to end")
@@ -157,7 +157,7 @@ def test_death_while_ending(
 
 
 @pytest.mark.parametrize("point", MIGRATING)
-def test_death_while_making_the_schema(site: Site, replica: Replica, point: str) -> None:
+def test_crash_while_creating_the_schema(site: Site, replica: Replica, point: str) -> None:
     replica.kill()
     with started_server() as server, new_namespace(site) as namespace:
         other = site.replica(f"migrating-{point}", "--database", fresh_database(server))

@@ -1,7 +1,7 @@
-"""What happens to a gang between its allocation and its start: nodes go, others come, kubelets refuse.
+"""Faults between the allocation and the start of a gang: lost nodes, foreign pods, kubelets that reject pods.
 
-Between the two there is no time in which a test could act; so Penstock is made to die there, the cluster
-changes while it is away, and another one goes on with what was recorded.
+The time between both is too short for a test to act. Penstock therefore crashes there at a failpoint, the
+cluster changes while it is down, and a restarted Penstock continues from the recorded state.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def gang(kind: str, run: str = "1s") -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("kind", ["pods", "job"])
 @pytest.mark.parametrize("is_away", [True, False], ids=["while-away", "while-there"])
-def test_a_node_that_goes_before_the_binding(
+def test_a_node_disappears_before_the_binding(
     site: Site, replica: Replica, failpoints: Failpoints, kind: str, is_away: bool
 ) -> None:
-    """Those who were on their way to it go elsewhere, as soon as there is somewhere."""
+    """Its pods are bound to another node as soon as one has enough free resources."""
     with clean_namespace(site, replica) as namespace:
         failpoints.arm("instance.act.before")
         create(site, namespace, *gang(kind))
@@ -77,10 +77,10 @@ def test_a_node_that_goes_before_the_binding(
 
 
 @pytest.mark.parametrize("kind", ["pods", "job"])
-def test_others_fill_a_node_between_match_and_binding(
+def test_foreign_pods_fill_a_node_between_match_and_binding(
     site: Site, replica: Replica, failpoints: Failpoints, kind: str
 ) -> None:
-    """Nobody is bound there. When the others go, the gang is made whole."""
+    """No pod is bound there. When the foreign pods end, the gang is completed."""
     with clean_namespace(site, replica) as namespace:
         failpoints.arm("instance.act.before")
         create(site, namespace, *gang(kind, run=UNLIMITED))
@@ -95,10 +95,10 @@ def test_others_fill_a_node_between_match_and_binding(
         site.wait_consistent(replica)
 
 
-def test_others_stay_and_the_gang_of_a_job_begins_anew(
+def test_foreign_pods_stay_and_the_gang_of_a_job_is_requeued(
     site: Site, replica: Replica, failpoints: Failpoints
 ) -> None:
-    """It could not be made whole in time: those who are there are evicted, and all of it waits again."""
+    """The gang is not completed within gang_repair_timeout: its bound pods are evicted and it is requeued."""
     with clean_namespace(site, replica) as namespace:
         failpoints.arm("instance.act.before")
         create(site, namespace, job_gang("gang", run=UNLIMITED))
@@ -113,7 +113,7 @@ def test_others_stay_and_the_gang_of_a_job_begins_anew(
         site.wait_consistent(replica)
 
 
-def test_others_stay_and_bare_pods_say_that_they_are_broken(
+def test_foreign_pods_stay_and_a_bare_gang_reports_that_it_is_incomplete(
     site: Site, replica: Replica, failpoints: Failpoints
 ) -> None:
     with clean_namespace(site, replica) as namespace:
@@ -128,7 +128,9 @@ def test_others_stay_and_bare_pods_say_that_they_are_broken(
         wait_for(lambda: "GroupIncomplete" in reasons(site, namespace), "its pod to say so")
         site.wait_consistent(replica)
         api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/foreign", {"gracePeriodSeconds": 0})
-        wait_phases(site, namespace, "gang", Running=3)  # Late is better than never.
+        wait_phases(
+            site, namespace, "gang", Running=3
+        )  # The gang is completed even after it was reported as incomplete.
         site.wait_consistent(replica)
 
 
@@ -141,7 +143,7 @@ def reasons(site: Site, namespace: str) -> set[str]:
     }
 
 
-def test_a_kubelet_that_refuses_a_bare_pod_breaks_its_gang(site: Site, replica: Replica) -> None:
+def test_a_gang_is_incomplete_after_a_kubelet_rejects_a_bare_pod(site: Site, replica: Replica) -> None:
     with clean_namespace(site, replica) as namespace:
         made = bare_gang("gang", run=UNLIMITED)
         made[1]["metadata"]["annotations"]["penstock.dev/sim-refuse"] = "OutOfcpu"
@@ -152,8 +154,8 @@ def test_a_kubelet_that_refuses_a_bare_pod_breaks_its_gang(site: Site, replica: 
         site.wait_consistent(replica)
 
 
-def test_a_kubelet_that_refuses_a_pod_of_a_job_gets_another(site: Site, replica: Replica) -> None:
-    """The Job's controller makes it, without the order to refuse it, and it joins the gang."""
+def test_a_pod_of_a_job_that_a_kubelet_rejects_is_replaced(site: Site, replica: Replica) -> None:
+    """The Job controller creates another pod, which is not rejected, and it joins the gang."""
     with clean_namespace(site, replica) as namespace:
         create(site, namespace, job_gang("gang", run=UNLIMITED, group_size="3"))
         path = f"/api/v1/namespaces/{namespace}/pods"
@@ -168,8 +170,8 @@ def test_a_kubelet_that_refuses_a_pod_of_a_job_gets_another(site: Site, replica:
         site.wait_consistent(replica)
 
 
-def test_pods_deleted_while_they_wait(site: Site, replica: Replica) -> None:
-    """A gang that is not whole any more waits for another member; one that is gone is forgotten."""
+def test_pods_deleted_while_they_are_pending(site: Site, replica: Replica) -> None:
+    """A gang that lost a pod waits for another member; the job of a gang without pods ends."""
     with clean_namespace(site, replica) as namespace:
         path = f"/api/v1/namespaces/{namespace}/pods"
         create(site, namespace, *bare_gang("first", run=UNLIMITED))
@@ -189,8 +191,8 @@ def test_pods_deleted_while_they_wait(site: Site, replica: Replica) -> None:
         site.wait_consistent(replica)
 
 
-def test_the_default_scheduler_works_on_the_same_nodes(site: Site, replica: Replica) -> None:
-    """Both find out late what the other has taken, again and again: we never take what we could know of."""
+def test_the_default_scheduler_uses_the_same_nodes(site: Site, replica: Replica) -> None:
+    """Both schedulers learn of each other's bindings late; Penstock never uses what it knows to be taken."""
     with clean_namespace(site, replica) as namespace:
         stop = threading.Event()
         over: list[object] = []
@@ -229,7 +231,7 @@ def come_and_go(site: Site, namespace: str, stop: threading.Event) -> None:
 
 
 def look(site: Site, stop: threading.Event, over: list[object]) -> None:
-    """Nodes on which we took too much. What both take in the same moment is for the kubelet to decide."""
+    """Collects nodes that Penstock over-committed. Simultaneous bindings are left to the kubelet."""
     while not stop.wait(0.5):
         found = site.overcommitted(blame_s=2.0)
         if found:

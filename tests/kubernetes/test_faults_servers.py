@@ -1,6 +1,6 @@
-"""What Penstock leans on goes away and comes back: the API server, etcd, PostgreSQL; or it stands still.
+"""Outages of the API server, etcd and PostgreSQL, and a suspended Penstock.
 
-It finds its way without help, and the gangs end as they should.
+Penstock recovers without help, and all gangs end normally.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def cluster_of(site: Site) -> DevCluster:
 
 
 def three_gangs(site: Site, namespace: str) -> None:
-    """One that runs, one that waits for it, and one whose last member has not come."""
+    """A gang that runs, a gang that waits for it, and a gang whose last pod is missing."""
     create(site, namespace, *bare_gang("runs", run="4s"))
     wait_phases(site, namespace, "runs", Running=3)
     create(site, namespace, job_gang("waits"))
@@ -87,9 +87,7 @@ def all_end(site: Site, namespace: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["kube-apiserver", "etcd"])
-def test_a_part_of_the_cluster_is_killed_and_comes_back_at_once(
-    site: Site, replica: Replica, part: str
-) -> None:
+def test_a_component_is_killed_and_restarted_at_once(site: Site, replica: Replica, part: str) -> None:
     with clean_namespace(site, replica) as namespace:
         three_gangs(site, namespace)
         cluster_of(site).kill_component(part)
@@ -100,10 +98,8 @@ def test_a_part_of_the_cluster_is_killed_and_comes_back_at_once(
 
 
 @pytest.mark.parametrize("part", ["kube-apiserver", "etcd"])
-def test_a_part_of_the_cluster_is_away_until_the_lease_is_lost(
-    site: Site, replica: Replica, part: str
-) -> None:
-    """Penstock stands by, and is the leader again when it can be."""
+def test_a_component_is_down_until_the_lease_expires(site: Site, replica: Replica, part: str) -> None:
+    """Penstock loses leadership, and becomes leader again when the API server is back."""
     with clean_namespace(site, replica) as namespace:
         three_gangs(site, namespace)
         cluster_of(site).kill_component(part)
@@ -125,9 +121,7 @@ def wait_api(site: Site) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pods", "job"])
-def test_a_gang_is_ended_although_the_api_server_was_away_when_it_should_be(
-    site: Site, replica: Replica, kind: str
-) -> None:
+def test_a_gang_is_ended_after_an_outage_of_the_api_server(site: Site, replica: Replica, kind: str) -> None:
     with clean_namespace(site, replica) as namespace:
         made = bare_gang("gang", run=UNLIMITED) if kind == "pods" else [job_gang("gang", run=UNLIMITED)]
         create(site, namespace, *made)
@@ -135,15 +129,15 @@ def test_a_gang_is_ended_although_the_api_server_was_away_when_it_should_be(
         (job,) = replica.jobs()
         cluster_of(site).kill_component("kube-apiserver")
         assert replica.call("cancel", job["id"]).returncode == 0
-        time.sleep(1.0)  # It has tried by now.
+        time.sleep(1.0)  # By now it has tried to end the gang.
         cluster_of(site).start_component("kube-apiserver")
-        wait_phases(site, namespace, Running=0, limit_s=120)  # The Job controller has missed the server too.
+        wait_phases(site, namespace, Running=0, limit_s=120)  # The Job controller needs time to recover, too.
         check_next_gang(site, namespace)
         site.wait_consistent(replica)
 
 
-def test_events_that_were_missed_and_that_the_server_has_forgotten(site: Site, replica: Replica) -> None:
-    """Penstock stands still while much happens; then the server begins anew, and knows no earlier version."""
+def test_missed_watch_events_and_a_restarted_api_server(site: Site, replica: Replica) -> None:
+    """Penstock is suspended during many changes; a restarted API server has no earlier resource versions."""
     with clean_namespace(site, replica) as namespace:
         create(site, namespace, *bare_gang("gone", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
@@ -167,7 +161,7 @@ def test_events_that_were_missed_and_that_the_server_has_forgotten(site: Site, r
 # PostgreSQL
 
 
-def test_the_embedded_database_is_killed_while_gangs_come(site: Site, replica: Replica) -> None:
+def test_the_embedded_database_is_killed_while_gangs_are_created(site: Site, replica: Replica) -> None:
     embedded = EmbeddedPostgres(paths_of(str(replica.state), os.environ))
     with clean_namespace(site, replica) as namespace:
         three_gangs(site, namespace)
@@ -178,7 +172,7 @@ def test_the_embedded_database_is_killed_while_gangs_come(site: Site, replica: R
 
 
 def kill_embedded(embedded: EmbeddedPostgres) -> None:
-    """Kills it; returns when Penstock has started another one."""
+    """Kills the database and returns when Penstock has restarted it."""
     pid = embedded.pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -193,7 +187,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def pair(site: Site, server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Replica, Replica]:
-    """Two replicas with one database. Their credentials differ, so that each request tells its sender."""
+    """Two replicas with one database and different credentials, so that each request shows its sender."""
     database = fresh_database(server)
     token = site.kubectl("create", "token", "penstock", "-n", "penstock-system").strip()
     config = yaml.safe_load(site.penstock_kubeconfig.read_text())
@@ -208,7 +202,7 @@ def pair(site: Site, server: Server, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def leader(pair: tuple[Replica, Replica], started: Replica, site: Site) -> tuple[Replica, Replica]:
-    """The one in office, and the one that stands by. No other Penstock is there."""
+    """The leader and the standby. No other Penstock runs."""
     if started.is_alive():
         started.stop()
     if not any(one.is_alive() and one.is_ready() for one in pair):
@@ -221,7 +215,7 @@ def leader(pair: tuple[Replica, Replica], started: Replica, site: Site) -> tuple
     return (first, second) if first.is_ready() else (second, first)
 
 
-def test_an_external_database_is_killed_and_comes_back(
+def test_an_external_database_is_killed_and_restarted(
     site: Site, server: Server, leader: tuple[Replica, Replica]
 ) -> None:
     first, _ = leader
@@ -235,9 +229,7 @@ def test_an_external_database_is_killed_and_comes_back(
         site.wait_consistent(first)
 
 
-def test_a_leader_that_stands_still_in_the_middle_of_binding_is_fenced(
-    site: Site, leader: tuple[Replica, Replica]
-) -> None:
+def test_a_leader_suspended_while_binding_is_fenced(site: Site, leader: tuple[Replica, Replica]) -> None:
     first, second = leader
     assert first.process is not None
     with new_namespace(site) as namespace:
@@ -245,7 +237,7 @@ def test_a_leader_that_stands_still_in_the_middle_of_binding_is_fenced(
         create(site, namespace, *bare_gang("many", 60, cpu="100m", run=UNLIMITED))
         wait_for(lambda: _first_binding(site, since), "a binding", every_s=0.001)
         first.process.send_signal(signal.SIGSTOP)
-        time.sleep(1.0)  # What was sent has arrived.
+        time.sleep(1.0)  # Requests in flight have arrived.
         assert phases(site, namespace)["Pending"], "it stands still too late to be in the middle of anything"
         second.wait_ready(TAKE_OVER_S + MARGIN_S)
         wait_phases(site, namespace, Running=60)
@@ -276,7 +268,7 @@ def _stands_by(replica: Replica) -> bool:
 
 
 def check_writers(site: Site, since: int, fenced: Replica) -> None:
-    """Who was fenced has written nothing but, perhaps, a question for the lease that was refused."""
+    """A fenced replica has written nothing, except for a rejected update of the lease."""
     by_token = fenced.name == "two"
     for request in audited(site, since):
         of_penstock = "penstock" in str(request["user"].get("username", ""))
@@ -287,7 +279,7 @@ def check_writers(site: Site, since: int, fenced: Replica) -> None:
             assert request["responseStatus"]["code"] == 409, request
 
 
-def test_a_leader_that_is_killed_is_followed_when_its_lease_has_run_out(
+def test_a_killed_leader_is_replaced_when_its_lease_expires(
     site: Site, leader: tuple[Replica, Replica]
 ) -> None:
     first, second = leader
@@ -304,7 +296,7 @@ def test_a_leader_that_is_killed_is_followed_when_its_lease_has_run_out(
         site.wait_consistent(second)
 
 
-def test_a_leader_that_stops_is_followed_at_once(site: Site, leader: tuple[Replica, Replica]) -> None:
+def test_a_stopped_leader_is_replaced_at_once(site: Site, leader: tuple[Replica, Replica]) -> None:
     first, second = leader
     with clean_namespace(site, second) as namespace:
         create(site, namespace, *bare_gang("gang", run="2s"))

@@ -1,4 +1,4 @@
-"""Groups start whole or not at all: contention, order, what can never run, and what is counted."""
+"""All-or-nothing groups: contention, order, unsatisfiable requests, scaling and released capacity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kubernetes.site import wait_for
 GROUP = {"penstock.dev/group": "mixed", "penstock.dev/group-size": "3"}
 
 
-def test_of_two_gangs_that_cannot_both_fit_one_runs_whole_and_the_other_not_at_all(
+def test_only_one_of_two_gangs_that_do_not_fit_together_runs(
     namespace: Namespace,
 ) -> None:
     namespace.create(job("red", 3, "4", run="4s"), job("blue", 3, "4", run="4s"))
@@ -24,7 +24,7 @@ def test_of_two_gangs_that_cannot_both_fit_one_runs_whole_and_the_other_not_at_a
     wait_for(lambda: namespace.job_condition(loser, "Complete"), "the loser to have its turn")
 
 
-def test_two_gangs_of_pods_that_come_interleaved_never_share_the_last_nodes(namespace: Namespace) -> None:
+def test_two_gangs_with_interleaved_pods_never_share_the_last_nodes(namespace: Namespace) -> None:
     def member(group: str, index: int) -> dict[str, object]:
         annotations = {"penstock.dev/group": group, "penstock.dev/group-size": "3"}
         return bare_pod(f"{group}-{index}", "3", app=group, annotations=annotations)
@@ -36,7 +36,7 @@ def test_two_gangs_of_pods_that_come_interleaved_never_share_the_last_nodes(name
     assert namespace.bound(loser) == []
 
 
-def test_what_can_never_run_is_told_at_once(namespace: Namespace) -> None:
+def test_an_unsatisfiable_gang_is_reported_at_once(namespace: Namespace) -> None:
     namespace.create(job("huge", 2, "64"))
     told = namespace.wait_reason("huge", "Unschedulable", "it can never run here")
     assert "64" in told
@@ -55,7 +55,7 @@ def test_what_can_never_run_is_told_at_once(namespace: Namespace) -> None:
     assert namespace.bound() == []
 
 
-def test_members_of_a_group_may_differ(namespace: Namespace) -> None:
+def test_members_of_a_group_may_have_different_requests(namespace: Namespace) -> None:
     namespace.create(bare_pod("large", "4", annotations=GROUP), bare_pod("small", "1", annotations=GROUP))
     namespace.wait_reason("small", "GroupIncomplete")
     assert namespace.bound() == []
@@ -64,7 +64,7 @@ def test_members_of_a_group_may_differ(namespace: Namespace) -> None:
     assert len({job_id(pod) for pod in namespace.pods()}) == 1
 
 
-def test_a_priority_class_goes_first(namespace: Namespace) -> None:
+def test_a_higher_priority_class_starts_first(namespace: Namespace) -> None:
     namespace.create(
         {
             "apiVersion": "scheduling.k8s.io/v1",
@@ -84,12 +84,12 @@ def test_a_priority_class_goes_first(namespace: Namespace) -> None:
     assert namespace.bound("low") == []
 
 
-def test_an_unknown_queue_is_told(namespace: Namespace) -> None:
+def test_an_unknown_queue_is_reported(namespace: Namespace) -> None:
     namespace.create(bare_pod("lost", labels={"penstock.dev/queue": "nowhere"}))
     assert "default" in namespace.wait_reason("lost", "penstock.dev/queue", "nowhere")
 
 
-def test_a_deployment_that_grows_extends_its_job_pod_by_pod(namespace: Namespace) -> None:
+def test_scaling_up_a_deployment_extends_its_job_pod_by_pod(namespace: Namespace) -> None:
     namespace.create(deployment("web", 2, "3"))
     first = namespace.wait_bound("web", 2)
     namespace.patch("Deployment", "web", {"spec": {"replicas": 5}})
@@ -100,21 +100,21 @@ def test_a_deployment_that_grows_extends_its_job_pod_by_pod(namespace: Namespace
     namespace.wait_bound("web", 1)
 
 
-def test_a_pod_that_a_deployment_adds_is_told_why_it_waits(namespace: Namespace) -> None:
+def test_a_pending_pod_of_a_scaled_deployment_has_a_reason(namespace: Namespace) -> None:
     namespace.create(deployment("web", 4, "4"))
     namespace.wait_bound("web", 4)
     namespace.patch("Deployment", "web", {"spec": {"replicas": 5}})
     namespace.wait_reason("web", "Unschedulable", limit_s=5.0)
 
 
-def test_a_job_with_more_completions_than_parallelism_runs_to_its_end(namespace: Namespace) -> None:
+def test_a_job_with_more_completions_than_parallelism_completes(namespace: Namespace) -> None:
     more = {"completions": 6, "parallelism": 2, "completionMode": "NonIndexed"}
     namespace.create(job("series", 2, "4", run="1s", spec=more))
     wait_for(lambda: namespace.job_condition("series", "Complete"), "all six completions", 60)
     assert namespace.get("Job", "series")["status"]["succeeded"] == 6
 
 
-def test_a_stateful_set_in_order_comes_as_single_pods(namespace: Namespace) -> None:
+def test_the_pods_of_an_ordered_stateful_set_are_single_jobs(namespace: Namespace) -> None:
     namespace.create(stateful_set("ordered", 6, "4", policy="OrderedReady"))
     pods = namespace.wait_bound("ordered", 4)
     assert len({job_id(pod) for pod in pods}) == 4
@@ -131,7 +131,7 @@ def test_a_parallel_stateful_set_is_a_gang(namespace: Namespace) -> None:
     assert len({job_id(pod) for pod in namespace.wait_bound("parallel", 4)}) == 1
 
 
-def test_a_gated_pod_waits_until_its_gate_is_lifted(namespace: Namespace) -> None:
+def test_a_gated_pod_waits_until_its_gate_is_removed(namespace: Namespace) -> None:
     pair = {"penstock.dev/group": "pair", "penstock.dev/group-size": "2"}
     gated = bare_pod("gated", annotations=pair, schedulingGates=[{"name": "example.com/ready"}])
     namespace.create(gated, bare_pod("ready", annotations=pair))
@@ -141,7 +141,7 @@ def test_a_gated_pod_waits_until_its_gate_is_lifted(namespace: Namespace) -> Non
     wait_for(lambda: len(namespace.bound()) == 2, "both on their nodes")
 
 
-def test_a_waiting_pod_that_is_resized_is_planned_anew(namespace: Namespace) -> None:
+def test_a_resized_pending_pod_is_scheduled_with_its_new_requests(namespace: Namespace) -> None:
     namespace.create(bare_pod("shrinks", "5"))
     namespace.wait_reason("shrinks", "never")
     smaller = {"requests": {"cpu": "1", "memory": "64Mi"}}
@@ -161,7 +161,7 @@ def test_a_waiting_pod_that_is_resized_is_planned_anew(namespace: Namespace) -> 
     namespace.wait_bound("shrinks", 1)
 
 
-def test_a_running_pod_whose_group_label_changes_stays_what_it_is(namespace: Namespace) -> None:
+def test_a_changed_group_label_does_not_affect_a_running_pod(namespace: Namespace) -> None:
     namespace.create(job("stable", 2, "2"))
     before = namespace.wait_bound("stable", 2)
     name = before[0]["metadata"]["name"]
@@ -176,7 +176,7 @@ def test_a_running_pod_whose_group_label_changes_stays_what_it_is(namespace: Nam
     namespace.wait_bound("whole", 3)
 
 
-def test_capacity_is_released_when_pods_end_are_deleted_or_are_refused(namespace: Namespace) -> None:
+def test_capacity_is_released_when_pods_end_are_deleted_or_rejected(namespace: Namespace) -> None:
     namespace.create(job("ends", 4, "4", run="1s"))
     wait_for(lambda: namespace.job_condition("ends", "Complete"), "the first to end")
     namespace.create(job("deleted", 4, "4"))
@@ -188,7 +188,7 @@ def test_capacity_is_released_when_pods_end_are_deleted_or_are_refused(namespace
     namespace.wait_bound("last", 4)
 
 
-def test_a_label_of_a_forerunner_names_a_group(namespace: Namespace) -> None:
+def test_a_fluence_label_defines_a_group(namespace: Namespace) -> None:
     labels = {"fluence.flux-framework.org/group": "old"}
     size = {"fluence.flux-framework.org/group-size": "2"}
     namespace.create(bare_pod("old-0", labels=labels, annotations=size, scheduler="fluence"))

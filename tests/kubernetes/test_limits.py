@@ -1,4 +1,4 @@
-"""Limits, deadlines, begin times, and what is promised: who ends what, and who may go before whom."""
+"""Time limits, deadlines, begin times, and reservations with backfill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def test_a_pod_ends_at_its_own_deadline_and_gives_back_what_it_had(namespace: Namespace) -> None:
+def test_a_pod_ends_at_its_deadline_and_releases_its_resources(namespace: Namespace) -> None:
     namespace.create(bare_pod("short", "4", activeDeadlineSeconds=2))
     namespace.wait_bound("short", 1)
     wait_for(
@@ -25,7 +25,7 @@ def test_a_pod_ends_at_its_own_deadline_and_gives_back_what_it_had(namespace: Na
     namespace.wait_bound("whole", 4)
 
 
-def test_a_job_ends_at_its_own_deadline(namespace: Namespace) -> None:
+def test_a_job_ends_at_its_deadline(namespace: Namespace) -> None:
     namespace.create(job("short", 2, "4", spec={"activeDeadlineSeconds": 3}))
     namespace.wait_bound("short", 2)
     ended = wait_for(lambda: namespace.job_condition("short", "Failed"), "the Job's deadline")
@@ -34,7 +34,7 @@ def test_a_job_ends_at_its_own_deadline(namespace: Namespace) -> None:
     namespace.wait_bound("whole", 4)
 
 
-def test_a_limit_of_ours_on_a_job_becomes_its_deadline(namespace: Namespace) -> None:
+def test_a_penstock_limit_becomes_the_deadline_of_a_job(namespace: Namespace) -> None:
     namespace.create(job("limited", 2, "4", annotations={LIMIT: "4s"}))
     namespace.wait_bound("limited", 2)
     deadline = wait_for(
@@ -46,7 +46,7 @@ def test_a_limit_of_ours_on_a_job_becomes_its_deadline(namespace: Namespace) -> 
     wait_for(lambda: not namespace.jobs(), "its job to end")
 
 
-def test_a_limit_of_a_job_does_not_count_the_time_that_it_waited(namespace: Namespace) -> None:
+def test_the_limit_of_a_job_does_not_include_its_queue_time(namespace: Namespace) -> None:
     namespace.create(job("runs", 4, "4", annotations={LIMIT: "6s"}))
     namespace.wait_bound("runs", 4)
     namespace.create(job("waits", 4, "4", annotations={LIMIT: "10s"}))
@@ -70,20 +70,20 @@ def _started(namespace: Namespace, app: str, count: int) -> list[dict[str, objec
     return namespace.bound(app)
 
 
-def test_a_limit_of_ours_ends_a_pod_that_nobody_would_make_again(namespace: Namespace) -> None:
+def test_a_penstock_limit_ends_a_pod_without_controller(namespace: Namespace) -> None:
     namespace.create(bare_pod("limited", "1", annotations={LIMIT: "2s"}))
     namespace.wait_bound("limited", 1)
     namespace.wait_gone("limited")
     wait_for(lambda: not namespace.jobs(), "its job to end")
 
 
-def test_a_limit_is_refused_where_it_cannot_be_kept(namespace: Namespace) -> None:
+def test_a_limit_that_cannot_be_enforced_is_rejected(namespace: Namespace) -> None:
     namespace.create(deployment("server", 1, annotations={LIMIT: "2s"}))
     assert "ReplicaSet" in namespace.wait_reason("server", LIMIT, "cannot be enforced")
     assert namespace.bound() == []
 
 
-def test_first_come_first_served_and_holes_are_filled_by_who_is_gone_in_time(namespace: Namespace) -> None:
+def test_backfill_starts_only_jobs_that_end_before_the_reservation(namespace: Namespace) -> None:
     hour, minute = {LIMIT: "1h"}, {LIMIT: "1m"}
     namespace.create(job("runs", 3, "4", annotations=hour))
     namespace.wait_bound("runs", 3)
@@ -103,7 +103,7 @@ def test_first_come_first_served_and_holes_are_filled_by_who_is_gone_in_time(nam
     assert namespace.bound("endless") == []
 
 
-def test_nobody_starts_before_the_time_that_it_asked_for(namespace: Namespace) -> None:
+def test_no_pod_starts_before_its_begin_time(namespace: Namespace) -> None:
     namespace.create(bare_pod("later", annotations={"penstock.dev/begin": "+5s"}), bare_pod("now"))
     namespace.wait_bound("now", 1)
     assert namespace.bound("later") == []
@@ -112,6 +112,6 @@ def test_nobody_starts_before_the_time_that_it_asked_for(namespace: Namespace) -
     assert seconds(placed["lastTransitionTime"]) - seconds(pod["metadata"]["creationTimestamp"]) >= 5
 
 
-def test_a_begin_time_that_cannot_be_read_is_told(namespace: Namespace) -> None:
+def test_an_invalid_begin_time_is_reported(namespace: Namespace) -> None:
     namespace.create(bare_pod("when", annotations={"penstock.dev/begin": "tomorrow"}))
     namespace.wait_reason("when", "penstock.dev/begin", "tomorrow", "+10m")

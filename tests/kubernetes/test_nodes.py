@@ -1,4 +1,4 @@
-"""Which nodes are used: taints, cordons, zones, ports, others' pods, and the policy that chooses."""
+"""The choice of nodes: taints, cordons, anti-affinity, zones, host ports, foreign pods and match policies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ZONE = "topology.kubernetes.io/zone"
 
 @contextmanager
 def changed(namespace: Namespace, node: str, *doing: str, undo: tuple[str, ...]) -> Iterator[None]:
-    """A node that is left as it was."""
+    """A node whose changes are reverted at the end."""
     namespace.site.kubectl(*doing)
     try:
         yield
@@ -27,7 +27,7 @@ def changed(namespace: Namespace, node: str, *doing: str, undo: tuple[str, ...])
         wait_for(lambda: node in workers(namespace.site), "the node to be as before")
 
 
-def test_a_tainted_node_is_used_by_those_who_tolerate_it_only(namespace: Namespace) -> None:
+def test_a_tainted_node_is_used_only_by_pods_that_tolerate_it(namespace: Namespace) -> None:
     node = workers(namespace.site)[0]
     taint = "penstock-test=blocked:NoSchedule"
     with changed(namespace, node, "taint", "node", node, taint, undo=("taint", "node", node, f"{taint}-")):
@@ -61,14 +61,14 @@ def apart_from(app: str) -> dict[str, Any]:
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
-def test_pods_that_keep_apart_from_their_like_get_distinct_nodes(namespace: Namespace) -> None:
+def test_pods_with_anti_affinity_to_their_own_label_get_distinct_nodes(namespace: Namespace) -> None:
     namespace.create(job("apart", 4, "1", affinity=apart_from("apart")))
     namespace.wait_bound("apart", 4)
     assert len(set(namespace.nodes_of("apart"))) == 4
 
 
-def test_pods_of_different_groups_are_kept_apart_from_each_other(namespace: Namespace) -> None:
-    """Each pod of such a StatefulSet is a group by itself, made when the one before runs."""
+def test_anti_affinity_applies_across_groups(namespace: Namespace) -> None:
+    """Each pod of an ordered StatefulSet is a group, created when the previous pod runs."""
     namespace.create(stateful_set("db", 4, "100m", policy="OrderedReady", affinity=apart_from("db")))
     namespace.wait_bound("db", 4, limit_s=60.0)
     assert len(set(namespace.nodes_of("db"))) == 4
@@ -80,7 +80,7 @@ def test_pods_of_different_groups_are_kept_apart_from_each_other(namespace: Name
     namespace.wait_bound("db", 1)
 
 
-def test_pods_of_others_keep_ours_off_their_nodes(namespace: Namespace) -> None:
+def test_anti_affinity_of_foreign_pods_is_respected(namespace: Namespace) -> None:
     others = [bare_pod(f"other-{n}", "100m", app="web", scheduler="default-scheduler") for n in range(4)]
     for one in others:
         one["spec"]["affinity"] = apart_from("web")
@@ -96,7 +96,7 @@ def test_pods_of_others_keep_ours_off_their_nodes(namespace: Namespace) -> None:
     )
 
 
-def test_distinct_nodes_can_be_asked_for_by_name(namespace: Namespace) -> None:
+def test_distinct_nodes_can_be_requested_by_annotation(namespace: Namespace) -> None:
     namespace.create(job("apart", 5, "100m", annotations={"penstock.dev/distinct-nodes": "true"}))
     namespace.wait_reason("apart", "never")
     namespace.create(job("fewer", 4, "100m", annotations={"penstock.dev/distinct-nodes": "true"}))
@@ -121,7 +121,7 @@ def _nodes(namespace: Namespace) -> list[dict[str, dict[str, dict[str, str]]]]:
     return found
 
 
-def test_a_host_port_is_given_once_per_node(namespace: Namespace) -> None:
+def test_a_host_port_is_used_once_per_node(namespace: Namespace) -> None:
     port = {"ports": [{"containerPort": 80, "hostPort": 18080}]}
     namespace.create(
         *(bare_pod(f"server-{index}", "100m", app="server", container=port) for index in range(5))
@@ -134,7 +134,7 @@ def test_a_host_port_is_given_once_per_node(namespace: Namespace) -> None:
     namespace.wait_bound("server", 4)
 
 
-def test_pods_of_others_are_counted(namespace: Namespace) -> None:
+def test_foreign_pods_count_as_usage(namespace: Namespace) -> None:
     namespace.create(
         *(bare_pod(f"other-{n}", "3", app="other", scheduler="default-scheduler") for n in range(4))
     )
@@ -150,7 +150,7 @@ def test_pods_of_others_are_counted(namespace: Namespace) -> None:
     namespace.wait_bound("gang", 2)
 
 
-def test_no_node_is_overcommitted_while_others_go_one_by_one(namespace: Namespace) -> None:
+def test_no_node_is_overcommitted_while_foreign_pods_end(namespace: Namespace) -> None:
     for n in range(12):
         namespace.create(
             bare_pod(f"other-{n}", app="other", scheduler="default-scheduler", run=f"{3 + n / 4}s")
@@ -179,7 +179,7 @@ def test_the_match_policy_packs_or_spreads(shared_cluster: SharedCluster, policy
         assert len(set(namespace.nodes_of())) == nodes
 
 
-def test_a_group_that_never_completes_is_given_up_and_tried_again_when_somebody_comes(
+def test_an_incomplete_group_becomes_inadmissible_until_a_pod_is_added(
     shared_cluster: SharedCluster,
 ) -> None:
     shared_cluster.site()

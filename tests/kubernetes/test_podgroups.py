@@ -1,4 +1,4 @@
-"""Groups whose size an object of its own says: coscheduling's PodGroup, and Kubernetes' own."""
+"""Groups whose size is defined by an object: the PodGroups of coscheduling and of Kubernetes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ COSCHEDULING = "scheduling.x-k8s.io/pod-group"
 
 @pytest.fixture
 def namespace(shared_cluster: SharedCluster) -> Iterator[Namespace]:
-    """As elsewhere, on a control plane with Kubernetes' own gang scheduling."""
+    """A namespace on a control plane with Kubernetes' own gang scheduling enabled."""
     shared_cluster.site(native_gang=True)
     shared_cluster.ensure_nodes(4, FOUR_CORES)
     with shared_cluster.namespace(shared_cluster.penstock()) as made:
         yield made
 
 
-def test_a_pod_group_of_coscheduling_says_how_many_must_be_there(namespace: Namespace) -> None:
+def test_a_coscheduling_pod_group_defines_the_group_size(namespace: Namespace) -> None:
     labels = {COSCHEDULING: "team"}
     namespace.create(bare_pod("team-0", "4", app="team", labels=labels))
     namespace.wait_reason("team", "PodGroupNotFound")
@@ -35,7 +35,7 @@ def test_a_pod_group_of_coscheduling_says_how_many_must_be_there(namespace: Name
     assert len({job_id(pod) for pod in namespace.wait_bound("team", 3)}) == 1
 
 
-def test_two_pod_groups_of_coscheduling_do_not_share_what_is_left(namespace: Namespace) -> None:
+def test_two_coscheduling_pod_groups_never_share_the_last_nodes(namespace: Namespace) -> None:
     for name in ("red", "blue"):
         namespace.create(pod_group(name, 3), deployment(name, 3, "4", labels={COSCHEDULING: name}))
     wait_for(lambda: len(namespace.bound()) == 3, "one of them on its nodes")
@@ -44,7 +44,7 @@ def test_two_pod_groups_of_coscheduling_do_not_share_what_is_left(namespace: Nam
     assert namespace.bound(loser) == []
 
 
-def test_a_pod_group_of_kubernetes_starts_whole_and_is_told_so(namespace: Namespace) -> None:
+def test_a_native_pod_group_starts_as_a_gang_and_gets_a_condition(namespace: Namespace) -> None:
     group = {"podGroupName": "team"}
     namespace.create(bare_pod("early", "4", app="team", schedulingGroup=group))
     namespace.wait_reason("team", "PodGroupNotFound")
@@ -74,7 +74,7 @@ def test_a_pod_group_of_kubernetes_starts_whole_and_is_told_so(namespace: Namesp
     assert told()["DisruptionTarget"] == "False"
 
 
-def test_two_pod_groups_of_kubernetes_do_not_share_what_is_left(namespace: Namespace) -> None:
+def test_two_native_pod_groups_never_share_the_last_nodes(namespace: Namespace) -> None:
     for name in ("red", "blue"):
         namespace.create(
             native_group(name, 3), job(name, 3, "4", run="3s", schedulingGroup={"podGroupName": name})

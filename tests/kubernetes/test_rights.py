@@ -1,6 +1,6 @@
-"""What Penstock has done in a cluster, by the API server's audit log: only what it is there for.
+"""Penstock's requests in the audit log of the API server: only those that scheduling needs.
 
-It looks at everything that the tests before it have caused on the same control plane, and at some more.
+The log also contains the requests of the tests that ran before on the same control plane.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def target(request: dict[str, Any]) -> tuple[str, str, str]:
     return request["verb"], what.get("apiGroup", ""), resource
 
 
-def test_penstock_does_what_it_may_and_nothing_else(namespace: Namespace) -> None:
+def test_penstock_sends_only_requests_that_its_role_allows(namespace: Namespace) -> None:
     namespace.create(native_group("team", 2), job("team", 2, schedulingGroup={"podGroupName": "team"}))
     namespace.create(job("limited", 1, annotations={"penstock.dev/limit": "2s"}))
     namespace.create(bare_pod("bare", annotations={"penstock.dev/limit": "2s"}), bare_pod("huge", "64"))
@@ -89,19 +89,19 @@ def test_penstock_does_what_it_may_and_nothing_else(namespace: Namespace) -> Non
     assert {target(one)[1:] for one in done if one["verb"] == "get"} <= GETS
 
 
-def test_the_rights_that_we_ask_for_are_named_one_by_one() -> None:
+def test_the_roles_list_every_permission_explicitly() -> None:
     documents = list(yaml.safe_load_all((ROOT / "deploy" / "rbac.yaml").read_text("utf-8")))
     rules = [rule for one in documents if one["kind"] in ("ClusterRole", "Role") for rule in one["rules"]]
     assert rules
-    asked = {
+    granted = {
         (verb, group, resource)
         for rule in rules
         for verb in rule["verbs"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert not [one for one in asked if "*" in "".join(one)]
-    assert not [one for one in asked if "secrets" in one[2] or "configmaps" in one[2]]
-    assert {one for one in asked if one[0] not in READS} == WRITES
-    assert {one[1:] for one in asked if one[0] == "get"} == GETS
+    assert not [one for one in granted if "*" in "".join(one)]
+    assert not [one for one in granted if "secrets" in one[2] or "configmaps" in one[2]]
+    assert {one for one in granted if one[0] not in READS} == WRITES
+    assert {one[1:] for one in granted if one[0] == "get"} == GETS
     assert all("nonResourceURLs" not in rule for rule in rules)

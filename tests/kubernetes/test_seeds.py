@@ -1,13 +1,13 @@
-"""The forerunners' own examples, unchanged, on clusters of the sizes that their authors had.
+"""The unchanged examples of Fluence and Fluxnetes, on clusters of the size that their authors used.
 
-The manifests lie outside the project; without them these tests skip and say so. Every file is in one of two
-tables: with what its authors meant to happen, or with the reason why it cannot run here. What their
-scripts check is checked: who scheduled a pod, by its spec and by its event, and how it ended. Only what
-containers print is not: simulated nodes run none.
+The manifests are not part of the repository; without them these tests are skipped with a message. Every file
+is in one of two tables: with the result that its authors intended, or with the reason why it cannot run here.
+The tests check what the authors' scripts check: which scheduler bound a pod, according to its spec and its
+event, and how the pod ended. They do not check the output of containers: simulated nodes run none.
 
-A node of a cluster that kind makes offers what the machine has. Where the authors do not say which machine
-that was, a laptop with 8 cores is taken, or a runner of GitHub (4 cores; 2 for the gangs that are to get in
-each other's way). kindnet takes 100m of every node, and the control plane's node is for its own pods.
+A node of a kind cluster has the capacity of the machine. Where the authors do not name the machine, a laptop
+with 8 cores is assumed, or a GitHub runner (4 cores; 2 for gangs that compete). kindnet requests 100m on
+every node, and the control plane node runs only its own pods.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason=f"no manifests of for
 
 
 class Cluster(enum.Enum):
-    """Workers and their shape; each has a control plane's node besides."""
+    """Number and shape of the workers; each cluster also has a control plane node."""
 
     CI = (1, NodeShape(cpu="4", memory="16Gi"))  # fluence/.github, a runner of GitHub
     FLUENCE = (4, NodeShape(cpu="4", memory="16Gi"))  # fluence/examples/kind-config.yaml
@@ -138,7 +138,7 @@ ALONE = sorted(
 )
 
 
-def test_every_file_is_accounted_for() -> None:
+def test_every_manifest_is_listed() -> None:
     there = {
         str(path.relative_to(SEEDS)) for top in FOLDERS for path in (SEEDS / top).rglob("*") if path.is_file()
     }
@@ -148,7 +148,7 @@ def test_every_file_is_accounted_for() -> None:
 
 @pytest.fixture(scope="module")
 def site(shared_cluster: SharedCluster) -> Iterator[Site]:
-    """With Kubernetes' own gang scheduling, and kindnet."""
+    """A cluster with Kubernetes' own gang scheduling and with kindnet."""
     made = shared_cluster.site(native_gang=True)
     made.apply(KINDNET, "kube-system")
     yield made
@@ -195,7 +195,9 @@ def _nodes_of_kindnet(site: Site) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_manifest_ends_as_its_authors_meant(shared_cluster: SharedCluster, site: Site, name: str) -> None:
+def test_a_manifest_ends_as_its_authors_intended(
+    shared_cluster: SharedCluster, site: Site, name: str
+) -> None:
     meant = MEANT[name]
     with namespace_on(shared_cluster, site, meant.cluster) as namespace:
         site.apply(SEEDS / name, namespace.name)
@@ -228,7 +230,7 @@ def _jobs_are_complete(namespace: Namespace) -> bool:
 
 
 def assert_scheduled_by(namespace: Namespace, scheduler: str) -> None:
-    """As the forerunners' test.sh has it: the pods name it, and their events come from it."""
+    """Like the authors' test.sh: the pods name the scheduler, and their events come from it."""
     placed = [pod for pod in namespace.pods() if pod["spec"].get("nodeName")]
     assert placed
     assert {pod["spec"]["schedulerName"] for pod in placed} == {scheduler}
@@ -250,7 +252,7 @@ def _tellers(namespace: Namespace, pod: str) -> set[str]:
     }
 
 
-def test_two_indexed_jobs_run_beside_each_other(shared_cluster: SharedCluster, site: Site) -> None:
+def test_two_indexed_jobs_run_at_the_same_time(shared_cluster: SharedCluster, site: Site) -> None:
     with namespace_on(shared_cluster, site, Cluster.FLUENCE) as namespace:
         for number in (1, 2):
             site.apply(SEEDS / f"fluence/examples/indexed-jobs/job{number}.yaml", namespace.name)
@@ -260,8 +262,8 @@ def test_two_indexed_jobs_run_beside_each_other(shared_cluster: SharedCluster, s
         assert_scheduled_by(namespace, "fluence")
 
 
-def test_two_groups_that_compete_do_not_clog_the_cluster(shared_cluster: SharedCluster, site: Site) -> None:
-    """Four pods of three cores each, twice, for four nodes of four cores."""
+def test_two_competing_groups_do_not_deadlock(shared_cluster: SharedCluster, site: Site) -> None:
+    """Two groups of four pods with three cores each, on four nodes with four cores."""
     with namespace_on(shared_cluster, site, Cluster.FLUENCE) as namespace:
         for number in (1, 2):
             site.apply(SEEDS / f"fluence/examples/pod-group-jobs/job{number}.yaml", namespace.name)
@@ -285,10 +287,8 @@ def test_a_batch_of_jobs_completes(shared_cluster: SharedCluster, site: Site) ->
         assert_scheduled_by(namespace, "fluxnetes")
 
 
-def test_of_two_gangs_that_contend_one_runs_whole_and_the_other_not_at_all(
-    shared_cluster: SharedCluster, site: Site
-) -> None:
-    """Two pods of one core each, twice, for two nodes with 1.9 cores left."""
+def test_only_one_of_two_contending_gangs_runs(shared_cluster: SharedCluster, site: Site) -> None:
+    """Two gangs of two pods with one core each, on two nodes with 1.9 free cores."""
     with namespace_on(shared_cluster, site, Cluster.SMALL) as namespace:
         site.apply(SEEDS / "fluence-2026/examples/test/e2e/gang/multi-gang-contention.yaml", namespace.name)
         wait_for(lambda: len(namespace.bound()) == 2, "one of them to run")
@@ -299,9 +299,7 @@ def test_of_two_gangs_that_contend_one_runs_whole_and_the_other_not_at_all(
         assert_scheduled_by(namespace, "fluence")
 
 
-def test_the_gang_that_waits_starts_when_the_other_completes(
-    shared_cluster: SharedCluster, site: Site
-) -> None:
+def test_the_pending_gang_starts_when_the_other_completes(shared_cluster: SharedCluster, site: Site) -> None:
     with namespace_on(shared_cluster, site, Cluster.SMALL) as namespace:
         site.apply(SEEDS / "fluence-2026/examples/test/e2e/gang/multi-gang-requeue.yaml", namespace.name)
         wait_for(lambda: len(namespace.bound()) == 2, "one of them to run", every_s=0.05)
@@ -311,7 +309,7 @@ def test_the_gang_that_waits_starts_when_the_other_completes(
 
 
 def test_a_tainted_worker_is_never_used(shared_cluster: SharedCluster, site: Site) -> None:
-    """A gang of the forerunner beside a taint of its script: both pods go to the other worker."""
+    """A Fluence gang with the taint of its script: both pods are bound to the other worker."""
     with namespace_on(shared_cluster, site, Cluster.LAPTOP) as namespace:
         blocked, other = shared_cluster.ensure_nodes(*Cluster.LAPTOP.value, control_plane=True)
         site.kubectl("taint", "node", blocked, "fluence-e2e=blocked:NoSchedule")
@@ -323,5 +321,5 @@ def test_a_tainted_worker_is_never_used(shared_cluster: SharedCluster, site: Sit
             site.kubectl("taint", "node", blocked, "fluence-e2e-")
 
 
-def test_nothing_is_left_at_the_end(shared_cluster: SharedCluster, site: Site) -> None:
+def test_the_state_is_consistent_at_the_end(shared_cluster: SharedCluster, site: Site) -> None:
     site.wait_consistent(shared_cluster.penstock())

@@ -46,7 +46,7 @@ def release_part(engine: Engine, job: int, vertices: list[Vertex]) -> bool:
     """Releases some vertices of a job. True if Fluxion then considers the job finished.
 
     Fluxion detects that from the totals at the root. A job none of whose types is counted there never
-    finishes by partial cancels: it keeps shared marks on the vertices above until it is cancelled.
+    finishes by partial cancels: it keeps shared claims on the vertices above until it is cancelled.
     """
     root = engine.graph.root
     before = engine.allocation(job)

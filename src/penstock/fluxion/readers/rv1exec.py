@@ -57,7 +57,7 @@ def read_rv1exec(text: str | bytes) -> Graph:
 
 
 def claims_in_rset(graph: Graph, text: str | bytes) -> list[VertexClaim]:
-    """Exclusive marks for the children named in R, and for a node all of whose children are named."""
+    """Exclusive claims on the children named in R, and on a node all of whose children are named."""
     rset = parse_rset(text)
     claims: list[VertexClaim] = []
     for group in rset.groups:
