@@ -1,4 +1,4 @@
-"""The four commands of the README, as somebody would type them in two terminals."""
+"""The four Kubernetes commands of the README, run as in two terminals."""
 
 from __future__ import annotations
 
@@ -49,16 +49,20 @@ def test_the_commands_of_the_readme_show_one_gang_that_runs_and_one_that_waits()
                 cluster.split(), cwd=ROOT, env=environ, stdout=stream, stderr=subprocess.STDOUT
             )
         try:
-            wait_for(lambda: "Ctrl-C ends it" in log.read_text(), f"the cluster: {log.read_text()}", 90)
+            wait_for(
+                lambda: "Ctrl-C stops the cluster" in log.read_text(), f"the cluster: {log.read_text()}", 90
+            )
             run(apply)
             wait_for(lambda: sum(map(on_node, pods())) == 3, "one gang to run")
-            wait_for(lambda: "expected to start at" in told(pods()), "the other one to say when")
-            assert "in the way" in told(pods())
+            wait_for(
+                lambda: "expected to start at" in pending_messages(pods()), "the start time of the other gang"
+            )
+            assert "in the way" in pending_messages(pods())
             first = {job_of(pod) for pod in pods() if on_node(pod)}
             assert len(first) == 1
             shown = run(show)
             assert (shown.count("Running"), shown.count("Pending")) == (3, 3)
-            wait_for(lambda: sum(map(on_node, pods())) == 6, "the other one to run", 60)
+            wait_for(lambda: sum(map(on_node, pods())) == 6, "the other gang to run", 60)
         finally:
             running.send_signal(signal.SIGINT)
             code = running.wait(60)
@@ -74,8 +78,8 @@ def job_of(pod: dict[str, Any]) -> str:
     return str(pod["metadata"]["labels"]["job-name"])
 
 
-def told(pods: list[dict[str, Any]]) -> str:
-    """What the pods say of themselves that are on no node."""
+def pending_messages(pods: list[dict[str, Any]]) -> str:
+    """The messages of all conditions of the pods without a node."""
     return " ".join(
         condition.get("message", "")
         for pod in pods
