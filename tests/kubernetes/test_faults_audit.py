@@ -1,7 +1,7 @@
-"""The auditor repairs: cluster, store and graph are each spoiled behind its back, one thing at a time.
+"""The auditor repairs differences: each test corrupts the cluster, the store or the graph in one way.
 
-Each is seen, repaired by the rule of its kind, and counted; afterwards the three agree, and nobody was given
-what somebody else uses.
+The difference must be detected, repaired and counted; afterwards all three agree and no resource is in use
+twice.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def started(site: Site) -> Replica:
 
 @pytest.fixture
 def replica(started: Replica) -> Replica:
-    """A Penstock that has not repaired anything yet: to begin anew is a rare thing for an auditor."""
+    """A Penstock that has not repaired anything yet, because the auditor limits how often it reloads."""
     if started.is_alive():
         started.kill()
     return restart(started).wait_ready()
@@ -82,7 +82,7 @@ def execute(replica: Replica, statement: str) -> None:
 
 # The store
 
-SPOILED_STORES = {
+CORRUPTIONS = {
     "a member is gone": "UPDATE jobs SET detail = detail #- '{members,0}' WHERE state = 'RUN'",
     "a member is elsewhere": (
         "UPDATE jobs SET detail = jsonb_set(detail, '{members,0,node}', '\"node-9\"') WHERE state = 'RUN'"
@@ -93,19 +93,19 @@ SPOILED_STORES = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILED_STORES)
-def test_the_store_says_something_else_than_the_graph(site: Site, replica: Replica, spoil: str) -> None:
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_the_store_disagrees_with_the_graph(site: Site, replica: Replica, corruption: str) -> None:
     with clean_namespace(site, replica) as namespace:
         create(site, namespace, *bare_gang("gang", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
-        execute(replica, SPOILED_STORES[spoil])
-        wait_for(lambda: "member_disagreed" in replica.differences(), "the auditor to see it")
-        wait_for(lambda: repairs(replica.metrics()).get("restart") == 1, "the state to be made anew")
-        check_nobody_else_gets_in(site, replica, namespace)
+        execute(replica, CORRUPTIONS[corruption])
+        wait_for(lambda: "member_disagreed" in replica.differences(), "the auditor to detect it")
+        wait_for(lambda: repairs(replica.metrics()).get("restart") == 1, "the state to be reloaded")
+        check_no_double_allocation(site, replica, namespace)
 
 
-def check_nobody_else_gets_in(site: Site, replica: Replica, namespace: str) -> None:
-    """What runs is counted, by whatever name; when it is gone, all is free."""
+def check_no_double_allocation(site: Site, replica: Replica, namespace: str) -> None:
+    """The running pod is counted, as a member or as external usage; when it ends, everything is free."""
     site.wait_consistent(replica)
     create(site, namespace, *bare_gang("waits", run="100ms"))
     wait_for(lambda: len(replica.jobs("pending")) == 1, "a gang to wait")
@@ -118,8 +118,8 @@ def check_nobody_else_gets_in(site: Site, replica: Replica, namespace: str) -> N
     site.wait_consistent(replica)
 
 
-def test_what_a_job_holds_is_not_recorded_any_more(site: Site, replica: Replica) -> None:
-    """The graph of the next life has no place for what runs: it counts as use by others."""
+def test_the_recorded_allocation_of_a_job_is_missing(site: Site, replica: Replica) -> None:
+    """After the restart the graph has no allocation for the running pods: they count as external usage."""
     with clean_namespace(site, replica) as namespace:
         create(site, namespace, *bare_gang("gang", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
@@ -127,14 +127,14 @@ def test_what_a_job_holds_is_not_recorded_any_more(site: Site, replica: Replica)
         replica.kill()
         execute(replica, "DELETE FROM allocations")
         restart(replica).wait_ready()
-        check_nobody_else_gets_in(site, replica, namespace)
+        check_no_double_allocation(site, replica, namespace)
 
 
 # The cluster
 
 
-def test_a_pod_does_not_say_any_more_that_it_is_ours(site: Site, replica: Replica) -> None:
-    """The watch tells it, and the scheduler has its rule: the auditor has nothing to repair."""
+def test_a_pod_loses_its_job_annotation(site: Site, replica: Replica) -> None:
+    """The watch reports the change and the scheduler handles it: the auditor has nothing to repair."""
     with clean_namespace(site, replica) as namespace:
         create(site, namespace, *bare_gang("gang", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
@@ -142,11 +142,11 @@ def test_a_pod_does_not_say_any_more_that_it_is_ours(site: Site, replica: Replic
         body = {"metadata": {"annotations": {"penstock.dev/job": None}}}
         path = f"/api/v1/namespaces/{namespace}/pods/gang-0"
         api_of(site).request("PATCH", path, body, "application/merge-patch+json")
-        check_nobody_else_gets_in(site, replica, namespace)
+        check_no_double_allocation(site, replica, namespace)
         assert repairs(replica.metrics()) == {}
 
 
-def test_pods_are_removed_by_force_while_nobody_looks(site: Site, replica: Replica) -> None:
+def test_pods_are_force_deleted_while_penstock_is_suspended(site: Site, replica: Replica) -> None:
     assert replica.process is not None
     with clean_namespace(site, replica) as namespace:
         create(site, namespace, *bare_gang("gang", run=UNLIMITED))
@@ -159,8 +159,8 @@ def test_pods_are_removed_by_force_while_nobody_looks(site: Site, replica: Repli
         site.wait_consistent(replica)
 
 
-def test_a_node_is_made_again_under_its_name(site: Site, replica: Replica) -> None:
-    """Its pods are still there, for the cluster has not noticed: they count, by whatever name."""
+def test_a_node_is_recreated_with_the_same_name(site: Site, replica: Replica) -> None:
+    """The cluster has not noticed, so its pods still exist: they count, as members or as external usage."""
     with clean_namespace(site, replica) as namespace:
         create(site, namespace, *bare_gang("gang", run=UNLIMITED))
         wait_phases(site, namespace, Running=3)
@@ -171,16 +171,16 @@ def test_a_node_is_made_again_under_its_name(site: Site, replica: Replica) -> No
             key: node["metadata"][key] for key in ("name", "labels", "annotations") if key in node["metadata"]
         }
         api_of(site).post("/api/v1/nodes", {"metadata": kept, "status": node["status"]})
-        check_nobody_else_gets_in(site, replica, namespace)
+        check_no_double_allocation(site, replica, namespace)
 
 
-# The graph, from within
+# The graph in memory
 
 
 async def run_inside(
-    site: Site, spoil: Callable[[Scheduler], object], prepare: list[dict[str, Any]], kind: str
+    site: Site, corruption: Callable[[Scheduler], object], prepare: list[dict[str, Any]], kind: str
 ) -> str:
-    """An instance in this process, in which something is spoiled; its metrics when all is well again."""
+    """Runs an instance in this process, corrupts it, and returns its metrics after the repair."""
     delete_lease(site)
     options = KubeOptions(site.penstock_kubeconfig, audit_every_s=0.3)
     settings = Settings(gang_repair_timeout_s=20.0)
@@ -193,7 +193,7 @@ async def run_inside(
             await asyncio.to_thread(create, site, namespace, *prepare)
             await asyncio.to_thread(wait_phases, site, namespace, Running=len(prepare))
             await until(lambda: _rounds(runtime) > 1)
-            await instance.query(lambda scheduler, _: spoil(scheduler))
+            await instance.query(lambda scheduler, _: corruption(scheduler))
             await until(lambda: f'differences{{kind="{kind}"}} 1.0' in runtime.metrics().decode())
             await until(lambda: not re.search(r"audit_differences\{.*\} [1-9]", runtime.metrics().decode()))
             return runtime.metrics().decode()
@@ -223,7 +223,7 @@ def first_job(scheduler: Scheduler) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "repair", "spoil", "is_foreign"),
+    ("kind", "repair", "corruption", "is_foreign"),
     [
         (
             "external_usage_missing",
@@ -241,12 +241,12 @@ def first_job(scheduler: Scheduler) -> int:
         ("member_disagreed", "restart", lambda it: it.state.cluster.engine.release(first_job(it)), False),
     ],
 )
-def test_the_graph_is_spoiled(
+def test_the_graph_is_corrupted(
     site: Site,
     started: Replica,
     kind: str,
     repair: str,
-    spoil: Callable[[Scheduler], object],
+    corruption: Callable[[Scheduler], object],
     is_foreign: bool,
 ) -> None:
     if started.is_alive():
@@ -254,7 +254,7 @@ def test_the_graph_is_spoiled(
     one = (
         [foreign_pod("foreign", node="node-2", cpu="1")] if is_foreign else bare_gang("one", 1, run=UNLIMITED)
     )
-    metrics = asyncio.run(run_inside(site, spoil, one, kind))
+    metrics = asyncio.run(run_inside(site, corruption, one, kind))
     assert repairs(metrics).get(repair) == 1, repairs(metrics)
 
 
@@ -262,7 +262,7 @@ def test_the_graph_is_spoiled(
 
 
 def test_the_clock_jumps(site: Site, started: Replica) -> None:
-    """Two hours ahead, four hours back, and right again: gangs start and end as before."""
+    """The clock jumps two hours ahead, four hours back and to the right time; gangs run normally."""
     if started.is_alive():
         started.kill()
     asyncio.run(_jump(site))
@@ -282,7 +282,7 @@ async def _jump(site: Site) -> None:
             try:
                 await asyncio.wait_for(instance.is_ready.wait(), 30)
                 for number, skew_s in enumerate((0.0, 7200.0, -7200.0, 0.0)):  # noqa: B007
-                    for half in ("a", "b"):  # The second one has to wait for the first.
+                    for half in ("a", "b"):  # The second gang waits for the first.
                         gang = bare_gang(f"{half}{number}", run="500ms", limit="1h")
                         await asyncio.to_thread(create, site, namespace, *gang)
                     for half in ("a", "b"):
