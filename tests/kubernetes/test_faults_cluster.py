@@ -123,8 +123,8 @@ def test_foreign_pods_stay_and_a_bare_gang_reports_that_it_is_incomplete(
         create(site, namespace, foreign_pod("foreign", node=nodes(site)[1]))
         restart(replica)
         wait_phases(site, namespace, "gang", Running=2, Pending=1)
-        wait_for(lambda: incomplete_reasons(replica), "the job to be told broken", 60.0)
-        assert "others have taken what was free" in incomplete_reasons(replica)[0]
+        wait_for(lambda: incomplete_reasons(replica), "the job to be reported as incomplete", 60.0)
+        assert "no longer has the requested resources" in incomplete_reasons(replica)[0]
         wait_for(lambda: "GroupIncomplete" in reasons(site, namespace), "its pod to say so")
         site.wait_consistent(replica)
         api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/foreign", {"gracePeriodSeconds": 0})
@@ -149,7 +149,7 @@ def test_a_gang_is_incomplete_after_a_kubelet_rejects_a_bare_pod(site: Site, rep
         made[1]["metadata"]["annotations"]["penstock.dev/sim-refuse"] = "OutOfcpu"
         create(site, namespace, *made)
         wait_phases(site, namespace, Running=2, Failed=1)
-        wait_for(lambda: incomplete_reasons(replica), "the job to be told broken")
+        wait_for(lambda: incomplete_reasons(replica), "the job to be reported as incomplete")
         assert "OutOfcpu" in incomplete_reasons(replica)[0]
         site.wait_consistent(replica)
 

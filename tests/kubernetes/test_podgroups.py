@@ -66,12 +66,15 @@ def test_a_native_pod_group_starts_as_a_gang_and_gets_a_condition(namespace: Nam
     pods = namespace.wait_bound("team", 3)
     assert len({job_id(pod) for pod in pods}) == 1
 
-    def told() -> dict[str, str]:
+    def conditions_by_type() -> dict[str, str]:
         conditions = api.get(path).get("status", {}).get("conditions", ())
         return {one["type"]: one["status"] for one in conditions}
 
-    wait_for(lambda: told().get("PodGroupInitiallyScheduled") == "True", "the PodGroup to be told")
-    assert told()["DisruptionTarget"] == "False"
+    wait_for(
+        lambda: conditions_by_type().get("PodGroupInitiallyScheduled") == "True",
+        "the condition of the PodGroup",
+    )
+    assert conditions_by_type()["DisruptionTarget"] == "False"
 
 
 def test_two_native_pod_groups_never_share_the_last_nodes(namespace: Namespace) -> None:
