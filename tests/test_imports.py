@@ -1,4 +1,4 @@
-"""Commands start quickly because they load little: what they load is on a list, or comes with what is."""
+"""Commands start quickly because they import little: only modules on a list, and what these import."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ def modules_after(script: str, *arguments: str) -> set[str]:
 
 
 def loaded_by(*arguments: str) -> set[str]:
-    """The modules that a command loads beyond the list; our own are not of interest."""
+    """The modules outside Penstock that a command imports beyond the list."""
     allowed = modules_after("import " + ", ".join(ALLOWED))
     loaded = modules_after(RUN_COMMAND, *arguments)
     return {name for name in loaded - allowed if name.partition(".")[0] not in ("io", "penstock")}
 
 
 @pytest.mark.parametrize("command", ["resource-query", "jobspec-validate"])
-def test_asking_for_help_loads_nothing_off_the_list(command: str) -> None:
+def test_help_imports_no_module_off_the_list(command: str) -> None:
     assert loaded_by(command, "--help") == set()
 
 
-def test_the_list_of_commands_loads_nothing_off_the_list() -> None:
+def test_the_list_of_commands_imports_no_module_off_the_list() -> None:
     assert loaded_by("--help") == set()
 
 
@@ -91,7 +91,7 @@ def test_commands_that_launch_the_daemon_do_not_import_it(command: str) -> None:
 
 
 def test_the_list_itself_is_short() -> None:
-    """Guards the test above: nothing heavy may hide behind a module that is allowed."""
+    """Guards the test above: no allowed module may import a heavy one."""
     allowed = modules_after("import " + ", ".join(ALLOWED))
     assert [name for name in FORBIDDEN if name in allowed] == []
 

@@ -59,7 +59,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(scenario)
 
 
-def test_an_instance_that_may_not_list_something_says_so(tmp_path: Path) -> None:
+def test_a_missing_permission_to_list_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         cluster = FakeCluster()
         cluster.forbidden.add("pods")
@@ -73,7 +73,7 @@ def test_an_instance_that_may_not_list_something_says_so(tmp_path: Path) -> None
     run(scenario())
 
 
-def test_an_instance_that_may_do_everything_has_no_problem(tmp_path: Path) -> None:
+def test_an_instance_with_all_permissions_has_no_problem(tmp_path: Path) -> None:
     """Resources that the API server does not serve are no problem either."""
 
     async def scenario() -> None:

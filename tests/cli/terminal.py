@@ -44,7 +44,7 @@ def environment(state: Path, **extra: str) -> dict[str, str]:
 
 
 def runtime(state: Path) -> Path:
-    """Where the socket lies: a short path, because pytest's own are too long for one."""
+    """The directory of the socket: a short path, because those of pytest are too long for a socket."""
     return Path(tempfile.gettempdir()) / f"pt-{hashlib.sha256(str(state).encode()).hexdigest()[:8]}"
 
 
@@ -87,7 +87,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def until(self, text: str) -> str:
-        """Reads until the text is there."""
+        """Reads until the text has been printed."""
         deadline = time.monotonic() + TIMEOUT_S
         while text not in self.raw:
             if time.monotonic() > deadline or not self._read(deadline):

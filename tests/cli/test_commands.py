@@ -1,4 +1,4 @@
-"""Every command against a real server with canned answers: what it asks, what it prints, how it ends."""
+"""Every command against a real server with canned responses: requests, output and exit codes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_json_is_json(at: Path, arguments: list[str]) -> None:
     assert isinstance(json.loads(done.stdout), dict)
 
 
-def test_submit_prints_an_id_a_line_and_sends_what_was_asked(at: Path, running: SimpleNamespace) -> None:
+def test_submit_prints_one_id_per_line_and_sends_the_jobspec(at: Path, running: SimpleNamespace) -> None:
     done = piped(at, "submit", "--cc=1-3", "-n2", "--urgency=hold", "--requeue=always", "app", "-x", "{cc}")
     assert done.stdout.splitlines() == [encode_jobid(FIRST + index) for index in range(3)]
     (call,) = running.service.calls
@@ -117,7 +117,9 @@ def test_submit_prints_an_id_a_line_and_sends_what_was_asked(at: Path, running: 
     assert {(each.urgency, each.requeue.value) for each in call[1]} == {(0, "always")}
 
 
-def test_many_jobs_go_in_calls_of_a_thousand_with_a_key_each(at: Path, running: SimpleNamespace) -> None:
+def test_many_jobs_are_sent_in_batches_of_a_thousand_with_a_key_each(
+    at: Path, running: SimpleNamespace
+) -> None:
     done = piped(at, "submit", "--bcc=1-2500", "--env-remove=*", "app")
     assert len(done.stdout.splitlines()) == 2500
     assert [len(call[1]) for call in running.service.calls] == [1000, 1000, 500]
@@ -167,9 +169,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), REFUSALS, ids=lambda value: str(value)[:40])
-def test_refusals_have_a_code_and_say_what_would_help(
-    at: Path, arguments: list[str], code: int, words: str
-) -> None:
+def test_errors_have_an_exit_code_and_a_hint(at: Path, arguments: list[str], code: int, words: str) -> None:
     done = piped(at, *arguments)
     assert done.returncode == code, done.stderr
     assert words in done.stderr
@@ -209,7 +209,7 @@ def test_a_followed_eventlog_ends_by_itself(at: Path) -> None:
     assert piped(at, "job", "eventlog", "-F", "fNH").stdout.splitlines()[-1].endswith(" clean")
 
 
-def test_the_picture_goes_to_a_file(at: Path, tmp_path: Path) -> None:
+def test_the_svg_image_is_written_to_a_file(at: Path, tmp_path: Path) -> None:
     assert piped(at, "timeline", "--svg", str(tmp_path / "t.svg")).returncode == 0
     assert (tmp_path / "t.svg").read_text().startswith("<svg")
 
@@ -241,7 +241,7 @@ def end(status: int | None, **changes: Any) -> tuple[str, dict[str, Any]]:
     return "end", {**DONE, "waitstatus": status, **changes}
 
 
-def test_run_shows_output_and_exits_as_the_job(at: Path, running: SimpleNamespace) -> None:
+def test_run_shows_output_and_exits_with_the_job_code(at: Path, running: SimpleNamespace) -> None:
     running.service.scripts[FIRST] = [
         event("submit"), event("start"), output("one\n"), output("two\nthree\n", index=1),
         output("oops\n", "stderr"),
@@ -253,7 +253,7 @@ def test_run_shows_output_and_exits_as_the_job(at: Path, running: SimpleNamespac
     assert done.returncode == 3
 
 
-def test_run_labels_lines_and_tells_the_code(at: Path, running: SimpleNamespace) -> None:
+def test_run_labels_lines_and_prints_the_exit_code(at: Path, running: SimpleNamespace) -> None:
     running.service.scripts[FIRST] = [output("one\ntw"), output("o\n"), output("x\n", index=1), end(3 << 8)]
     done = piped(at, "run", "-l", "app")
     assert done.stdout == "0: one\n0: two\n1: x\n"
@@ -290,7 +290,7 @@ def test_run_shows_exceptions(at: Path, running: SimpleNamespace) -> None:
     assert done.returncode == 1
 
 
-def test_a_job_that_waits_says_for_what_on_a_terminal(at: Path, running: SimpleNamespace) -> None:
+def test_the_reason_of_a_pending_job_is_shown_on_a_terminal(at: Path, running: SimpleNamespace) -> None:
     waiting = job(FIRST, "app", "SCHED", reason="waits for 8 cores",
                   forecast={"start_at": NOW + 795, "kind": "reservation", "made_at": NOW})  # fmt: skip
     running.service.table[FIRST] = waiting

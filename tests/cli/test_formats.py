@@ -66,7 +66,7 @@ def test_columns_that_are_empty_everywhere_drop_and_others_widen() -> None:
 
 
 @pytest.mark.parametrize("form", ["{", "{nosuch}", "text", "{name!Z}", "{name:x}", "{name:<99999}"])
-def test_what_is_no_format_is_refused(form: str) -> None:
+def test_invalid_formats_are_refused(form: str) -> None:
     with pytest.raises(BadRequest, match="-o"):
         parse_format(form, HEADINGS)
 
@@ -94,7 +94,7 @@ def test_control_characters_of_a_name_do_not_reach_the_terminal() -> None:
         ({"state": "DEPEND", "dependencies": [f"begin-time={NOW + 86400:.3f}"]}, "begin@Nov15-22:13:20"),
     ],
 )
-def test_what_a_waiting_job_shows_as_info(changes: dict[str, object], info: str) -> None:
+def test_info_of_a_pending_job(changes: dict[str, object], info: str) -> None:
     assert job_field({**job(1, "x", "SCHED"), **changes}, "contextual_info", NOW) == info
 
 
@@ -118,7 +118,7 @@ def ended(result: str, status: int | None, kind: str = "", note: str = "") -> di
         (ended("FAILED", None, "dependency", "never"), 1, "Exception: type=dependency note=never"),
     ],
 )
-def test_ends_are_told_as_flux_tells_them(found: dict[str, object], code: int, reason: str) -> None:
+def test_inactive_reasons_match_flux(found: dict[str, object], code: int, reason: str) -> None:
     assert exit_code(found) == code
     assert job_field(found, "inactive_reason", NOW) == reason
 
@@ -142,7 +142,7 @@ def test_eventlogs_in_every_format() -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 100, 160])
-def test_the_timeline_fits_its_width_and_tells_kinds_apart(columns: int) -> None:
+def test_the_timeline_fits_its_width_and_distinguishes_states(columns: int) -> None:
     picture = draw(TIMELINE, columns, ASCII_FILLS)
     assert max(map(len, picture.lines)) <= columns
     text = "\n".join(picture.lines)
@@ -162,7 +162,7 @@ def test_a_node_with_too_many_jobs_counts_the_rest() -> None:
     assert "... and 4 more" in "\n".join(draw(document, 80, ASCII_FILLS).lines)
 
 
-def test_the_picture_is_well_formed_and_escapes_names() -> None:
+def test_the_svg_image_is_well_formed_and_escapes_names() -> None:
     from xml.etree import ElementTree
 
     spans = [{"job": "ƒ2", "name": '<&">', "from": NOW, "to": None, "kind": "running", "cores": 1}]

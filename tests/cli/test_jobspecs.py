@@ -1,4 +1,4 @@
-"""The table of options and what Flux makes of them, row by row; and every little language of the options."""
+"""Options and the jobspecs that Flux builds from them, and the syntaxes of option values."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_contradicting_sizes_are_refused(size: JobSize, words: str) -> None:
         build_jobspec(JobRequest(("app",), size), NOW)
 
 
-def test_a_command_is_needed() -> None:
+def test_a_command_is_required() -> None:
     with pytest.raises(BadRequest, match="job command and arguments are missing"):
         build_jobspec(JobRequest(()), NOW)
 
@@ -148,7 +148,7 @@ def test_constraints(text: str, expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a|", "(a", "a)", "x:y", "host:", "|", "(" * 40 + "a"])
-def test_what_is_no_constraint_is_refused(text: str) -> None:
+def test_invalid_constraints_are_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="--requires"):
         parse_requires(text)
 
@@ -174,7 +174,7 @@ def test_signals() -> None:
 
 
 @pytest.mark.parametrize("text", ["afterok", ":f1", "afterok:f1?x", "afterok:f1?value=2"])
-def test_what_is_no_dependency_is_refused(text: str) -> None:
+def test_invalid_dependencies_are_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="dependency"):
         parse_dependency(text)
 

@@ -47,13 +47,13 @@ def test_an_unknown_command_is_named_in_the_error() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_tells_its_usage(command: str) -> None:
+def test_every_command_prints_its_usage(command: str) -> None:
     done = run(command, "--help")
     assert done.returncode == 0
     assert f"usage: penstock {command}" in done.stdout + done.stderr
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     # The JSON of a large plan is more than a pipe holds, so the command is cut off while it writes.
     with subprocess.Popen(
         [PENSTOCK, "demo", "--plan", "--nodes", "32", "-o", "json"],

@@ -99,7 +99,7 @@ def test_the_json_has_one_shape(capsys: pytest.CaptureFixture[str]) -> None:
             assert all(set(blocker) == {"who", "until_s"} for blocker in job["reason"]["blockers"])
 
 
-def test_what_never_fits_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsatisfiable_job_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     giant = facts_of(capsys)["jobs"][-1]
     assert giant["outcome"] == "never"
     assert giant["reason"]["clause"] == "asks for 16 cores together, the largest place has 8"
@@ -111,7 +111,7 @@ def test_what_never_fits_is_explained(capsys: pytest.CaptureFixture[str]) -> Non
     assert "waiting does not help" in section
 
 
-def test_every_job_that_waits_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_pending_job_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     waiting = [job for job in facts_of(capsys)["jobs"] if job["outcome"] == "reserved"]
     text = text_of(capsys)
     assert len(waiting) >= 3

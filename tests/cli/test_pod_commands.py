@@ -1,4 +1,4 @@
-"""The commands against an instance that schedules pods: a real server with canned answers."""
+"""The commands against an instance that schedules pods: a real server with canned responses."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def at(running: SimpleNamespace) -> Path:
     return state
 
 
-def test_status_shows_the_cluster_and_who_is_its_leader(at: Path) -> None:
+def test_status_shows_the_cluster_and_its_leader(at: Path) -> None:
     done = piped(at, "status")
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
@@ -125,9 +125,7 @@ def test_status_shows_the_cluster_and_who_is_its_leader(at: Path) -> None:
     ]
 
 
-def test_an_instance_that_stands_by_says_so_and_is_well_if_there_is_a_leader(
-    at: Path, running: SimpleNamespace
-) -> None:
+def test_a_standby_is_reported_and_healthy_if_there_is_a_leader(at: Path, running: SimpleNamespace) -> None:
     running.service.is_leader = running.service.ready = False
     done = piped(at, "status")
     assert done.returncode == 0, done.stderr
@@ -140,14 +138,16 @@ def test_an_instance_that_stands_by_says_so_and_is_well_if_there_is_a_leader(
     assert "none known; this instance is a standby" in done.stdout
 
 
-def test_an_instance_that_takes_over_is_not_ready_and_says_why(at: Path, running: SimpleNamespace) -> None:
+def test_an_instance_that_takes_over_is_not_ready_and_reports_the_reason(
+    at: Path, running: SimpleNamespace
+) -> None:
     running.service.ready = False
     done = piped(at, "status")
     assert done.returncode == 1
     assert "not ready (standing by: another" in done.stdout  # the canned reason
 
 
-def test_nodes_are_listed_with_shares_of_cores_and_sums_are_exact(at: Path) -> None:
+def test_nodes_are_listed_with_fractions_of_cores_and_exact_sums(at: Path) -> None:
     done = piped(at, "resource", "list")
     assert [line.split() for line in done.stdout.splitlines()] == [
         ["STATE", "NNODES", "NCORES", "MEMORY", "REASON", "NODELIST"],
@@ -162,7 +162,7 @@ def test_nodes_are_listed_with_shares_of_cores_and_sums_are_exact(at: Path) -> N
     assert not any(line.endswith(" ") for line in done.stdout.splitlines())
 
 
-def test_a_node_with_free_gpus_has_room_for_pods_and_one_that_cannot_be_read_says_so(
+def test_a_node_with_free_gpus_is_free_and_an_unreadable_node_has_a_reason(
     at: Path, running: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = {"cores": 0, "cores_free": 0, "memory_bytes": None, "memory_free_bytes": None}
@@ -184,7 +184,7 @@ def test_the_list_fits_a_narrow_terminal(at: Path) -> None:
     assert max(map(len, found.text.splitlines())) <= 80
 
 
-def test_the_status_of_nodes_tells_who_is_closed_and_why(at: Path) -> None:
+def test_the_status_of_nodes_shows_cordoned_and_tainted_nodes_with_reasons(at: Path) -> None:
     done = piped(at, "resource", "status", "--long")
     assert [line.split() for line in done.stdout.splitlines()[1:]] == [
         ["avail", "✔", "2", "node[0-1]"],
@@ -195,7 +195,7 @@ def test_the_status_of_nodes_tells_who_is_closed_and_why(at: Path) -> None:
     ]
 
 
-def test_jobs_tell_where_they_are_or_why_not(at: Path) -> None:
+def test_jobs_show_their_nodes_or_why_they_are_pending(at: Path) -> None:
     done = piped(at, "jobs", "-no", "{name} {ntasks} {ncores} {contextual_info}")
     assert done.stdout.splitlines() == [
         "g1 3 0.5 1 of 3 members are ready",
@@ -204,7 +204,7 @@ def test_jobs_tell_where_they_are_or_why_not(at: Path) -> None:
     ]
 
 
-def test_a_start_that_is_known_comes_before_the_reason() -> None:
+def test_a_forecast_start_takes_precedence_over_the_reason() -> None:
     waiting = {**NEVER, "forecast": {"start_at": NOW + 60, "kind": "forecast", "made_at": NOW}}
     assert job_field(waiting, "contextual_info", NOW) == "eta:1m"
     assert job_field({**NEVER, "urgency": 0}, "contextual_info", NOW) == "held"
@@ -221,14 +221,14 @@ def test_members_are_shown_by_their_names(at: Path) -> None:
     ]
 
 
-def test_whoever_wants_the_output_is_sent_to_kubectl(at: Path) -> None:
+def test_attach_to_pods_refers_to_kubectl(at: Path) -> None:
     done = piped(at, "job", "attach", RUNNING["id"])
     assert done.returncode == 1
     assert "`kubectl logs gang-0-x7 -n team`" in done.stderr
     assert done.stdout == ""
 
 
-def test_a_stop_does_not_speak_of_jobs_that_end(tmp_path: Path) -> None:
+def test_stop_with_kubernetes_does_not_count_running_jobs(tmp_path: Path) -> None:
     paths = paths_of(str(tmp_path), environment(tmp_path))
     paths.socket.parent.mkdir(parents=True)
     service = Pods()

@@ -1,7 +1,7 @@
-"""Real instances for tests: started with `penstock start`, used through the commands, gone afterwards.
+"""Real instances for tests: started with `penstock start`, used through the commands, then stopped.
 
-An instance has a directory of its own that PostgreSQL's lent account can pass. When it is stopped, no
-process may be left that knows its state directory: neither agents, nor tasks, nor the database.
+Each instance has its own directory, which the account of PostgreSQL can traverse. After the stop, no process
+that refers to its state directory may be left: no agent, no task, no database.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHAPE = ("--nodes", "4", "--cores", "2")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A state directory that may or may not have an instance, and the commands that mean it."""
+    """A state directory, with or without an instance, and the commands for it."""
 
     above: Path
     state: Path
@@ -69,7 +69,7 @@ class Place:
         )
 
     def begin(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
-        """The command, running on; in a session of its own, so that signals reach nobody else."""
+        """Starts the command in its own session, so that signals reach no other process."""
         return subprocess.Popen(
             [PENSTOCK, *arguments],
             stdin=subprocess.DEVNULL,
@@ -82,13 +82,13 @@ class Place:
         )
 
     def ok(self, *arguments: str, **extra: str) -> str:
-        """What the command prints; it must succeed and not complain."""
+        """The standard output of a command that must succeed without errors."""
         done = self.call(*arguments, **extra)
         assert (done.returncode, done.stderr) == (0, ""), done
         return done.stdout
 
     def refused(self, *arguments: str, code: int, **extra: str) -> str:
-        """What the command complains: one sentence of ours, nothing on stdout, no traceback."""
+        """The error of a command that must fail: one message, nothing on stdout, no traceback."""
         done = self.call(*arguments, **extra)
         assert done.returncode == code, done
         assert done.stdout == "", done
@@ -107,7 +107,7 @@ class Place:
 
 
 class Running(Place):
-    """A place where an instance runs."""
+    """A state directory with a running instance."""
 
     __slots__ = ()
 
@@ -134,11 +134,11 @@ class Running(Place):
         return found[0]
 
     def end(self, *jobs: str) -> list[Any]:
-        """The documents of jobs when they are over."""
+        """Waits until the jobs are inactive; returns their documents."""
         return [self.until(job, "INACTIVE", 30.0) for job in jobs]
 
     def started(self, job: str) -> Any:
-        """The document of a job whose tasks run: only then signals reach somebody."""
+        """Waits until the tasks of a job run, so that they receive signals; returns its document."""
         wait_until(lambda: self.job(job)["t_start"] is not None)
         return self.job(job)
 
@@ -146,7 +146,7 @@ class Running(Place):
         return self.call("job", "attach", job).stdout
 
     def clear(self) -> None:
-        """As after the start: no jobs, nothing drained, all queues open."""
+        """Resets the instance: no jobs, no drained nodes, all queues enabled and started."""
         client = self.client
         client.post("/v1/jobs/cancel", {"all": True, "note": ""})
         client.post("/v1/queues/-/enable", {"reason": ""})
@@ -159,7 +159,7 @@ class Running(Place):
 
 @contextmanager
 def place_of_its_own() -> Iterator[Place]:
-    """An empty place. Whatever was started there must be gone at the end; it is ended if not."""
+    """An empty state directory. Processes left at the end are killed, and the test fails."""
     above = Path(tempfile.mkdtemp(prefix="penstock-e2e-"))
     above.chmod(0o755)
     place = Place(above, above / "state")
@@ -176,7 +176,7 @@ def place_of_its_own() -> Iterator[Place]:
 
 @contextmanager
 def running_instance(*arguments: str) -> Iterator[Running]:
-    """An instance of four nodes with two cores each, stopped at the end with nothing left."""
+    """An instance of four nodes with two cores each, stopped at the end without leftovers."""
     with place_of_its_own() as place:
         done = place.call("start", *SHAPE, *arguments)
         assert done.returncode == 0, done
@@ -205,7 +205,7 @@ def tasks_of(running: Running, job: str) -> list[int]:
 
 
 def kill_supervisors(running: Running, job: str) -> None:
-    """Kills who watches over the tasks, as a fault of the machine would."""
+    """Kills the supervisors of the tasks, as a machine fault would."""
     tasks = tasks_of(running, job)
     above = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in tasks}
     assert above - set(tasks)
@@ -214,7 +214,7 @@ def kill_supervisors(running: Running, job: str) -> None:
 
 
 def left_behind(place: Place) -> dict[int, str]:
-    """Processes that know the place, by their command lines or by their environments."""
+    """Processes that refer to the state directory in their command line or environment."""
     mark = os.fsencode(place.above)
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():

@@ -60,7 +60,7 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), FLAGS, ids=lambda value: str(value)[:50])
-def test_a_wrong_command_line_says_what_is_wrong(
+def test_an_invalid_command_line_is_explained(
     instance: Running, arguments: list[str], code: int, words: str
 ) -> None:
     assert words in instance.refused(*arguments, code=code)
@@ -92,7 +92,9 @@ JOBSPECS = [
 
 
 @pytest.mark.parametrize(("text", "words"), JOBSPECS, ids=lambda value: str(value)[-40:])
-def test_a_wrong_jobspec_is_refused_with_its_place(instance: Running, text: str, words: str) -> None:
+def test_an_invalid_jobspec_is_refused_with_the_path_of_the_error(
+    instance: Running, text: str, words: str
+) -> None:
     done = instance.call("submit", "--jobspec", "-", stdin=text)
     assert done.returncode in (1, 2), done
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
@@ -103,17 +105,17 @@ def test_a_wrong_jobspec_is_refused_with_its_place(instance: Running, text: str,
 # Dependencies
 
 
-def test_dependencies_that_cannot_be_are_refused(instance: Running) -> None:
-    told = instance.refused("submit", "--dependency=afterok:f1234", "true", code=1)
-    assert "dependency: afterok: id f1234: job not found" in told
-    told = instance.refused("submit", "--dependency=afterok:soon!", "true", code=2)
-    assert 'dependency: afterok: "soon!" is not a valid jobid' in told
-    told = instance.refused("submit", "--dependency=whenever:f1", "true", code=2)
-    assert 'dependency scheme "whenever" not supported' in told
+def test_impossible_dependencies_are_refused(instance: Running) -> None:
+    message = instance.refused("submit", "--dependency=afterok:f1234", "true", code=1)
+    assert "dependency: afterok: id f1234: job not found" in message
+    message = instance.refused("submit", "--dependency=afterok:soon!", "true", code=2)
+    assert 'dependency: afterok: "soon!" is not a valid jobid' in message
+    message = instance.refused("submit", "--dependency=whenever:f1", "true", code=2)
+    assert 'dependency scheme "whenever" not supported' in message
     held = instance.submit("--urgency=hold", "true")
-    itself = int(instance.job(held)["id_dec"]) + (1 << 30)  # Nobody has that id yet, so nobody can be it.
-    told = instance.refused("submit", f"--dependency=afterany:{itself}", "true", code=1)
-    assert "job not found" in told
+    itself = int(instance.job(held)["id_dec"]) + (1 << 30)  # No job has that id yet.
+    message = instance.refused("submit", f"--dependency=afterany:{itself}", "true", code=1)
+    assert "job not found" in message
     assert [job["id"] for job in instance.client.get("/v1/jobs", states="active")["jobs"]] == [held]
 
 
@@ -133,17 +135,17 @@ NEVER = [
 
 
 @pytest.mark.parametrize(("options", "words"), NEVER, ids=lambda value: str(value)[:20])
-def test_what_can_never_run_is_refused_with_the_nearest_that_can(
+def test_an_unsatisfiable_job_is_refused_with_the_closest_size_that_fits(
     instance: Running, options: list[str], words: str
 ) -> None:
-    told = instance.refused("submit", *options, "true", code=1)
-    assert told.startswith("penstock: resources: unsatisfiable request: ")
-    assert words in told
-    assert "(" not in told
+    message = instance.refused("submit", *options, "true", code=1)
+    assert message.startswith("penstock: resources: unsatisfiable request: ")
+    assert words in message
+    assert "(" not in message
     assert instance.client.get("/v1/jobs", states="active")["jobs"] == []
 
 
-def test_of_many_jobs_all_are_taken_or_none(instance: Running) -> None:
+def test_a_batch_of_jobs_is_accepted_completely_or_not_at_all(instance: Running) -> None:
     instance.refused("submit", "--cc=1-9", "--requires=rank:{cc}", "true", code=1)
     assert instance.client.get("/v1/jobs", states="active")["jobs"] == []
 
@@ -163,23 +165,23 @@ def tree(place: Place) -> dict[str, bytes]:
     return {str(path.relative_to(place.above)): path.read_bytes() for path in found}
 
 
-def test_a_directory_with_something_else_in_it_is_left_alone(place: Place) -> None:
+def test_a_directory_with_other_content_is_not_changed(place: Place) -> None:
     place.state.mkdir()
     (place.state / "thesis.tex").write_text("precious")
     before = tree(place)
-    told = place.refused("start", *SHAPE, code=1)
-    assert f"{place.state} is not the state directory of an instance: it contains 'thesis.tex'" in told
-    assert "--state" in told
+    message = place.refused("start", *SHAPE, code=1)
+    assert f"{place.state} is not the state directory of an instance: it contains 'thesis.tex'" in message
+    assert "--state" in message
     assert tree(place) == before
 
 
-def test_a_directory_of_a_newer_version_is_left_alone(place: Place) -> None:
+def test_a_directory_of_a_newer_version_is_not_changed(place: Place) -> None:
     place.state.mkdir()
     (place.state / "instance.json").write_text('{"format": 99, "made_by": "7.0"}')
     before = tree(place)
-    told = place.refused("start", code=1)
-    assert f"{place.state} was written by a newer Penstock (7.0); " in told
-    assert "use that version, or another --state" in told
+    message = place.refused("start", code=1)
+    assert f"{place.state} was written by a newer Penstock (7.0); " in message
+    assert "use that version, or another --state" in message
     assert tree(place) == before
 
 
@@ -194,32 +196,32 @@ def test_a_corrupt_identity_file_is_refused(place: Place, text: str) -> None:
     place.state.mkdir()
     (place.state / "instance.json").write_bytes(os.fsencode(text))
     before = tree(place)
-    told = place.refused("start", code=1)
-    assert f"{place.state}/instance.json is corrupt (" in told
-    assert "restore it from a backup, or use another --state" in told
+    message = place.refused("start", code=1)
+    assert f"{place.state}/instance.json is corrupt (" in message
+    assert "restore it from a backup, or use another --state" in message
     assert tree(place) == before
 
 
 def test_a_state_that_is_a_file_is_left_alone(place: Place) -> None:
     place.state.write_text("a file")
-    told = place.refused("start", code=1)
-    assert f"{place.state} is not a directory" in told
+    message = place.refused("start", code=1)
+    assert f"{place.state} is not a directory" in message
     assert place.state.read_text() == "a file"
     assert "no instance runs in" in place.refused("jobs", code=3)
 
 
 def test_a_state_below_a_file_is_refused(place: Place) -> None:
     (place.above / "file").write_text("a file")
-    told = place.refused("start", "--state", str(place.above / "file" / "state"), code=1)
-    assert f"{place.above}/file is not a directory" in told
+    message = place.refused("start", "--state", str(place.above / "file" / "state"), code=1)
+    assert f"{place.above}/file is not a directory" in message
 
 
 @AS_ROOT
-def test_a_directory_of_somebody_else_is_left_alone(place: Place) -> None:
+def test_a_directory_of_another_user_is_not_changed(place: Place) -> None:
     place.state.mkdir(mode=0o755)
     os.chown(place.state, 65534, 65534)
-    told = place.refused("start", code=1)
-    assert f"{place.state} belongs to user 65534, not to user 0" in told
+    message = place.refused("start", code=1)
+    assert f"{place.state} belongs to user 65534, not to user 0" in message
     assert list(place.state.iterdir()) == []
     assert place.state.stat().st_mode & 0o777 == 0o755
 
@@ -227,9 +229,9 @@ def test_a_directory_of_somebody_else_is_left_alone(place: Place) -> None:
 @AS_ROOT
 def test_a_directory_that_the_database_cannot_reach_is_named(place: Place) -> None:
     place.above.chmod(0o700)
-    told = place.refused("start", code=1)
-    assert f"{place.above} is not accessible to the account 'nobody'" in told
-    assert f"chmod o+x {place.above}" in told
+    message = place.refused("start", code=1)
+    assert f"{place.above} is not accessible to the account 'nobody'" in message
+    assert f"chmod o+x {place.above}" in message
     place.above.chmod(0o755)
 
 
@@ -238,31 +240,31 @@ def test_a_directory_that_the_database_cannot_reach_is_named(place: Place) -> No
 
 def test_a_runtime_directory_with_too_long_a_path_is_refused(place: Place) -> None:
     deep = f"/tmp/{'d' * 100}"
-    told = place.refused("start", code=2, PENSTOCK_RUNTIME=deep)
-    assert "PENSTOCK_RUNTIME: the path of the runtime directory is too long for a socket" in told
-    assert "at most 107 bytes; set PENSTOCK_RUNTIME to a short directory" in told
+    message = place.refused("start", code=2, PENSTOCK_RUNTIME=deep)
+    assert "PENSTOCK_RUNTIME: the path of the runtime directory is too long for a socket" in message
+    assert "at most 107 bytes; set PENSTOCK_RUNTIME to a short directory" in message
     assert not place.state.exists()
     assert not Path(deep).exists()
 
 
-def test_a_socket_that_somebody_else_listens_on_is_not_taken(place: Place) -> None:
+def test_a_socket_of_another_process_is_not_replaced(place: Place) -> None:
     path = place.paths.socket
     path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen(1)
-        told = place.refused("start", *SHAPE, code=1)
-        assert f"another instance is listening on {path}" in told
+        message = place.refused("start", *SHAPE, code=1)
+        assert f"another instance is listening on {path}" in message
         assert path.is_socket()
     assert not (place.state / "db").exists()
 
 
-def test_something_else_where_the_socket_belongs_is_not_removed(place: Place) -> None:
+def test_a_file_at_the_path_of_the_socket_is_not_removed(place: Place) -> None:
     path = place.paths.socket
     path.parent.mkdir(parents=True)
     path.write_text("precious")
-    told = place.refused("start", *SHAPE, code=1)
-    assert str(path) in told
+    message = place.refused("start", *SHAPE, code=1)
+    assert str(path) in message
     assert path.read_text() == "precious"
 
 
@@ -300,20 +302,20 @@ CONFIGURATIONS = [
 
 
 @pytest.mark.parametrize(("text", "words"), CONFIGURATIONS, ids=lambda value: value[:30])
-def test_a_wrong_configuration_is_refused_before_anything_is_made(
+def test_an_invalid_configuration_is_refused_before_anything_is_created(
     place: Place, text: str, words: str
 ) -> None:
     config = place.above / "penstock.toml"
     config.write_text(text)
-    told = place.refused("start", "--config", str(config), code=2)
-    assert words in told
-    assert str(config) in told
+    message = place.refused("start", "--config", str(config), code=2)
+    assert words in message
+    assert str(config) in message
     assert not place.state.exists()
 
 
-def test_a_configuration_that_is_not_there_is_named(place: Place) -> None:
-    told = place.refused("start", "--config", f"{place.above}/none.toml", code=2)
-    assert f"{place.above}/none.toml: cannot read the file (found No such file or directory)" in told
+def test_a_missing_configuration_file_is_named(place: Place) -> None:
+    message = place.refused("start", "--config", f"{place.above}/none.toml", code=2)
+    assert f"{place.above}/none.toml: cannot read the file (found No such file or directory)" in message
     assert not place.state.exists()
 
 
@@ -328,7 +330,7 @@ def test_a_configuration_that_is_not_there_is_named(place: Place) -> None:
     ],
     ids=str,
 )
-def test_wrong_options_of_start_are_refused_before_anything_is_made(
+def test_invalid_options_of_start_are_refused_before_anything_is_created(
     place: Place, options: list[str], words: str
 ) -> None:
     refusal = place.refused("start", *options, code=2)
@@ -340,8 +342,8 @@ def test_wrong_options_of_start_are_refused_before_anything_is_made(
 # The database
 
 
-def test_a_database_that_is_away_is_waited_for_with_one_clear_message(place: Place) -> None:
-    """`start` says so once; the instance answers, and is ready when the database is there."""
+def test_start_waits_for_an_unreachable_database_with_one_message(place: Place) -> None:
+    """`start` reports it once; the instance responds, and is ready when the database is."""
     with started_server() as server, socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # Nobody listens there yet.
         port = reserved.getsockname()[1]
@@ -350,10 +352,10 @@ def test_a_database_that_is_away_is_waited_for_with_one_clear_message(place: Pla
         url = psycopg.conninfo.make_conninfo(server.url, host="127.0.0.1", port=port)
         process = place.begin("start", *SHAPE, "--database", url)
         assert process.stderr is not None
-        told = process.stderr.readline()
-        assert told.startswith("penstock: not ready yet: the database ")
-        assert told.endswith("127.0.0.1 (database penstock) answers: check that PostgreSQL runs there\n")
-        assert str(known["password"]) not in told
+        message = process.stderr.readline()
+        assert message.startswith("penstock: not ready yet: the database ")
+        assert message.endswith("127.0.0.1 (database penstock) answers: check that PostgreSQL runs there\n")
+        assert str(known["password"]) not in message
         status = place.call("status")
         assert status.returncode == 1
         assert "not ready (the database " in status.stdout
@@ -396,7 +398,7 @@ def forwarded(listening: socket.socket, path: str) -> Iterator[None]:
             listening.shutdown(socket.SHUT_RDWR)
 
 
-def test_waiting_for_a_database_can_be_given_up(place: Place) -> None:
+def test_waiting_for_a_database_can_be_interrupted(place: Place) -> None:
     process = place.begin("start", *SHAPE, "--database", "postgresql://u:secret@127.0.0.1:9/none")
     assert process.stderr is not None
     assert "secret" not in process.stderr.readline()
@@ -435,8 +437,8 @@ def fill(directory: Path) -> Path:
 @AS_ROOT
 def test_a_start_on_a_full_disk_says_so_and_leaves_nothing(place: Place) -> None:
     with small_disk(place.state, "2m"):
-        told = place.refused("start", *SHAPE, code=3)
-        assert "No space left on device" in told
+        message = place.refused("start", *SHAPE, code=3)
+        assert "No space left on device" in message
         assert not left_behind(place)
 
 
@@ -448,16 +450,16 @@ def test_submissions_on_a_full_disk_are_refused_and_nothing_is_lost(place: Place
         try:
             before = [running.submit("--urgency=hold", "true") for _ in range(3)]
             filling = fill(place.state)
-            taken, told = list(before), ""
+            taken, message = list(before), ""
             for _ in range(200):  # What is allocated already can still be written to.
                 done = running.call("submit", "--urgency=hold", "--env=PAD=" + "x" * 60_000, "true")
                 if done.returncode != 0:
-                    told = done.stderr
+                    message = done.stderr
                     assert done.returncode == 3, done
                     break
                 taken += done.stdout.split()
-            assert told.startswith("penstock: ")
-            assert "space" in told or "not ready" in told, told
+            assert message.startswith("penstock: ")
+            assert "space" in message or "not ready" in message, message
             filling.unlink()
             wait_until(lambda: running.call("submit", "--urgency=hold", "true").returncode == 0, 30.0)
             known = {job["id"] for job in running.client.get("/v1/jobs", states="active")["jobs"]}

@@ -16,14 +16,14 @@ from tests.e2e.instances import place_of_its_own, wait_until
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """One demo at a time, whoever runs tests beside us: each looks at what all demos have made."""
+    """Runs one demo at a time, also across test processes: each test checks the leftovers of all demos."""
     with Path(tempfile.gettempdir(), "penstock-tests-demo.lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 
 def demos() -> set[str]:
-    """What demos have made, and the processes that know of it."""
+    """Directories of demos, and those that processes refer to."""
     made = {str(path) for path in Path("/tmp").glob("penstock-demo-*")}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

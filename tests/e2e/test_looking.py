@@ -1,4 +1,4 @@
-"""What users look at: `jobs`, `job show|eventlog|why|when|wait`, `timeline`, `completion`."""
+"""Commands that show state: `jobs`, `job show|eventlog|why|when|wait`, `timeline`, `completion`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def instance(shared: Running) -> Running:
 
 @pytest.fixture
 def mixed(instance: Running) -> dict[str, str]:
-    """A job of every kind, by its name."""
+    """Jobs in every state, by name."""
     active = {job["id"] for job in instance.client.get("/v1/jobs", states="active")["jobs"]}
     if not _made or active != {_made[name] for name in ("runs", "gang", "held", "after", "debug")}:
         instance.clear()
@@ -117,7 +117,7 @@ def test_json_has_all_fields(instance: Running, mixed: dict[str, str]) -> None:
     assert found["runs"]["ranks"] == "0-1"
 
 
-def test_show_tells_all_about_a_job(instance: Running, mixed: dict[str, str]) -> None:
+def test_show_prints_all_fields_of_a_job(instance: Running, mixed: dict[str, str]) -> None:
     shown = instance.ok("job", "show", mixed["gang"])
     for text in ("gang", "SCHED", "4 tasks, 4 cores, 4 nodes", "5m", "(reserved)", "in the way"):
         assert text in shown
@@ -178,16 +178,16 @@ def test_when_shows_the_promise_before_and_the_start_after(instance: Running, mi
 
 def test_wait_ends_with_the_jobs_and_fails_with_them(instance: Running, mixed: dict[str, str]) -> None:
     assert instance.ok("job", "wait", mixed["good"]) == ""
-    told = instance.refused("job", "wait", mixed["good"], mixed["bad"], code=1)
-    assert f"{mixed['bad']}: Exit 3" in told
-    told = instance.refused("job", "wait", "-t", "0.2s", mixed["runs"], code=1)
-    assert "still RUN after 0.2s" in told
+    message = instance.refused("job", "wait", mixed["good"], mixed["bad"], code=1)
+    assert f"{mixed['bad']}: Exit 3" in message
+    message = instance.refused("job", "wait", "-t", "0.2s", mixed["runs"], code=1)
+    assert "still RUN after 0.2s" in message
     slow = instance.submit("--requires=rank:2", "-t5s", "sleep", "0.5")
     assert instance.ok("job", "wait", slow) == ""
     assert instance.job(slow)["state"] == "INACTIVE"
 
 
-def test_the_timeline_shows_what_runs_and_what_is_planned(
+def test_the_timeline_shows_running_and_planned_jobs(
     instance: Running, mixed: dict[str, str], tmp_path: Path
 ) -> None:
     text = instance.ok("timeline")
@@ -208,8 +208,8 @@ def test_the_timeline_shows_what_runs_and_what_is_planned(
 
 def test_cancel_by_id_by_state_and_all(instance: Running, mixed: dict[str, str]) -> None:
     assert instance.ok("cancel", mixed["held"], mixed["debug"]) == ""
-    told = instance.refused("cancel", mixed["good"], code=1)
-    assert "job is inactive" in told
+    message = instance.refused("cancel", mixed["good"], code=1)
+    assert "job is inactive" in message
     done = instance.call("cancel", "--all", "--states=pending", "--wait")
     assert (done.returncode, done.stderr) == (0, "penstock: Canceled 2 jobs (0 errors)\n")
     assert names(instance.ok("jobs", "-no", "{name}")) == ["runs"]
@@ -227,8 +227,8 @@ def test_hold_release_and_urgency(instance: Running, mixed: dict[str, str]) -> N
     assert instance.ok("urgency", "-v", gang, "expedite") == "job expedited\n"
     assert instance.ok("release", gang) == ""
     assert instance.job(gang)["urgency"] == 16
-    told = instance.refused("urgency", mixed["runs"], "3", code=1)
-    assert "urgency cannot be changed once resources are allocated" in told
+    message = instance.refused("urgency", mixed["runs"], "3", code=1)
+    assert "urgency cannot be changed once resources are allocated" in message
 
 
 def test_ids_can_be_typed_in_every_form(instance: Running, mixed: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""`penstock resource` and `penstock queue`: taking nodes out and back, stopping and closing queues."""
+"""`penstock resource` and `penstock queue`: draining nodes, stopping and disabling queues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_list_counts_cores_one_by_one(instance: Running) -> None:
     }
 
 
-def test_a_drained_node_gets_nothing_new_and_what_runs_there_goes_on(instance: Running) -> None:
+def test_a_drained_node_starts_no_job_and_running_jobs_continue(instance: Running) -> None:
     there = instance.submit("--requires=rank:0", "sleep", "60")
     instance.started(there)
     assert instance.ok("resource", "drain", "node0", "bad", "DIMM") == ""
@@ -35,8 +35,8 @@ def test_a_drained_node_gets_nothing_new_and_what_runs_there_goes_on(instance: R
     assert instance.job(there)["state"] == "RUN"
     assert rows(instance.ok("resource", "list"))["down"] == ["1", "2", "node0"]
     assert rows(instance.ok("resource", "status", "--long"))["draining"] == ["✔", "1", "bad", "DIMM", "node0"]
-    told = instance.ok("resource", "drain").splitlines()[1]
-    assert told.split()[2:] == ["draining", "bad", "DIMM", "node0"]
+    message = instance.ok("resource", "drain").splitlines()[1]
+    assert message.split()[2:] == ["draining", "bad", "DIMM", "node0"]
     waiting = instance.submit("--requires=rank:0", "true")
     instance.ok("cancel", there)
     instance.end(there)
@@ -58,9 +58,9 @@ def test_a_reason_is_kept_unless_it_is_forced(instance: Running) -> None:
     assert "node2 not drained" in instance.refused("resource", "undrain", "node2", code=1)
 
 
-def test_a_node_that_does_not_exist_is_named_with_one_that_does(instance: Running) -> None:
-    told = instance.refused("resource", "drain", "nod3", "x", code=1)
-    assert "did you mean 'node3'?" in told
+def test_an_unknown_node_is_reported_with_a_suggestion(instance: Running) -> None:
+    message = instance.refused("resource", "drain", "nod3", "x", code=1)
+    assert "did you mean 'node3'?" in message
     assert "no such rank (found 7; expected 0-3)" in instance.refused("resource", "drain", "7", code=2)
     assert not any(node["drained"] for node in instance.json("resource", "list", "-o", "json")["nodes"])
 
@@ -71,11 +71,11 @@ def test_queues_are_listed_with_their_limits(instance: Running) -> None:
     assert found["debug"] == ["✔", "✔", "5m", "1h", "0", "0", "fcfs"]
 
 
-def test_a_stopped_queue_takes_jobs_and_starts_none(instance: Running) -> None:
+def test_a_stopped_queue_accepts_jobs_and_starts_none(instance: Running) -> None:
     running = instance.submit("-q", "debug", "sleep", "60")
     instance.started(running)
-    told = instance.ok("queue", "stop", "-m", "maintenance", "debug")
-    assert told == "debug: Scheduling is stopped: maintenance\n"
+    message = instance.ok("queue", "stop", "-m", "maintenance", "debug")
+    assert message == "debug: Scheduling is stopped: maintenance\n"
     waiting = instance.submit("-q", "debug", "true")
     other = instance.submit("-q", "batch", "true")
     assert instance.end(other)[0]["result"] == "COMPLETED"
@@ -88,17 +88,17 @@ def test_a_stopped_queue_takes_jobs_and_starts_none(instance: Running) -> None:
     assert instance.end(waiting)[0]["result"] == "COMPLETED"
 
 
-def test_a_disabled_queue_takes_no_jobs(instance: Running) -> None:
-    told = instance.ok("queue", "disable", "-m", "closed for today", "batch")
-    assert told == "batch: Job submission is disabled: closed for today\n"
-    told = instance.refused("submit", "true", code=1)
-    assert "job submission to batch is disabled: closed for today" in told
+def test_a_disabled_queue_rejects_jobs(instance: Running) -> None:
+    message = instance.ok("queue", "disable", "-m", "closed for today", "batch")
+    assert message == "batch: Job submission is disabled: closed for today\n"
+    message = instance.refused("submit", "true", code=1)
+    assert "job submission to batch is disabled: closed for today" in message
     assert instance.submit("-q", "debug", "true")
     assert instance.ok("queue", "enable", "batch") == "batch: Job submission is enabled\n"
     assert instance.submit("true")
 
 
-def test_named_queues_want_a_name_or_all(instance: Running) -> None:
+def test_named_queues_need_a_name_or_all(instance: Running) -> None:
     assert "Specify queues or use --all." in instance.refused("queue", "stop", code=2)
     assert instance.ok("queue", "stop", "--all").count("Scheduling is stopped") == 2
     assert instance.ok("queue", "start", "--all").count("Scheduling is started") == 2

@@ -1,4 +1,4 @@
-"""What the scheduler decides, as a user sees it: gangs, gaps, promises, and nodes given back early."""
+"""Scheduling decisions as a user sees them: gangs, backfill, promises, early release of nodes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def test_a_small_job_overtakes_a_gang_only_if_it_does_not_delay_it(instance: Run
     assert instance.end(short)[0]["t_run"] < instance.job(blocker)["expiration"] - 1
     assert instance.job(gang)["state"] == "SCHED"
     assert instance.job(long)["state"] == "SCHED"
-    told = instance.ok("job", "why", long)
-    assert f"starting it now would delay {gang}" in told
-    assert f"must not delay  {gang}, starts " in told
+    message = instance.ok("job", "why", long)
+    assert f"starting it now would delay {gang}" in message
+    assert f"must not delay  {gang}, starts " in message
     first, second = instance.end(gang, long)
     promised = first["promise"]["first"]
     assert abs(first["t_run"] - promised) < 2.0
@@ -31,7 +31,7 @@ def test_a_gang_starts_as_one_or_not_at_all(instance: Running) -> None:
     assert {member["phase"] for member in instance.job(gang)["members"]} == {"running"}
 
 
-def test_a_finished_member_gives_its_node_back_while_the_others_run_on(instance: Running) -> None:
+def test_a_finished_member_frees_its_node_while_the_others_run(instance: Running) -> None:
     job = instance.submit("-N4", "sh", "-c", "test $FLUX_TASK_RANK -gt 0 || exec sleep 60")
     wait_until(lambda: "node[1-3]" in instance.ok("resource", "list").splitlines()[1])
     lines = instance.ok("resource", "list").splitlines()
@@ -42,7 +42,7 @@ def test_a_finished_member_gives_its_node_back_while_the_others_run_on(instance:
     assert instance.end(other)[0]["nodelist"] == "node[1-3]"
 
 
-def test_who_was_promised_a_start_keeps_it_when_somebody_comes_later(instance: Running) -> None:
+def test_a_promised_start_is_kept_when_other_jobs_are_submitted_later(instance: Running) -> None:
     instance.submit("-N4", "-t3s", "sleep", "60")
     gang = instance.submit("-N4", "-t2s", "true")
     promised = instance.job(gang)["forecast"]["start_at"]
@@ -54,7 +54,7 @@ def test_who_was_promised_a_start_keeps_it_when_somebody_comes_later(instance: R
     assert abs(ended["t_run"] - promised) < 2.0
 
 
-def test_a_job_without_a_limit_gives_nobody_a_forecast(instance: Running) -> None:
+def test_a_job_behind_one_without_a_time_limit_has_no_forecast(instance: Running) -> None:
     instance.submit("-N4", "sleep", "60")
     waiting = instance.submit("-N4", "-t1m", "true")
     assert instance.job(waiting)["forecast"]["start_at"] is None
@@ -62,7 +62,7 @@ def test_a_job_without_a_limit_gives_nobody_a_forecast(instance: Running) -> Non
     assert "has no forecast start" in instance.ok("job", "when", waiting)
 
 
-def test_work_that_depends_on_work_flows_through(instance: Running) -> None:
+def test_jobs_with_dependencies_run_in_order(instance: Running) -> None:
     first = instance.submit("-N2", "sh", "-c", "sleep 0.2")
     second = instance.submit(f"--dependency=afterok:{first}", "-n4", "true")
     third = instance.submit(f"--dependency=afterany:{second}", "true")

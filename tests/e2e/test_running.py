@@ -1,4 +1,4 @@
-"""`penstock run` and `penstock job attach`: output as it comes, signals through, the job's own exit code."""
+"""`penstock run` and `penstock job attach`: live output, forwarded signals, the job's exit code."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_lines_can_be_labelled_with_the_rank(instance: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "told"),
+    ("command", "code", "message"),
     [
         (["true"], 0, ""),
         (["sh", "-c", "exit 3"], 3, "penstock: task(s) exited with exit code 3\n"),
@@ -63,9 +63,9 @@ def test_lines_can_be_labelled_with_the_rank(instance: Running) -> None:
     ],
     ids=["0", "3", "TERM", "KILL"],
 )
-def test_the_exit_code_is_the_jobs(instance: Running, command: list[str], code: int, told: str) -> None:
+def test_the_exit_code_is_the_jobs(instance: Running, command: list[str], code: int, message: str) -> None:
     done = instance.call("run", *command)
-    assert (done.returncode, done.stderr) == (code, told)
+    assert (done.returncode, done.stderr) == (code, message)
 
 
 def test_the_largest_code_of_all_tasks_counts(instance: Running) -> None:
@@ -132,7 +132,7 @@ def test_one_ctrl_c_warns_and_the_second_cancels(instance: Running) -> None:
     assert not tasks_of(instance, job)
 
 
-def test_ctrl_z_after_ctrl_c_leaves_the_job_alone(instance: Running) -> None:
+def test_ctrl_z_after_ctrl_c_detaches_from_the_job(instance: Running) -> None:
     terminal = instance.terminal("run", "sh", "-c", "echo ready; sleep 60")
     terminal.until("ready")
     terminal.press("\x03")
@@ -144,7 +144,7 @@ def test_ctrl_z_after_ctrl_c_leaves_the_job_alone(instance: Running) -> None:
     assert instance.job(only_job(instance))["state"] == "RUN"
 
 
-def test_a_job_that_waits_says_for_what_and_until_when(instance: Running) -> None:
+def test_a_pending_job_shows_its_reason_and_start(instance: Running) -> None:
     first = instance.submit("-N4", "-t1m", "sleep", "60")
     terminal = instance.terminal("run", "-N4", "-t1m", "echo", "at last")
     terminal.until("starts in about ")
@@ -167,7 +167,7 @@ def test_two_can_attach_to_one_job(instance: Running) -> None:
     assert [finished(reader)[:2] for reader in readers] == [(0, "both\n")] * 2
 
 
-def test_much_output_comes_whole_and_in_order(instance: Running) -> None:
+def test_much_output_is_complete_and_in_order(instance: Running) -> None:
     done = instance.call("run", "seq", "100000")
     assert done.stdout == "".join(f"{number}\n" for number in range(1, 100_001))
 

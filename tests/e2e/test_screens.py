@@ -1,7 +1,7 @@
 """Whole screens of a real instance at 80 and 160 columns, compared with files that a person has looked at.
 
 What differs from run to run (ids, times, process ids, paths) is replaced by something of the same width.
-`PENSTOCK_SNAPSHOTS=write` writes the files anew.
+`PENSTOCK_SNAPSHOTS=write` rewrites the files.
 """
 
 from __future__ import annotations
@@ -96,14 +96,14 @@ def steady(text: str, scene: Scene) -> str:
 
 
 def steady_rows(text: str) -> str:
-    """A timeline with every bar as one sign, and without the axis: lengths depend on the moment."""
+    """A timeline with one character per bar and without the axis, because lengths depend on the time."""
     rows, _, legend = text.partition("\n\n")
     bars = [re.sub(r"([^\w ])\1*", r"\1", row.replace("│", " ")) for row in rows.splitlines()[2:]]
     return "\n".join(bar.replace(" ", "") for bar in bars) + "\n\n" + legend
 
 
 def test_screens(scene: Scene) -> None:
-    """All in one test, so that one worker makes one instance for them."""
+    """All screens in one test, so that one worker starts one instance for them."""
     shown = {f"{name}-{columns}": screen(scene, name, columns) for name in SCREENS for columns in (80, 160)}
     if os.environ.get("PENSTOCK_SNAPSHOTS") == "write":
         for name, text in shown.items():

@@ -1,4 +1,4 @@
-"""`penstock start` and `penstock stop`: ready when they return, nothing lost, nothing left."""
+"""`penstock start` and `penstock stop`: done when they return, no job lost, no process left."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.e2e.instances import (
 
 def test_a_second_start_is_refused_and_disturbs_nothing(instance: Running) -> None:
     pid = instance.json("status", "-o", "json")["instance"]["pid"]
-    told = instance.refused("start", code=1)
-    assert told == f"penstock: an instance already runs in {instance.state} (pid {pid})\n"
+    message = instance.refused("start", code=1)
+    assert message == f"penstock: an instance already runs in {instance.state} (pid {pid})\n"
     assert instance.json("status", "-o", "json")["instance"]["pid"] == pid
     assert instance.call("run", "true").returncode == 0
 
 
-def test_what_waits_survives_and_what_runs_is_ended(tmp_path: Path) -> None:
+def test_pending_jobs_survive_a_stop_and_running_jobs_are_cancelled(tmp_path: Path) -> None:
     with running_instance() as instance:
         first = instance.submit("-N4", "-t10m", "sleep", "600")
         instance.started(first)
@@ -57,7 +57,7 @@ def test_what_waits_survives_and_what_runs_is_ended(tmp_path: Path) -> None:
         assert log.count(" alloc") == 1
 
 
-def test_kept_tasks_run_on_and_are_taken_up_again(tmp_path: Path) -> None:
+def test_kept_tasks_continue_and_are_resumed(tmp_path: Path) -> None:
     with running_instance() as instance:
         job = instance.submit(
             *("-n2", "-t10m", f"--output={tmp_path}/out"),
@@ -123,7 +123,7 @@ def test_an_instance_in_the_background_outlives_its_database() -> None:
         assert instance.ok("run", "echo", "again") == "again\n"
 
 
-def test_a_waiting_run_that_is_told_to_end_takes_its_job_along() -> None:
+def test_terminating_a_pending_run_cancels_its_job() -> None:
     with running_instance() as instance:
         instance.ok("queue", "stop")
         waiting = instance.begin("run", "--name=waits", "true")
@@ -134,7 +134,7 @@ def test_a_waiting_run_that_is_told_to_end_takes_its_job_along() -> None:
         assert [job["result"] for job in instance.json("jobs", "-a", "-o", "json")["jobs"]] == ["CANCELED"]
 
 
-def test_stop_ends_the_database_that_a_killed_instance_has_left() -> None:
+def test_stop_stops_the_database_that_a_killed_instance_left_running() -> None:
     with place_of_its_own() as place:
         done = place.call("start", *SHAPE)
         assert done.returncode == 0, done

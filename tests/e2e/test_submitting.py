@@ -14,7 +14,7 @@ from tests.e2e.instances import Running, kill_supervisors, wait_until
 SHOW = ["sh", "-c", 'echo "$FLUX_TASK_RANK $FLUX_TASK_LOCAL_ID $FLUX_JOB_SIZE $FLUX_JOB_NNODES"']
 
 
-def test_ids_are_printed_one_a_line_in_the_form_that_flux_users_know(instance: Running) -> None:
+def test_ids_are_printed_one_per_line_as_f58(instance: Running) -> None:
     text = instance.ok("submit", "--cc=0-2", "true")
     ids = text.splitlines()
     assert len(set(ids)) == 3
@@ -36,7 +36,7 @@ def test_ids_are_printed_one_a_line_in_the_form_that_flux_users_know(instance: R
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_shape_is_what_was_asked_for(
+def test_the_allocation_matches_the_request(
     instance: Running, options: list[str], ntasks: int, nnodes: int, ncores: int
 ) -> None:
     job = instance.submit(*options, *SHOW)
@@ -48,7 +48,7 @@ def test_the_shape_is_what_was_asked_for(
     assert {tuple(line.split()[2:]) for line in lines} == {(str(ntasks), str(nnodes))}
 
 
-def test_tasks_see_what_flux_tells_them(instance: Running) -> None:
+def test_tasks_get_the_environment_of_flux(instance: Running) -> None:
     job = instance.submit("-N2", "-n4", "--env=COLOUR=blue", "--env-remove=TZ", "env")
     instance.end(job)
     first = {}
@@ -78,7 +78,7 @@ def test_copies_know_their_number(instance: Running) -> None:
     assert instance.output(quiet) == "7--\n"
 
 
-def test_output_goes_where_it_was_told(instance: Running, tmp_path: Path) -> None:
+def test_output_is_written_to_the_given_files(instance: Running, tmp_path: Path) -> None:
     job = instance.submit(
         *("-n2", "--name=writer", f"--cwd={tmp_path}", "--output={{name}}-{{id}}.{{taskid}}.out"),
         *("--error=err-{{id.dec}}.txt", "sh", "-c", "echo out $FLUX_TASK_RANK; echo bad >&2"),
@@ -199,16 +199,16 @@ def test_singletons_of_one_name_run_one_after_the_other(instance: Running) -> No
     assert second["t_inactive"] <= third["t_run"]
 
 
-def test_a_dependency_on_what_is_over_is_decided_at_once(instance: Running) -> None:
+def test_a_dependency_on_an_inactive_job_is_decided_at_once(instance: Running) -> None:
     good, bad = instance.submit("true"), instance.submit("false")
     instance.end(good, bad)
     after = instance.submit(f"--dependency=afterok:{good}", f"--dependency=afternotok:{bad}", "true")
     assert instance.end(after)[0]["result"] == "COMPLETED"
-    told = instance.refused("submit", f"--dependency=afterok:{bad}", "true", code=1)
-    assert f"afterok: job {bad} failed or was canceled" in told
+    message = instance.refused("submit", f"--dependency=afterok:{bad}", "true", code=1)
+    assert f"afterok: job {bad} failed or was canceled" in message
 
 
-def test_a_job_whose_task_was_lost_runs_again_if_it_may(instance: Running) -> None:
+def test_a_job_whose_task_was_lost_is_requeued_if_allowed(instance: Running) -> None:
     again = instance.submit("--requeue=always", "sleep", "60")
     never = instance.submit("sleep", "60")
     for job in (again, never):
@@ -222,17 +222,17 @@ def test_a_job_whose_task_was_lost_runs_again_if_it_may(instance: Running) -> No
     assert "requeue attempt=2" in instance.ok("job", "eventlog", again)
 
 
-def test_what_a_job_does_to_itself_is_not_run_again(instance: Running) -> None:
+def test_a_job_that_fails_by_itself_is_not_requeued(instance: Running) -> None:
     job = instance.submit("--requeue=always", "sh", "-c", "kill -9 $$")
     (ended,) = instance.end(job)
     assert (ended["result"], ended["attempt"], ended["waitstatus"]) == ("FAILED", 1, 137 << 8)
 
 
-def test_a_queue_gives_its_default_and_keeps_its_limit(instance: Running) -> None:
+def test_a_queue_applies_its_default_and_maximum_duration(instance: Running) -> None:
     job = instance.submit("-q", "debug", "true")
     assert instance.job(job)["duration_s"] == 300
-    told = instance.refused("submit", "-q", "debug", "-t2h", "true", code=2)
-    assert "1h" in told
+    message = instance.refused("submit", "-q", "debug", "-t2h", "true", code=2)
+    assert "1h" in message
 
 
 def test_json_names_the_jobs(instance: Running) -> None:

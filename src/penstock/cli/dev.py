@@ -57,7 +57,7 @@ def dev() -> None:
     """Run a Kubernetes control plane with simulated nodes, for development."""
 
 
-@dev.command(context_settings=SETTINGS)
+@dev.command(context_settings=SETTINGS, short_help="Run a development cluster until ctrl-C.")
 @click.option(
     "--nodes", type=click.IntRange(0, 10_000), default=4, show_default=True, help="Number of nodes."
 )

@@ -167,7 +167,7 @@ def eventlog(
         print_line(lines.line(found))
 
 
-@job.command(context_settings=SETTINGS)
+@job.command(context_settings=SETTINGS, short_help="Explain why a job is pending.")
 @with_client
 @json_option
 @click.argument("id_", metavar="ID")
@@ -234,7 +234,7 @@ def _why_fields(found: Doc, now: float) -> list[tuple[str, str]]:
     return fields
 
 
-@job.command(context_settings=SETTINGS)
+@job.command(context_settings=SETTINGS, short_help="Show when a job starts, or started.")
 @with_client
 @json_option
 @click.argument("id_", metavar="ID")
@@ -263,7 +263,7 @@ def when(client: ApiClient, id_: str, output_format: str) -> None:
     print_fields((label, day_and_time(at)) for label, at in promises if at is not None)
 
 
-@job.command(context_settings=SETTINGS)
+@job.command(context_settings=SETTINGS, short_help="Wait until jobs are inactive.")
 @with_client
 @json_option
 @click.argument("ids", nargs=-1, required=True)
@@ -300,7 +300,7 @@ def _wait_for(client: ApiClient, id_: str, deadline: float | None) -> Doc:
             return found
 
 
-@job.command(context_settings=SETTINGS)
+@job.command(context_settings=SETTINGS, short_help="Show the output of a job until it ends.")
 @with_client
 @click.argument("id_", metavar="ID")
 @click.option("-l", "--label-io", is_flag=True, help="Prefix each line with the task rank.")

@@ -184,7 +184,7 @@ def _memory_text(memory_bytes: int) -> str:
     return str(memory_bytes)
 
 
-@resource.command(context_settings=SETTINGS)
+@resource.command(context_settings=SETTINGS, short_help="List nodes by administrative state.")
 @with_client
 @json_option
 @click.option("-n", "--no-header", is_flag=True, help="Omit the header line.")
@@ -218,7 +218,7 @@ def status(client: ApiClient, no_header: bool, is_long: bool, output_format: str
     _print(_STATUS_LONG if is_long else _STATUS, rows, header=not no_header)
 
 
-@resource.command(context_settings=SETTINGS)
+@resource.command(context_settings=SETTINGS, short_help="Drain nodes, or list drained nodes.")
 @with_client
 @json_option
 @click.argument("targets", required=False)
@@ -244,7 +244,7 @@ def drain(
     _print_response(client.post("/v1/resources/drain", body), output_format)
 
 
-@resource.command(context_settings=SETTINGS)
+@resource.command(context_settings=SETTINGS, short_help="Undrain nodes.")
 @with_client
 @json_option
 @click.argument("targets")
