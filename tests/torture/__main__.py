@@ -1,4 +1,4 @@
-"""`python -m tests.torture N [SEED]`: kills until N have died, and stops at the first thing that is wrong."""
+"""`python -m tests.torture N [SEED]`: runs rounds until N kills; stops at the first violated invariant."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ import sys
 import time
 
 from tests.torture.cluster import Cluster
-from tests.torture.rounds import play
+from tests.torture.rounds import run_round
 
 
 def main() -> int:
-    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    kills_wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     seed = int(sys.argv[2]) if len(sys.argv) > 2 and sys.argv[2] else random.SystemRandom().randrange(1 << 32)
-    say(f"torture: {wanted} kills, seed {seed}")
-    chance = random.Random(seed)
+    print_line(f"torture: {kills_wanted} kills, seed {seed}")
+    rng = random.Random(seed)
     cluster = Cluster()
     began = time.monotonic()
     rounds = 0
     try:
         cluster.start()
-        while cluster.kills < wanted:
-            play(cluster, chance, chance.randint(2, 8))
+        while cluster.kills < kills_wanted:
+            run_round(cluster, rng, rng.randint(2, 8))
             rounds += 1
-            passed_s = time.monotonic() - began
-            say(f"{cluster.kills:6} kills in {passed_s:6.0f} s, round {rounds}: nothing is wrong")
+            elapsed_s = time.monotonic() - began
+            print_line(f"{cluster.kills:6} kills in {elapsed_s:6.0f} s, round {rounds}: all invariants hold")
         cluster.stop()
     except BaseException as error:
         cluster.destroy()
-        say(f"round {rounds + 1}, seed {seed}")
-        say(f"{type(error).__name__}: {error}")
-        say(f"everything is kept in {cluster.base}")
+        print_line(f"round {rounds + 1}, seed {seed}")
+        print_line(f"{type(error).__name__}: {error}")
+        print_line(f"the cluster's files are kept in {cluster.base}")
         raise
     cluster.destroy()
     cluster.remove()
-    say(f"{cluster.kills} kills in {rounds} rounds, {time.monotonic() - began:.0f} s: nothing is wrong")
+    print_line(
+        f"{cluster.kills} kills in {rounds} rounds, {time.monotonic() - began:.0f} s: all invariants hold"
+    )
     return 0
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

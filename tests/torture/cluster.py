@@ -1,9 +1,9 @@
-"""A real instance below a directory of its own: its process, its agents and its database, all of them mortal.
+"""A real instance in a temporary directory: its process, its agents and its database, each of which a test
+may kill.
 
-The instance runs in the foreground as our child, so that its death is seen and told apart from an end of its
-own. FailpointPair of `penstock.failpoints` are armed by files, for whichever process comes past first.
-Whoever asks something of an instance that is dead gets it started again: that is what a service manager would
-do.
+The instance runs in the foreground as a child process, so a kill can be told from an exit. Failpoints are
+armed by files, for the first process that reaches them. A request to a dead instance restarts it, as a
+service manager would.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.cli.client import ApiClient, NoInstance, RequestRefused, StreamBro
 from penstock.paths import paths_of
 from penstock.store.embedded import EmbeddedPostgres
 
-__all__ = ["DEADLINE_S", "Broken", "Cluster", "cluster", "until"]
+__all__ = ["DEADLINE_S", "Cluster", "InvariantViolation", "cluster", "until"]
 
 DEADLINE_S = 60.0
 _LOG_KEPT = 4000
@@ -38,21 +38,21 @@ Found = TypeVar("Found")
 Doc = dict[str, Any]
 
 
-class Broken(AssertionError):
-    """Something that must not happen has happened."""
+class InvariantViolation(AssertionError):
+    """An invariant does not hold."""
 
 
 def until(
-    ask: Callable[[], Found | None], what: str | Callable[[], str], within_s: float = DEADLINE_S
+    poll: Callable[[], Found | None], what: str | Callable[[], str], timeout_s: float = DEADLINE_S
 ) -> Found:
-    """Asks until there is an answer."""
-    deadline = time.monotonic() + within_s
+    """Polls until the result is true, and returns it."""
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        found = ask()
+        found = poll()
         if found:
             return found
         time.sleep(0.01)
-    raise Broken(f"not within {within_s:g} s: {what if isinstance(what, str) else what()}")
+    raise InvariantViolation(f"not within {timeout_s:g} s: {what if isinstance(what, str) else what()}")
 
 
 class Cluster:
@@ -82,7 +82,7 @@ class Cluster:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def launch(self, *extra: str) -> subprocess.Popen[bytes]:
-        """A process of an instance, whatever becomes of it."""
+        """Starts a process of the instance; does not wait for it."""
         command = [sys.executable, "-m", "penstock.cli", "start", "--foreground"]
         command += ["--state", str(self.paths.state), "--config", str(self.base / "config.toml")]
         command += ["--nodes", str(self.nodes), "--cores", str(self.cores), *extra]
@@ -99,39 +99,39 @@ class Cluster:
             )
 
     def start(self) -> None:
-        """Starts the instance; it may die on the way, and is started again."""
+        """Starts the instance; restarts it if a failpoint kills it meanwhile."""
         self._process = self.launch()
         self.wait_ready()
 
     def is_dead(self) -> bool:
-        """Whether it was killed. An end of its own accord is a defect."""
+        """Whether the instance was killed. Raises if it exited by itself."""
         if self._process is None:
             return True
         code = self._process.poll()
         if code is not None and code != -signal.SIGKILL:
-            raise Broken(f"the instance ended by itself with {code}:\n{self.log[-_LOG_KEPT:]}")
+            raise InvariantViolation(f"the instance exited by itself with {code}:\n{self.log[-_LOG_KEPT:]}")
         return code is not None
 
-    def revive(self) -> None:
-        """Does what a service manager does."""
+    def restart_if_dead(self) -> None:
+        """Restarts a killed instance, as a service manager would."""
         if self.is_dead():
             self._process = self.launch()
 
-    def wait_ready(self, within_s: float = DEADLINE_S) -> Doc:
+    def wait_ready(self, timeout_s: float = DEADLINE_S) -> Doc:
         def ready() -> Doc | None:
-            self.revive()
+            self.restart_if_dead()
             with suppress(NoInstance, StreamBroken, RequestRefused):
                 found = self.client.get("/v1/status")
                 return found if found["instance"]["ready"] else None
             return None
 
-        return until(ready, "the instance is ready", within_s)
+        return until(ready, "the instance is ready", timeout_s)
 
     def ask(self, method: str, path: str, body: object = None, **query: object) -> Doc:
-        """An answer, however often the instance dies meanwhile. A refusal is raised."""
+        """Sends a request until it is answered, also across kills of the instance. Raises a refusal."""
 
         def attempt() -> Doc | None:
-            self.revive()
+            self.restart_if_dead()
             try:
                 return self.client.post(path, body) if method == "POST" else self.client.get(path, **query)
             except (NoInstance, StreamBroken):
@@ -146,13 +146,13 @@ class Cluster:
     def status(self) -> Doc:
         return self.ask("GET", "/v1/status")
 
-    # Killing
+    # Kills
 
     def arm(self, point: str) -> None:
         (self.points / point).touch()
 
     def disarm(self, point: str) -> bool:
-        """Returns whether it has fired, and counts that as a kill."""
+        """Disarms a point; returns whether it had fired, which counts as a kill."""
         try:
             (self.points / point).unlink()
         except FileNotFoundError:
@@ -171,12 +171,12 @@ class Cluster:
             self.kills += 1
 
     def agent_pid(self, node: str) -> int | None:
-        """Of the agent that lives."""
-        home = self.paths.agent(node)
+        """Returns the pid of the running agent."""
+        directory = self.paths.agent(node)
         with suppress(OSError, ValueError):
-            pid = int((home / "agent.lock").read_text())
+            pid = int((directory / "agent.lock").read_text())
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"penstock.agent" in words and os.fsencode(home) in words:
+            if b"penstock.agent" in words and os.fsencode(directory) in words:
                 return pid
         return None
 
@@ -191,7 +191,7 @@ class Cluster:
         return False
 
     def running_tasks(self) -> list[TaskDirectory]:
-        """Tasks with a supervisor that has begun and has not said that it is over."""
+        """Returns the tasks with a started supervisor and without an exit."""
         found = []
         for node in range(self.nodes):
             for task in AgentDirectory(self.paths.agent(f"node{node}")).tasks():
@@ -200,10 +200,10 @@ class Cluster:
                         found.append(task)
         return found
 
-    def kill_supervisor(self, chance: random.Random) -> str:
-        """Returns the member whose supervisor was killed, or nothing."""
+    def kill_supervisor(self, rng: random.Random) -> str:
+        """Kills a random supervisor; returns its member, or an empty string."""
         tasks = self.running_tasks()
-        chance.shuffle(tasks)
+        rng.shuffle(tasks)
         for task in tasks:
             with suppress(OSError):
                 accepted, started = task.accepted(), task.started()
@@ -232,11 +232,11 @@ class Cluster:
             return True
         return False
 
-    # An agent that does not come back
+    # Prevention of an agent restart
 
     @contextmanager
-    def no_agent(self, node: str) -> Iterator[None]:
-        """Whoever wants to be this node's agent finds a damaged file and leaves."""
+    def agent_prevented(self, node: str) -> Iterator[None]:
+        """Damages the epoch file of a node, so that every agent that starts there exits."""
         epoch = self.paths.agent(node) / "epoch"
         kept = epoch.read_bytes()
         epoch.write_bytes(b"damaged\n")
@@ -245,7 +245,7 @@ class Cluster:
         finally:
             epoch.write_bytes(kept)
 
-    # What is left
+    # Inspection and cleanup
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         url = self.database or self.embedded.start()
@@ -253,31 +253,31 @@ class Cluster:
             return connection.execute(query.encode(), values).fetchall()
 
     def processes(self) -> list[str]:
-        """Living processes of this cluster: by their words, or by the environment of its tasks."""
-        mark, token = os.fsencode(self.base), TOKEN_VARIABLE.encode()
+        """Returns the processes of this cluster, found by command line or by the environment of tasks."""
+        base, token = os.fsencode(self.base), TOKEN_VARIABLE.encode()
         found = []
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) != os.getpid():
                 with suppress(OSError):
                     words = Path(f"/proc/{name}/cmdline").read_bytes()
-                    around = Path(f"/proc/{name}/environ").read_bytes()
-                    if mark in words or (mark in around and token in around):
+                    environment = Path(f"/proc/{name}/environ").read_bytes()
+                    if base in words or (base in environment and token in environment):
                         found.append(f"{name}: {words.replace(bytes(1), b' ').decode(errors='replace')}")
         return found
 
     def stop(self) -> None:
-        """Stops in order; nothing may be left."""
+        """Shuts down and checks that no process is left."""
         self.wait_ready()
         process = self._process
         assert process is not None
         self.client.post("/v1/shutdown", {"keep_tasks": False})
         code = process.wait(DEADLINE_S)
         if code != 0:
-            raise Broken(f"it stopped with {code}:\n{self.log[-_LOG_KEPT:]}")
+            raise InvariantViolation(f"it stopped with {code}:\n{self.log[-_LOG_KEPT:]}")
         until(lambda: not self.processes(), lambda: f"no process is left: {self.processes()}", 10.0)
 
     def destroy(self) -> None:
-        """Kills whatever is there. For the end of a test, however it went."""
+        """Kills every process of the cluster, also after a failed test."""
         for path in self.points.iterdir():
             path.unlink(missing_ok=True)
         if self._process is not None:
@@ -299,7 +299,7 @@ class Cluster:
 
 @contextmanager
 def cluster(**settings: Any) -> Iterator[Cluster]:
-    """A started one of its own; stopped in order if all went well, and nothing of it stays."""
+    """A temporary started cluster; shut down after success, and removed in any case."""
     one = Cluster(**settings)
     try:
         one.start()

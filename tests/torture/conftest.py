@@ -1,4 +1,4 @@
-"""One real instance for all tests of a worker."""
+"""One real cluster for all tests of a worker."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.torture.sites import Hall
+from tests.torture.cluster_pool import ClusterPool
 
 
 @pytest.fixture(scope="session")
-def hall() -> Iterator[Hall]:
-    hall = Hall()
-    yield hall
-    hall.close()
+def cluster_pool() -> Iterator[ClusterPool]:
+    cluster_pool = ClusterPool()
+    yield cluster_pool
+    cluster_pool.close()

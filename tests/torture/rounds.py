@@ -1,7 +1,7 @@
-"""Rounds of torture: a workload, deaths at random in the middle of it, and the verdict.
+"""Torture rounds: a workload, random kills while it runs, and the verification.
 
-Everything that is drawn comes from one seed; when a death strikes depends on the machine all the same. A
-point that was armed and not passed by the end of its round is disarmed, and counts as no kill.
+All random choices derive from one seed; the time of a kill still depends on the machine. A failpoint that was
+armed and not reached by the end of its round is disarmed and does not count as a kill.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import penstock.agent.server  # so that all points are registered
+import penstock.agent.server  # registers all failpoints
 import penstock.backends.local
 import penstock.instance.steps
 import penstock.store.postgres  # noqa: F401
 from penstock.failpoints import REGISTRY
-from tests.torture.cluster import Broken, Cluster
-from tests.torture.judge import judge, wait_over
-from tests.torture.workload import Workload, asked, base_of, cancel, submit, submit_dependents
+from tests.torture.cluster import Cluster, InvariantViolation
+from tests.torture.verify import verify, wait_inactive
+from tests.torture.workload import Workload, cancel, job_request, mixed_jobs, submit, submit_dependents
 
-__all__ = ["POINTS", "UNKNOWN_ENDS", "Round", "play"]
+__all__ = ["POINTS", "UNKNOWN_ENDS", "Round", "run_round"]
 
-# Those of the world of pods are passed in tests/kubernetes/test_faults.py.
+# tests/kubernetes/test_faults.py covers the failpoints of the kube backend.
 POINTS = tuple(sorted(name for name in REGISTRY if not name.startswith("kube.")))
-# Where a supervisor can die with nobody left who knows how the command ended.
+# A supervisor that dies at one of these points leaves the exit of its command unknown.
 UNKNOWN_ENDS = frozenset(
     {
         "supervisor.start.after",
@@ -37,56 +37,58 @@ UNKNOWN_ENDS = frozenset(
 
 @dataclass(slots=True)
 class Round:
-    """What was done in one round, for the verdict and for who reads the report."""
+    """The kills of one round, for the verification and the report."""
 
     killed: set[str] = field(default_factory=set)  # members whose supervisors were killed
     armed: set[str] = field(default_factory=set)
-    deeds: list[str] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
 
 
-def play(cluster: Cluster, chance: random.Random, kills: int) -> Round:
-    """One round with about so many kills; raises `Broken` if something is wrong afterwards."""
+def run_round(cluster: Cluster, rng: random.Random, kills: int) -> Round:
+    """Runs a round with about `kills` kills; raises `InvariantViolation` if the verification fails."""
     done = Round()
     try:
-        _play(cluster, chance, kills, done)
-    except Broken as broken:
-        raise Broken(f"{broken}\nafter the deaths of {done.deeds}") from broken
+        _run_round(cluster, rng, kills, done)
+    except InvariantViolation as broken:
+        raise InvariantViolation(f"{broken}\nafter the kills of {done.actions}") from broken
     return done
 
 
-def _play(cluster: Cluster, chance: random.Random, kills: int, done: Round) -> None:
+def _run_round(cluster: Cluster, rng: random.Random, kills: int, done: Round) -> None:
     workload = Workload()
-    given = submit(cluster, workload, base_of(cluster, chance))
-    endless = submit(cluster, workload, [asked(cluster, 60, ntasks=2, results=("CANCELED",))])
-    submit_dependents(cluster, workload, chance, given)
+    submitted = submit(cluster, workload, mixed_jobs(cluster, rng))
+    endless = submit(cluster, workload, [job_request(cluster, 60, ntasks=2, results=("CANCELED",))])
+    submit_dependents(cluster, workload, rng, submitted)
     for number in range(kills):
-        time.sleep(chance.random() * chance.choice((0.05, 0.3, 0.8)))  # when is part of the torture
-        _strike(cluster, chance, done)
+        time.sleep(rng.random() * rng.choice((0.05, 0.3, 0.8)))  # a random time is part of the test
+        _kill_something(cluster, rng, done)
         if number == kills // 2:
             cancel(cluster, *endless)
     if kills == 0:
         cancel(cluster, *endless)
-    wait_over(cluster, workload)
+    wait_inactive(cluster, workload)
     fired = {point for point in done.armed if cluster.disarm(point)}
-    judge(cluster, workload, done.killed, deaths=len(fired & UNKNOWN_ENDS))
+    verify(cluster, workload, done.killed, other_kills=len(fired & UNKNOWN_ENDS))
 
 
-def _strike(cluster: Cluster, chance: random.Random, done: Round) -> None:
-    strikes: list[tuple[int, Callable[[], str]]] = [
+def _kill_something(cluster: Cluster, rng: random.Random, done: Round) -> None:
+    actions_by_weight: list[tuple[int, Callable[[], str]]] = [
         (5, lambda: _instance(cluster)),
-        (5, lambda: _agent(cluster, chance)),
-        (3, lambda: _supervisor(cluster, chance, done)),
+        (5, lambda: _agent(cluster, rng)),
+        (3, lambda: _supervisor(cluster, rng, done)),
         (2, lambda: _database(cluster)),
-        (6, lambda: _point(cluster, chance, done)),
+        (6, lambda: _point(cluster, rng, done)),
         (1, lambda: f"{_database(cluster)} and {_instance(cluster)}"),
-        (1, lambda: f"{_instance(cluster)} and {_agent(cluster, chance)}"),
-        (1, lambda: f"{_agent(cluster, chance)} and {_supervisor(cluster, chance, done)}"),
+        (1, lambda: f"{_instance(cluster)} and {_agent(cluster, rng)}"),
+        (1, lambda: f"{_agent(cluster, rng)} and {_supervisor(cluster, rng, done)}"),
         (1, lambda: " and ".join((_instance(cluster), *_agents(cluster)))),
     ]
-    (strike,) = chance.choices([strike for _, strike in strikes], [weight for weight, _ in strikes])
-    done.deeds.append(strike())
-    if chance.random() < 0.7:
-        cluster.wait_ready()  # otherwise whoever asks next starts it
+    (action,) = rng.choices(
+        [action for _, action in actions_by_weight], [weight for weight, _ in actions_by_weight]
+    )
+    done.actions.append(action())
+    if rng.random() < 0.7:
+        cluster.wait_ready()  # otherwise the next request restarts it
 
 
 def _instance(cluster: Cluster) -> str:
@@ -94,27 +96,27 @@ def _instance(cluster: Cluster) -> str:
     return "instance"
 
 
-def _agent(cluster: Cluster, chance: random.Random) -> str:
-    node = f"node{chance.randrange(cluster.nodes)}"
-    return f"agent of {node}" if cluster.kill_agent(node) else "nobody"
+def _agent(cluster: Cluster, rng: random.Random) -> str:
+    node = f"node{rng.randrange(cluster.nodes)}"
+    return f"agent of {node}" if cluster.kill_agent(node) else "no process"
 
 
 def _agents(cluster: Cluster) -> list[str]:
     return [node for node in (f"node{rank}" for rank in range(cluster.nodes)) if cluster.kill_agent(node)]
 
 
-def _supervisor(cluster: Cluster, chance: random.Random, done: Round) -> str:
-    member = cluster.kill_supervisor(chance)
+def _supervisor(cluster: Cluster, rng: random.Random, done: Round) -> str:
+    member = cluster.kill_supervisor(rng)
     done.killed.add(member)
-    return f"supervisor of {member}" if member else "nobody"
+    return f"supervisor of {member}" if member else "no process"
 
 
 def _database(cluster: Cluster) -> str:
-    return "database" if cluster.kill_database() else "nobody"
+    return "database" if cluster.kill_database() else "no process"
 
 
-def _point(cluster: Cluster, chance: random.Random, done: Round) -> str:
-    point = chance.choice([point for point in POINTS if point not in done.armed])
+def _point(cluster: Cluster, rng: random.Random, done: Round) -> str:
+    point = rng.choice([point for point in POINTS if point not in done.armed])
     done.armed.add(point)
     cluster.arm(point)
-    return f"whoever comes to {point}"
+    return f"the first process at {point}"

@@ -1,8 +1,8 @@
-"""Jobs that write down what happens to them, and what may become of each.
+"""Jobs that record their own execution, and the results that each may have.
 
-A task appends a line to a file of its own when it begins and when it ends, and holds a lock for each core of
-its node that it was given. A lock that somebody else holds is a core that was given twice: the task says so
-in a file `conflict`. Locks are the kernel's, so they last exactly as long as the last process of the task.
+A task appends a line to its own file when it starts and when it ends, and locks a file for each allocated
+core of its node. A lock that another task holds means a core that was allocated twice: the task writes that
+to a file `conflict`. These are kernel locks, so they last exactly as long as the last process of the task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from penstock.cli.client import RequestRefused
 from penstock.model.jobid import parse_jobid
 from tests.torture.cluster import Cluster
 
-__all__ = ["Asked", "Given", "Workload", "asked", "base_of", "cancel", "submit", "submit_dependents"]
+__all__ = [
+    "JobRequest",
+    "SubmittedJob",
+    "Workload",
+    "cancel",
+    "job_request",
+    "mixed_jobs",
+    "submit",
+    "submit_dependents",
+]
 
 _SCRIPT = """\
 me="$LEDGER/$PENSTOCK_JOB_ID.$FLUX_TASK_RANK"
@@ -39,8 +48,8 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One job before it is submitted, and the results that it may have if nobody kills its supervisor."""
+class JobRequest:
+    """A job to submit, and the results that it may have unless its supervisor is killed."""
 
     jobspec: dict[str, Any]
     ntasks: int
@@ -49,21 +58,21 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """One job after."""
+class SubmittedJob:
+    """A submitted job."""
 
     id: str
     number: int
-    asked: Asked
+    request: JobRequest
 
 
 @dataclass(slots=True)
 class Workload:
-    jobs: list[Given] = field(default_factory=list)
-    keys: dict[str, list[str]] = field(default_factory=dict)  # of submissions, with the ids that were told
+    jobs: list[SubmittedJob] = field(default_factory=list)
+    keys: dict[str, list[str]] = field(default_factory=dict)  # submission key -> job ids in the response
 
 
-def asked(
+def job_request(
     cluster: Cluster,
     seconds: float = 0.1,
     *,
@@ -76,8 +85,8 @@ def asked(
     dependencies: tuple[tuple[str, str], ...] = (),
     results: tuple[str, ...] = (),
     script: str = _SCRIPT,
-) -> Asked:
-    """So many tasks, on so many nodes if that is said, each with so many cores."""
+) -> JobRequest:
+    """Builds a job with `ntasks` tasks of `cores` cores each, on `nodes` nodes if given."""
     slot = {
         "type": "slot",
         "count": ntasks // nodes if nodes else ntasks,
@@ -106,38 +115,40 @@ def asked(
         ],
         "attributes": {"system": system},
     }
-    return Asked(jobspec, ntasks, requeue, frozenset(results or ("FAILED" if code else "COMPLETED",)))
+    return JobRequest(jobspec, ntasks, requeue, frozenset(results or ("FAILED" if code else "COMPLETED",)))
 
 
-def submit(cluster: Cluster, workload: Workload, jobs: list[Asked]) -> list[Given]:
-    """Until it is accepted. The key makes it harmless to ask again after an answer that was lost."""
+def submit(cluster: Cluster, workload: Workload, jobs: list[JobRequest]) -> list[SubmittedJob]:
+    """Submits until accepted. The key makes a repeated request after a lost response idempotent."""
     key = f"{os.getpid()}-{next(_numbers)}"
     body = {"key": key, "jobs": [{"jobspec": job.jobspec, "requeue": job.requeue} for job in jobs]}
     ids = [str(job["id"]) for job in cluster.ask("POST", "/v1/jobs", body)["jobs"]]
     again = [str(job["id"]) for job in cluster.ask("POST", "/v1/jobs", body)["jobs"]]
-    assert again == ids, "the same key again is the same request again"
-    given = [Given(told, parse_jobid(told), job) for told, job in zip(ids, jobs, strict=True)]
+    assert again == ids, "a repeated key must return the same jobs"
+    submitted = [
+        SubmittedJob(job_id, parse_jobid(job_id), job) for job_id, job in zip(ids, jobs, strict=True)
+    ]
     workload.keys[key] = ids
-    workload.jobs += given
-    return given
+    workload.jobs += submitted
+    return submitted
 
 
 def submit_dependents(
-    cluster: Cluster, workload: Workload, chance: random.Random, jobs: list[Given]
-) -> list[Given]:
-    """Each by itself: what can never be met any more, because the other job is over, is refused."""
-    given: list[Given] = []
-    for wait in dependents_of(cluster, chance, jobs):
+    cluster: Cluster, workload: Workload, rng: random.Random, jobs: list[SubmittedJob]
+) -> list[SubmittedJob]:
+    """Submits each separately: a dependency that an ended job can no longer satisfy is refused."""
+    submitted: list[SubmittedJob] = []
+    for wait in dependent_jobs(cluster, rng, jobs):
         try:
-            given += submit(cluster, workload, [wait])
+            submitted += submit(cluster, workload, [wait])
         except RequestRefused as refused:
             if refused.kind != "DependencyRefused" or "not found" in str(refused):
                 raise
-    return given
+    return submitted
 
 
-def cancel(cluster: Cluster, *jobs: Given) -> None:
-    """Cancels what is not over yet."""
+def cancel(cluster: Cluster, *jobs: SubmittedJob) -> None:
+    """Cancels the jobs that are still active."""
     try:
         cluster.ask("POST", "/v1/jobs/cancel", {"ids": [job.id for job in jobs], "note": "torture"})
     except RequestRefused as refused:
@@ -145,40 +156,40 @@ def cancel(cluster: Cluster, *jobs: Given) -> None:
             raise
 
 
-def base_of(cluster: Cluster, chance: random.Random, count: int = 8) -> list[Asked]:
-    """A mix: single tasks, gangs, wide ones, failures, limits, each with some policy of running again."""
+def mixed_jobs(cluster: Cluster, rng: random.Random, count: int = 8) -> list[JobRequest]:
+    """Single tasks, gangs, jobs on all nodes, failures and time limits, with random requeue policies."""
 
     def short() -> float:
-        return chance.choice((0.05, 0.1, 0.2, 0.4))
+        return rng.choice((0.05, 0.1, 0.2, 0.4))
 
-    def again() -> str:
-        return chance.choice(("never", "node-failure", "always"))
+    def requeue_policy() -> str:
+        return rng.choice(("never", "node-failure", "always"))
 
-    controllers: tuple[Callable[[], Asked], ...] = (
-        lambda: asked(cluster, short(), requeue=again()),
-        lambda: asked(cluster, short(), requeue=again()),
-        lambda: asked(cluster, short(), ntasks=chance.randint(2, 4), requeue=again()),
-        lambda: asked(cluster, short(), nodes=2, ntasks=chance.choice((2, 4)), requeue=again()),
-        lambda: asked(cluster, short(), ntasks=2, cores=2, requeue=again()),
-        lambda: asked(cluster, short(), ntasks=cluster.nodes * cluster.cores, requeue=again()),
-        lambda: asked(cluster, short(), code=3, requeue=again()),
-        lambda: asked(cluster, 30, limit_s=1, requeue=again(), results=("TIMEOUT",)),
+    factories: tuple[Callable[[], JobRequest], ...] = (
+        lambda: job_request(cluster, short(), requeue=requeue_policy()),
+        lambda: job_request(cluster, short(), requeue=requeue_policy()),
+        lambda: job_request(cluster, short(), ntasks=rng.randint(2, 4), requeue=requeue_policy()),
+        lambda: job_request(cluster, short(), nodes=2, ntasks=rng.choice((2, 4)), requeue=requeue_policy()),
+        lambda: job_request(cluster, short(), ntasks=2, cores=2, requeue=requeue_policy()),
+        lambda: job_request(cluster, short(), ntasks=cluster.nodes * cluster.cores, requeue=requeue_policy()),
+        lambda: job_request(cluster, short(), code=3, requeue=requeue_policy()),
+        lambda: job_request(cluster, 30, limit_s=1, requeue=requeue_policy(), results=("TIMEOUT",)),
     )
-    first = [controller() for controller in controllers[:count]]
-    chance.shuffle(first)
-    return first + [chance.choice(controllers[:6])() for _ in range(max(0, count - len(controllers)))]
+    first = [make() for make in factories[:count]]
+    rng.shuffle(first)
+    return first + [rng.choice(factories[:6])() for _ in range(max(0, count - len(factories)))]
 
 
-def dependents_of(cluster: Cluster, chance: random.Random, jobs: list[Given]) -> list[Asked]:
-    """Jobs that wait for others: for their good end, for any, for their start."""
-    made = []
-    for job in chance.sample(jobs, min(3, len(jobs))):
-        scheme = chance.choice(("afterok", "afterany", "after", "afternotok"))
+def dependent_jobs(cluster: Cluster, rng: random.Random, jobs: list[SubmittedJob]) -> list[JobRequest]:
+    """Builds jobs that depend on others: on success, on any end, on failure, or on the start."""
+    dependents = []
+    for job in rng.sample(jobs, min(3, len(jobs))):
+        scheme = rng.choice(("afterok", "afterany", "after", "afternotok"))
         results = {"COMPLETED"}
-        if scheme == "afterok" and job.asked.results != {"COMPLETED"}:
+        if scheme == "afterok" and job.request.results != {"COMPLETED"}:
             results = {"CANCELED", "FAILED"}
-        if scheme == "afternotok" and job.asked.results == {"COMPLETED"}:
+        if scheme == "afternotok" and job.request.results == {"COMPLETED"}:
             results = {"CANCELED", "FAILED"}
-        wait = asked(cluster, 0.05, dependencies=((scheme, job.id),), results=tuple(results))
-        made.append(wait)
-    return made
+        wait = job_request(cluster, 0.05, dependencies=((scheme, job.id),), results=tuple(results))
+        dependents.append(wait)
+    return dependents

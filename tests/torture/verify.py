@@ -1,7 +1,7 @@
-"""The verdict, from what the jobs themselves wrote, what the API says and what the database holds.
+"""Verifies the invariants from the output of the jobs, the API and the database.
 
-Nobody who could be wrong in the same way is asked: a task that ran twice has two lines, a core that was given
-twice has a conflict, and a unit that was freed twice or never has a row or a count that says so.
+The sources are independent of the scheduler's own view: a task that ran twice has two start lines, a core
+that was allocated twice has a conflict, and a unit that was freed twice or never shows in a row or a count.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Collection
 from typing import Any
 
 from penstock.model.job import JobEvent, JobState, state_after
-from tests.torture.cluster import Broken, Cluster, until
-from tests.torture.workload import Given, Workload
+from tests.torture.cluster import Cluster, InvariantViolation, until
+from tests.torture.workload import SubmittedJob, Workload
 
-__all__ = ["judge", "wait_over"]
+__all__ = ["verify", "wait_inactive"]
 
 
-def wait_over(cluster: Cluster, workload: Workload, within_s: float = 60.0) -> None:
-    """Until every job is inactive, however often something dies meanwhile."""
+def wait_inactive(cluster: Cluster, workload: Workload, timeout_s: float = 60.0) -> None:
+    """Waits until every job is inactive, also across kills."""
     left = {str(job.number) for job in workload.jobs}
 
-    def over() -> bool:
-        told = cluster.ask("GET", "/v1/jobs", states="active", limit=10_000)
-        left.intersection_update({job["id_dec"] for job in told["jobs"]})
+    def all_inactive() -> bool:
+        active = cluster.ask("GET", "/v1/jobs", states="active", limit=10_000)
+        left.intersection_update({job["id_dec"] for job in active["jobs"]})
         return not left
 
-    def stories() -> str:
+    def pending_jobs() -> str:
         lines = ["all jobs are over"]
         for number in sorted(left):
             log = cluster.ask("GET", f"/v1/jobs/{number}/eventlog")["events"]
@@ -35,30 +35,33 @@ def wait_over(cluster: Cluster, workload: Workload, within_s: float = 60.0) -> N
             lines.append(f"{number}: {doc['state']} {doc['reason']} {names} {doc.get('members')}")
         return "\n".join(lines)
 
-    until(over, stories, within_s)
+    until(all_inactive, pending_jobs, timeout_s)
 
 
-def judge(cluster: Cluster, workload: Workload, killed: Collection[str] = (), deaths: int = 0) -> None:
-    """All jobs are over. `killed`: members whose supervisors were; `deaths`: of others, whoever they were."""
+def verify(cluster: Cluster, workload: Workload, killed: Collection[str] = (), other_kills: int = 0) -> None:
+    """Verifies a workload whose jobs are all inactive.
+
+    `killed`: members whose supervisors were killed; `other_kills`: supervisors that failpoints killed.
+    """
     unknown = [
         note
         for job in workload.jobs
-        for note in _judge_job(cluster, job, {member for member in killed if member}, deaths)
+        for note in _verify_job(cluster, job, {member for member in killed if member}, other_kills)
     ]
-    enough = len(unknown) <= len(set(killed)) + deaths
-    _require(enough, f"killed were only {sorted(killed)} and {deaths} others, but: {unknown}")
-    _judge_ledger(cluster)
-    _judge_submissions(cluster, workload)
-    _judge_resources(cluster)
+    enough = len(unknown) <= len(set(killed)) + other_kills
+    _require(enough, f"killed were only {sorted(killed)} and {other_kills} others, but: {unknown}")
+    _verify_ledger(cluster)
+    _verify_submissions(cluster, workload)
+    _verify_resources(cluster)
 
 
 def _require(holds: object, what: str) -> None:
     if not holds:
-        raise Broken(what)
+        raise InvariantViolation(what)
 
 
-def _judge_job(cluster: Cluster, job: Given, killed: set[str], deaths: int) -> list[str]:
-    """Returns what is said of ends that nobody knows."""
+def _verify_job(cluster: Cluster, job: SubmittedJob, killed: set[str], other_kills: int) -> list[str]:
+    """Verifies a job; returns the notes of its unknown exits."""
     doc = cluster.ask("GET", f"/v1/jobs/{job.number}")
     log = [
         JobEvent(event["timestamp"], event["name"], event["context"])
@@ -74,55 +77,61 @@ def _judge_job(cluster: Cluster, job: Given, killed: set[str], deaths: int) -> l
     _require(doc["attempt"] == attempts, f"the attempt is {doc['attempt']}: {story}")
     unknown = [event for event in log if event.is_fatal and "unknown" in str(event.context.get("note"))]
     lost = [event for event in log if event.is_fatal and "node failure" in str(event.context.get("note"))]
-    again = {"never": 0, "node-failure": len(lost), "always": len(lost) + len(unknown)}[job.asked.requeue]
-    _require(names["requeue"] <= again, f"run again against its policy ({job.asked.requeue}): {story}")
+    again = {"never": 0, "node-failure": len(lost), "always": len(lost) + len(unknown)}[job.request.requeue]
+    _require(names["requeue"] <= again, f"run again against its policy ({job.request.requeue}): {story}")
     ours = {member for member in killed if member.startswith(f"{job.number}/")}
     if not lost and len(unknown) <= names["requeue"]:
-        depends = bool(job.asked.jobspec["attributes"]["system"].get("dependencies"))
-        expected = job.asked.results | ({"COMPLETED", "CANCELED", "FAILED"} if depends and killed else set())
+        depends = bool(job.request.jobspec["attributes"]["system"].get("dependencies"))
+        expected = job.request.results | (
+            {"COMPLETED", "CANCELED", "FAILED"} if depends and killed else set()
+        )
         _require(doc["result"] in expected, f"not {sorted(expected)}: {story}")
-    _require(len(unknown) <= len(ours) + deaths, f"its end is unknown, but nobody was killed: {story}")
-    _judge_tasks(cluster, job, doc, attempts, story)
+    _require(
+        len(unknown) <= len(ours) + other_kills, f"its exit is unknown, but no supervisor was killed: {story}"
+    )
+    _verify_tasks(cluster, job, doc, attempts, story)
     return [f"{job.id} ({job.number}): {event.context.get('note')}" for event in unknown]
 
 
-def _judge_tasks(cluster: Cluster, job: Given, doc: dict[str, Any], attempts: int, story: str) -> None:
-    for rank in range(job.asked.ntasks):
+def _verify_tasks(
+    cluster: Cluster, job: SubmittedJob, doc: dict[str, Any], attempts: int, story: str
+) -> None:
+    for rank in range(job.request.ntasks):
         path = cluster.ledger / f"{job.number}.{rank}"
         lines = path.read_text().splitlines() if path.exists() else []
-        begun = Counter(int(line.split()[1]) for line in lines if line.startswith("start"))
+        started = Counter(int(line.split()[1]) for line in lines if line.startswith("start"))
         ended = Counter(int(line.split()[1]) for line in lines if line.startswith("end"))
-        told = f"rank {rank} wrote {lines}: {story}"
-        _require(max(begun.values(), default=0) <= 1, f"a task ran twice in one attempt: {told}")
-        _require(set(begun) <= set(range(1, attempts + 1)), f"an attempt that never was: {told}")
-        _require(not ended - begun, f"ended without a beginning: {told}")
+        detail = f"rank {rank} wrote {lines}: {story}"
+        _require(max(started.values(), default=0) <= 1, f"a task ran twice in one attempt: {detail}")
+        _require(set(started) <= set(range(1, attempts + 1)), f"an attempt that never was: {detail}")
+        _require(not ended - started, f"ended without a beginning: {detail}")
         if doc["result"] == "COMPLETED":
-            _require(ended[attempts] == 1, f"completed, but did not come to its end: {told}")
+            _require(ended[attempts] == 1, f"completed, but did not come to its end: {detail}")
 
 
-def _judge_ledger(cluster: Cluster) -> None:
+def _verify_ledger(cluster: Cluster) -> None:
     conflict = cluster.ledger / "conflict"
     _require(not conflict.exists(), "over-committed: " + (conflict.read_text() if conflict.exists() else ""))
 
 
-def _judge_submissions(cluster: Cluster, workload: Workload) -> None:
+def _verify_submissions(cluster: Cluster, workload: Workload) -> None:
     found: dict[str, list[int]] = {}
     rows = cluster.rows("SELECT key, id FROM jobs WHERE key = ANY(%s) ORDER BY id", [list(workload.keys)])
     for key, number in rows:
         found.setdefault(key, []).append(number)
     numbers = {job.id: job.number for job in workload.jobs}
     for key, ids in workload.keys.items():
-        told = sorted(numbers[text] for text in ids)
-        _require(found.get(key) == told, f"{key}: told {told}, recorded {found.get(key)}")
+        expected = sorted(numbers[text] for text in ids)
+        _require(found.get(key) == expected, f"{key}: answered {expected}, recorded {found.get(key)}")
 
 
-def _judge_resources(cluster: Cluster) -> None:
+def _verify_resources(cluster: Cluster) -> None:
     active = cluster.ask("GET", "/v1/jobs", states="active", limit=10)["jobs"]
-    _require(not active, f"jobs that nobody knows of are active: {active}")
+    _require(not active, f"unknown jobs are active: {active}")
     last: list[object] = []
 
     def is_free() -> bool:
-        """Soon: an agent may be on its way back, and the end of what was left over may be under way."""
+        """Polled: an agent may be reconnecting, and orphans may be ending."""
         nodes = cluster.ask("GET", "/v1/resources")["nodes"]
         last[:] = [node for node in nodes if not node["up"] or node["cores_free"] != cluster.cores]
         return not last
@@ -138,10 +147,10 @@ def _judge_resources(cluster: Cluster) -> None:
 
     until(is_settled, lambda: f"no intent is open: {open_intents}", 10.0)
 
-    def remembered() -> list[str]:
+    def kept_tasks() -> list[str]:
         return [
             str(path) for kind in ("tasks", "gone") for path in cluster.paths.state.glob(f"agents/*/{kind}/*")
         ]
 
-    until(lambda: not remembered(), lambda: f"agents have forgotten what is over: {remembered()}", 10.0)
+    until(lambda: not kept_tasks(), lambda: f"agents have removed the ended tasks: {kept_tasks()}", 10.0)
     _require(not cluster.running_tasks(), "a task runs although no job does")

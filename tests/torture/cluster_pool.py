@@ -1,6 +1,6 @@
-"""One cluster for all tests of a worker: most deaths leave an instance that is as good as before.
+"""One cluster that the tests of a worker share, because most kills leave a healthy instance.
 
-A test that fails leaves one that may not be, so the next test gets another.
+A failed test may leave a broken one, so the next test gets another cluster.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 
 from tests.torture.cluster import Cluster
 
-__all__ = ["Hall"]
+__all__ = ["ClusterPool"]
 
 
-class Hall:
+class ClusterPool:
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
 
     @contextmanager
-    def borrowed(self) -> Iterator[Cluster]:
-        """The cluster, running and idle."""
+    def acquire(self) -> Iterator[Cluster]:
+        """Yields the cluster, running and idle."""
         if self._cluster is None:
             self._cluster = Cluster()
             self._cluster.start()
@@ -30,7 +30,7 @@ class Hall:
             raise
 
     def close(self) -> None:
-        """Stops it in order, which must leave nothing behind."""
+        """Shuts the cluster down, which must leave no process."""
         if self._cluster is not None:
             try:
                 self._cluster.stop()
