@@ -36,6 +36,7 @@ OLD_MEMBERS: list[dict[str, object]] = [
 OLD_DETAIL: dict[str, object] = {
     "attempt": 2,
     "members": OLD_MEMBERS,
+    "held": {"n0": {"core": "0-1"}},
     "times": {"RUN": 10.5},
     "placed_at": 11.0,
     "incomplete_since": 12.0,
@@ -105,6 +106,7 @@ def test_rows_of_the_earlier_version_keep_their_values_under_the_renamed_keys(ol
             else member
             for member in OLD_MEMBERS
         ],
+        "resources_by_node": {"n0": {"core": "0-1"}},
         "times": {"RUN": 10.5},
         "placed_at": 11.0,
         "incomplete_since": 12.0,
@@ -123,6 +125,7 @@ def test_the_scheduler_loads_a_job_that_the_earlier_version_wrote(old_url: str) 
     load(job, rows[0].live.detail)
     assert job.unsatisfiable_reason == "9 gpus per node, the largest node has 8"
     assert job.incomplete_reason == "node n2 is gone"
+    assert job.resources_by_node == {"n0": {"core": "0-1"}}
     assert (job.is_workload_gone, job.is_infrastructure_failure, job.is_assembled) == (True, True, False)
     assert [member.key for member in job.members.values()] == ["a", "b", "c"]
     assert [member.slot_release_pending for member in job.members.values()] == [True, False, True]
