@@ -193,7 +193,7 @@ def test_the_same_with_postgresql() -> None:
         all_of_them()
 
 
-def test_an_older_epoch_is_heard_by_nobody() -> None:
+def test_an_older_epoch_has_no_effect() -> None:
     tables = MemoryTables()
     old = Lives(sim([MemberScript(runs_s=5)]), settings_of("easy"), lambda: MemoryStore(tables))
     new = Lives(old.backend, old.settings, lambda: MemoryStore(tables))

@@ -45,7 +45,7 @@ class Large:
         pass
 
 
-def test_others_get_their_turns_while_a_large_cluster_is_taken_in() -> None:
+def test_other_tasks_run_while_a_large_snapshot_is_handled() -> None:
     """What keeps us in office is among them."""
 
     async def scenario() -> int:

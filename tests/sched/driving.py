@@ -1,4 +1,4 @@
-"""A scheduler driven against the simulated world, on a virtual clock: what the instance's loop does."""
+"""A scheduler with the simulated backend on a virtual clock, driven as the loop of an instance does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Works and members as a world tells of them: groups that assemble, grow, lose members and are made whole."""
+"""Workloads and members: groups that assemble, grow, lose members and are repaired."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.sched.driving import Driver, settings_of
 from tests.sched.workloads import endless, member, only_job, pods
 
 
-def test_a_group_waits_until_its_last_member_is_there_and_then_starts_whole() -> None:
+def test_a_group_starts_as_a_whole_when_its_last_member_is_ready() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("w", "mpi", 3), member("w", 0), member("w", 1))
@@ -52,14 +52,14 @@ def test_a_group_waits_until_its_last_member_is_there_and_then_starts_whole() ->
     assert sorted(one.node for one in job.members.values()) == ["node0", "node0", "node1"]
 
 
-def test_the_same_member_told_twice_counts_once() -> None:
+def test_a_member_reported_twice_counts_once() -> None:
     driver = Driver(pods(), settings_of("easy"))
     driver.feed(WorkloadSet("w", "twice", 2), member("w", 0), member("w", 0))
     driver.settle()
     assert only_job(driver).state is JobState.DEPEND
 
 
-def test_unlike_members_each_get_what_they_ask_for() -> None:
+def test_members_with_different_requests_each_get_their_own() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("w", "mixed", 2), member("w", 0, cpu=900), member("w", 1, cpu=300))
@@ -70,7 +70,7 @@ def test_unlike_members_each_get_what_they_ask_for() -> None:
     assert grants == {0: {"cpu": 900}, 1: {"cpu": 300}}
 
 
-def test_every_member_gives_its_share_back_when_it_ends() -> None:
+def test_the_units_of_a_member_are_released_when_it_ends() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     driver.backend.script_for = lambda _place, assignment: MemberScript(runs_s=10.0 + 10 * assignment.index)
     driver.feed(WorkloadSet("w", "gang", 2), member("w", 0), member("w", 1))
@@ -82,7 +82,7 @@ def test_every_member_gives_its_share_back_when_it_ends() -> None:
     assert waiting.state is JobState.RUN
 
 
-def test_a_member_that_comes_late_extends_the_job_and_keeps_its_rules() -> None:
+def test_a_late_member_extends_the_job_under_its_placement_rules() -> None:
     driver = Driver(pods(nodes=3), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("w", "grow", 2, distinct_nodes=True), member("w", 0), member("w", 1))
@@ -99,7 +99,7 @@ def test_a_member_that_comes_late_extends_the_job_and_keeps_its_rules() -> None:
     assert job.members["w-3"].phase is MemberPhase.RUNNING
 
 
-def test_a_work_ends_when_its_owner_is_gone_and_everything_is_free() -> None:
+def test_a_workload_ends_with_its_owner_and_releases_everything() -> None:
     driver = Driver(pods(), settings_of("easy"))
     driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=5)
     driver.feed(WorkloadSet("w", "done", 2), member("w", 0), member("w", 1))
@@ -111,7 +111,7 @@ def test_a_work_ends_when_its_owner_is_gone_and_everything_is_free() -> None:
     assert not driver.scheduler.state.cluster.engine.jobs
 
 
-def test_a_refused_member_goes_elsewhere_and_not_back() -> None:
+def test_a_refused_member_is_placed_on_another_node() -> None:
     driver = Driver(pods(nodes=2), settings_of("easy"))
     refusing = {"node0"}
     driver.backend.script_for = lambda _place, assignment: MemberScript(
@@ -146,7 +146,7 @@ def half_a_group(*, recreated: bool) -> tuple[Driver, Job, list[Retract]]:
     return driver, only_job(driver), retractions(driver)
 
 
-def test_a_group_that_cannot_be_made_whole_begins_anew_if_it_can_be_taken_away() -> None:
+def test_an_incomplete_group_is_evicted_if_controllers_replace_its_members() -> None:
     driver, job, retracted = half_a_group(recreated=True)
     driver.run_until(121)
     assert "1 of 2 members has no node: OutOfcpu" in str(job.exception["note"])
@@ -159,7 +159,7 @@ def test_a_group_that_cannot_be_made_whole_begins_anew_if_it_can_be_taken_away()
     assert {one.phase for one in again.members.values()} == {MemberPhase.RUNNING}
 
 
-def test_a_group_that_cannot_be_made_whole_and_not_be_taken_away_is_told_as_broken() -> None:
+def test_an_incomplete_group_without_controllers_is_reported_as_incomplete() -> None:
     driver, job, retracted = half_a_group(recreated=False)
     driver.run_until(121)
     assert "1 of 2 members has no node: OutOfcpu" in job.incomplete_reason
@@ -167,7 +167,7 @@ def test_a_group_that_cannot_be_made_whole_and_not_be_taken_away_is_told_as_brok
     assert driver.scheduler.wait_reason(job.id, driver.now).cause is WaitCause.INCOMPLETE
 
 
-def test_a_group_that_never_becomes_complete_ends_with_the_reason() -> None:
+def test_a_group_that_does_not_assemble_in_time_ends_with_the_reason() -> None:
     driver = Driver(pods(), settings_of("easy"))
     driver.feed(WorkloadSet("w", "stuck", 3, assembly_timeout_s=60.0), member("w", 0))
     driver.run_until(61)
@@ -178,7 +178,7 @@ def test_a_group_that_never_becomes_complete_ends_with_the_reason() -> None:
     assert not driver.scheduler.state.jobs
 
 
-def test_what_can_never_run_is_parked_and_tried_again_when_nodes_change() -> None:
+def test_an_unsatisfiable_workload_is_checked_again_when_nodes_change() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
     step = driver.feed(WorkloadSet("w", "huge", 1), member("w", 0, cpu=5000))
@@ -198,7 +198,7 @@ def test_what_can_never_run_is_parked_and_tried_again_when_nodes_change() -> Non
     assert job.state is JobState.RUN
 
 
-def test_a_hold_without_an_end_gets_no_promise_and_blocks_nobody() -> None:
+def test_external_usage_without_an_end_gives_no_promise_and_blocks_no_job() -> None:
     driver = Driver(pods(nodes=1), settings_of("fcfs"))
     endless(driver)
     driver.backend.external_usage["other"] = ExternalUsageSet("other", "node0", (("cpu", 700),))
@@ -213,7 +213,7 @@ def test_a_hold_without_an_end_gets_no_promise_and_blocks_nobody() -> None:
     assert second.state is JobState.RUN
 
 
-def test_a_lost_member_keeps_its_units_until_it_is_back_or_the_wait_is_over() -> None:
+def test_a_lost_member_holds_its_units_until_it_returns_or_times_out() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy", lost_timeout_s=30.0))
     endless(driver)
     driver.feed(WorkloadSet("w", "lost", 1), member("w", 0, cpu=800))
@@ -232,7 +232,7 @@ def test_a_lost_member_keeps_its_units_until_it_is_back_or_the_wait_is_over() ->
     assert following.state is JobState.RUN
 
 
-def test_what_runs_although_its_job_is_over_counts_as_use_by_others_until_it_ends() -> None:
+def test_an_orphan_counts_as_external_usage_until_it_ends() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
     driver.feed(MemberStatus("ghost", Phase.RUNNING, 0.0, "node0", usage=(("cpu", 900),)))
@@ -309,7 +309,7 @@ def test_whatever_members_and_nodes_do_nothing_is_over_committed_or_left(
     assert not driver.scheduler.state.intents
 
 
-def test_a_waiting_group_that_loses_a_member_waits_until_it_is_whole_again() -> None:
+def test_a_waiting_group_that_loses_a_member_assembles_again() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("o", "occupant", 1), member("o", 0, cpu=800))
@@ -329,7 +329,7 @@ def test_a_waiting_group_that_loses_a_member_waits_until_it_is_whole_again() -> 
     assert {one.phase for one in gang.members.values()} == {MemberPhase.RUNNING}
 
 
-def test_a_member_that_is_refused_and_gone_at_once_is_not_placed_again() -> None:
+def test_a_member_refused_and_deleted_at_once_is_not_placed_again() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("w", "gang", 2), member("w", 0), member("w", 1))
@@ -339,7 +339,7 @@ def test_a_member_that_is_refused_and_gone_at_once_is_not_placed_again() -> None
     assert len(driver.scheduler.state.pending) == 0
 
 
-def test_the_time_to_assemble_is_known_after_a_restart() -> None:
+def test_the_assembly_timeout_survives_a_restart() -> None:
     tables = MemoryTables()
     workload = WorkloadSet("w", "stuck", 3, assembly_timeout_s=60.0)
     backend = pods()
@@ -353,7 +353,7 @@ def test_the_time_to_assemble_is_known_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize("lost", ["the node", "the record"])
-def test_a_member_whose_place_is_lost_over_a_restart_counts_as_use_by_others(lost: str) -> None:
+def test_a_member_whose_allocation_is_lost_over_a_restart_counts_as_external_usage(lost: str) -> None:
     tables = MemoryTables()
     backend = pods(nodes=2)
     backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
@@ -380,7 +380,7 @@ def test_a_member_whose_place_is_lost_over_a_restart_counts_as_use_by_others(los
     assert len(seated) == (1 if lost == "the node" else 0)
 
 
-def test_a_place_whose_member_is_not_recorded_any_more_is_given_back() -> None:
+def test_a_slot_without_a_recorded_member_is_released() -> None:
     tables = MemoryTables()
     backend = pods(nodes=2)
     backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
@@ -400,7 +400,7 @@ def test_a_place_whose_member_is_not_recorded_any_more_is_given_back() -> None:
     assert scheduler.state.cluster.external_usage_keys() == ["left over: w-0"]
 
 
-def test_a_late_member_goes_only_where_its_queue_may() -> None:
+def test_a_late_member_is_placed_on_nodes_of_its_queue_only() -> None:
     backend = pods(nodes=3)
     backend.nodes["node2"] = replace(backend.nodes["node2"], labels=(("fast", "yes"),))
     queues = (QueueSettings("default"), QueueSettings("fast", constraint=Properties(("fast",))))
@@ -450,7 +450,7 @@ def used_by_others(driver: Driver) -> dict[str, tuple[str, tuple[tuple[str, int]
     return {name: (hold.node, hold.usage) for name, hold in found.items() if hold is not None}
 
 
-def test_a_member_that_others_have_placed_is_not_ours_any_more() -> None:
+def test_a_member_placed_by_another_scheduler_leaves_its_job() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("w", "group", 2), member("w", 0))
@@ -464,7 +464,7 @@ def test_a_member_that_others_have_placed_is_not_ours_any_more() -> None:
     assert used_by_others(driver) == {}
 
 
-def test_a_placed_member_that_turns_up_on_another_node_gives_its_place_back() -> None:
+def test_a_placed_member_that_appears_on_another_node_releases_its_slot() -> None:
     driver, job = running_group()
     node = job.members["w-0"].node
     other = next(name for name in driver.scheduler.state.cluster.nodes if name != node)
@@ -473,7 +473,7 @@ def test_a_placed_member_that_turns_up_on_another_node_gives_its_place_back() ->
     assert used_by_others(driver) == {"left over: w-0": (other, (("cpu", 1000),))}
 
 
-def test_what_a_member_uses_beyond_its_share_counts_as_use_by_others() -> None:
+def test_usage_beyond_the_grant_of_a_member_counts_as_external_usage() -> None:
     driver, job = running_group()
     node = job.members["w-0"].node
     driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, node, usage=(("cpu", 700),)))
@@ -495,7 +495,7 @@ def test_what_a_member_uses_beyond_its_share_counts_as_use_by_others() -> None:
         (Requeue.ALWAYS, "", 0, False),
     ],
 )
-def test_a_group_begins_anew_as_a_whole_by_its_policy(
+def test_a_group_is_requeued_as_a_whole_by_its_policy(
     policy: Requeue, cause: str, status: int, again: bool
 ) -> None:
     driver, job = running_group(requeue=policy)
@@ -519,7 +519,7 @@ def test_a_group_begins_anew_as_a_whole_by_its_policy(
 
 
 @pytest.mark.parametrize("recreated", [True, False])
-def test_a_member_that_did_not_come_to_its_node_goes_elsewhere_whoever_made_it(recreated: bool) -> None:
+def test_a_member_that_did_not_reach_its_node_is_placed_elsewhere(recreated: bool) -> None:
     driver = Driver(pods(nodes=3), settings_of("easy"))
     driver.backend.script_for = lambda _place, assignment: MemberScript(
         runs_s=1e9, outcome=Outcome.CONFLICT if assignment.node == "node0" else Outcome.APPLIED
@@ -534,7 +534,7 @@ def test_a_member_that_did_not_come_to_its_node_goes_elsewhere_whoever_made_it(r
 
 
 @pytest.mark.parametrize("recreated", [True, False])
-def test_a_member_on_its_way_to_a_node_that_goes_away_goes_elsewhere(recreated: bool) -> None:
+def test_a_member_that_is_being_placed_on_a_removed_node_is_placed_elsewhere(recreated: bool) -> None:
     driver = Driver(pods(nodes=3), settings_of("easy"))
     driver.backend.script_for = lambda _place, assignment: MemberScript(
         runs_s=1e9, place_delay_s=1e9 if assignment.node == "node0" else 0.0
@@ -551,7 +551,7 @@ def test_a_member_on_its_way_to_a_node_that_goes_away_goes_elsewhere(recreated: 
     assert job.incomplete_since is None
 
 
-def test_a_member_that_did_not_come_to_its_node_is_there_for_the_next_job_of_its_work() -> None:
+def test_a_member_that_did_not_reach_its_node_joins_the_next_job_of_its_workload() -> None:
     """Its group begins anew meanwhile: nobody makes it again, as it is still there."""
     driver = Driver(pods(nodes=2), settings_of("easy"))
     scripts = {"w-0": MemberScript(runs_s=1e9), "w-1": MemberScript(runs_s=1e9, place_delay_s=1e9)}
@@ -570,7 +570,7 @@ def test_a_member_that_did_not_come_to_its_node_is_there_for_the_next_job_of_its
 
 
 @pytest.mark.parametrize("recreated", [True, False])
-def test_a_member_that_its_node_did_not_start_is_replaced_or_the_job_says_that_it_is_broken(
+def test_a_member_that_was_not_started_is_replaced_or_its_job_is_incomplete(
     recreated: bool,
 ) -> None:
     driver = Driver(pods(), settings_of("easy"))
@@ -592,7 +592,7 @@ def test_a_member_that_its_node_did_not_start_is_replaced_or_the_job_says_that_i
         assert "OutOfcpu" in job.incomplete_reason
 
 
-def test_a_work_with_no_end_of_members_keeps_few_of_those_that_have_ended() -> None:
+def test_a_workload_keeps_few_of_its_ended_members() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("w", "long", 1), member("w", 0, recreated=True))
@@ -612,7 +612,7 @@ def test_a_work_with_no_end_of_members_keeps_few_of_those_that_have_ended() -> N
     assert not driver.scheduler.state.cluster.engine.jobs
 
 
-def test_a_member_that_comes_late_is_told_why_it_waits() -> None:
+def test_the_status_of_a_late_member_says_why_it_waits() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("w", "web", 2), member("w", 0), member("w", 1))
@@ -624,7 +624,7 @@ def test_a_member_that_comes_late_is_told_why_it_waits() -> None:
     assert "cpu: 200m of 400m" in told.reason
 
 
-def test_a_group_has_its_time_to_assemble_from_its_last_member_on() -> None:
+def test_the_assembly_timeout_counts_from_the_last_new_member() -> None:
     driver = Driver(pods(), settings_of("easy"))
     driver.feed(WorkloadSet("w", "slow", 3, assembly_timeout_s=60.0), member("w", 0))
     driver.run_until(50)

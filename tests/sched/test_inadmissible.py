@@ -1,4 +1,4 @@
-"""A group that was cancelled or never became whole stays so, whoever dies, until somebody new comes."""
+"""A cancelled group, or one that did not assemble, stays inadmissible until a new member appears."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_members_of_a_cancelled_group_make_no_job_after_a_restart() -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("first", ["who waits", "who comes"])
-def test_somebody_who_comes_brings_all_back_who_wait(restarts: bool, first: str) -> None:
+def test_a_new_member_readmits_all_waiting_members(restarts: bool, first: str) -> None:
     cancelled = Cancelled()
     if restarts:
         cancelled.lives.begin()
@@ -73,7 +73,7 @@ def test_somebody_who_comes_brings_all_back_who_wait(restarts: bool, first: str)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_work_that_is_gone_leaves_nothing(restarts: bool) -> None:
+def test_a_workload_that_is_gone_leaves_no_inadmissible_record(restarts: bool) -> None:
     cancelled = Cancelled()
     cancelled.backend.workloads.clear()
     cancelled.backend.members.clear()
@@ -85,7 +85,7 @@ def test_a_work_that_is_gone_leaves_nothing(restarts: bool) -> None:
     assert not cancelled.scheduler.state.inadmissible
 
 
-def test_the_world_is_told_again_by_whoever_still_waits_and_those_who_left_do_not_come_back() -> None:
+def test_the_status_is_published_again_for_waiting_members_and_deleted_ones_do_not_return() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     waiting = [member("w", number, TOO_LARGE) for number in range(3)]
     driver.feed(WorkloadSet("w", "gang", 3), *waiting)
@@ -100,7 +100,7 @@ def test_the_world_is_told_again_by_whoever_still_waits_and_those_who_left_do_no
     assert sorted(only_job(driver).members) == ["w-0", "w-2", "w-3"]
 
 
-def test_a_group_that_never_became_whole_makes_no_job_after_a_restart() -> None:
+def test_a_group_that_did_not_assemble_makes_no_job_after_a_restart() -> None:
     tables, backend = MemoryTables(), pods(nodes=1)
     lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
     backend.workloads["w"], backend.members["w-0"] = (

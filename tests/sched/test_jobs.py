@@ -31,7 +31,7 @@ def after(scheme: str, job: int) -> list[dict[str, str]]:
     return [{"scheme": scheme, "value": encode_jobid(job)}]
 
 
-def test_expedited_jobs_come_first_then_urgency_then_who_was_first() -> None:
+def test_expedited_jobs_come_first_then_urgency_then_submission_order() -> None:
     driver = Driver(pool_of(1), settings_of("fcfs"), runs_s=lambda _job: 10)
     (running,) = driver.submit(submission())
     driver.settle()
@@ -65,7 +65,7 @@ def test_a_held_job_waits_until_it_is_released_and_says_so() -> None:
         ("afterstart", 256, True),
     ],
 )
-def test_a_dependency_lets_a_job_go_or_ends_it(scheme: str, status: int, runs: bool) -> None:
+def test_a_dependency_releases_a_job_or_ends_it(scheme: str, status: int, runs: bool) -> None:
     driver = Driver(pool_of(4), settings_of())
     driver.backend.script_for = lambda place, _assignment: MemberScript(
         runs_s=5, status=status if place.job == first else 0
@@ -80,7 +80,7 @@ def test_a_dependency_lets_a_job_go_or_ends_it(scheme: str, status: int, runs: b
         assert "can never be satisfied" in str(notes)
 
 
-def test_dependencies_that_cannot_be_are_refused_with_flux_words() -> None:
+def test_unsatisfiable_dependencies_are_refused_in_the_words_of_flux() -> None:
     driver = Driver(pool_of(4), settings_of())
     with pytest.raises(Conflict, match=r"dependency: afterok: id .* job not found"):
         driver.submit(submission(dependencies=after("afterok", 12345)))
@@ -99,7 +99,7 @@ def test_singletons_run_one_after_the_other() -> None:
     assert [driver.starts[number] for number in numbers] == [0, 10, 20]
 
 
-def test_a_begin_time_is_waited_for() -> None:
+def test_a_job_waits_for_its_begin_time() -> None:
     driver = Driver(pool_of(4), settings_of())
     (job,) = driver.submit(submission(dependencies=[{"scheme": "begin-time", "value": "100.0"}]))
     driver.settle()
@@ -119,7 +119,7 @@ def test_a_request_that_can_never_run_is_refused_with_what_would_fit() -> None:
     assert not driver.scheduler.state.jobs
 
 
-def test_of_many_in_one_call_all_are_taken_or_none() -> None:
+def test_a_submission_of_several_jobs_is_accepted_completely_or_not_at_all() -> None:
     driver = Driver(nodes_of(1, 2), settings_of())
     with pytest.raises(BadRequest, match=r"jobs\[1\]"):
         driver.submit(submission(), submission(cores=3), submission())
@@ -134,7 +134,7 @@ def test_the_same_key_is_the_same_submission() -> None:
     assert len(driver.scheduler.state.jobs) == 1
 
 
-def test_a_stopped_queue_schedules_nothing_and_a_disabled_one_takes_nothing() -> None:
+def test_a_stopped_queue_starts_nothing_and_a_disabled_one_accepts_nothing() -> None:
     queues = (QueueSettings("batch"), QueueSettings("debug", duration_max_s=60))
     driver = Driver(nodes_of(1, 2), Settings(queues=queues))
     driver.feed(QueueChange("batch", started=False, reason="maintenance"))
@@ -155,7 +155,7 @@ def test_a_stopped_queue_schedules_nothing_and_a_disabled_one_takes_nothing() ->
     assert state(driver, waits) is JobState.RUN
 
 
-def test_a_drained_node_gets_nothing_new_and_what_runs_there_goes_on() -> None:
+def test_a_drained_node_gets_no_new_member_and_its_members_run_on() -> None:
     driver = Driver(nodes_of(2, 1), settings_of("easy"), runs_s=lambda _job: 50)
     (first,) = driver.submit(submission())
     driver.settle()
@@ -199,7 +199,7 @@ def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cau
     assert blockers == (WaitBlocker(encode_jobid(late), late, None),)
 
 
-def test_a_job_without_an_end_blocks_nobody_who_fits_beside_it() -> None:
+def test_a_job_without_an_end_blocks_no_job_that_fits_beside_it() -> None:
     driver = Driver(pool_of(2), settings_of("easy"))
     driver.backend.script_for = lambda place, _assignment: MemberScript(
         runs_s=1e9 if place.job == endless else 5
@@ -214,7 +214,7 @@ def test_a_job_without_an_end_blocks_nobody_who_fits_beside_it() -> None:
 @pytest.mark.parametrize(
     ("policy", "again"), [(Requeue.NEVER, False), (Requeue.NODE_FAILURE, True), (Requeue.ALWAYS, True)]
 )
-def test_a_job_that_loses_its_node_runs_again_only_if_it_said_so(policy: Requeue, again: bool) -> None:
+def test_a_job_is_requeued_after_a_node_failure_only_by_its_policy(policy: Requeue, again: bool) -> None:
     driver = Driver(nodes_of(2, 1), settings_of(), runs_s=lambda _job: 10)
     (job,) = driver.submit(submission(requeue=policy))
     driver.settle()
@@ -225,7 +225,7 @@ def test_a_job_that_loses_its_node_runs_again_only_if_it_said_so(policy: Requeue
     assert ("requeue" in driver.names(job)) == again
 
 
-def test_what_fails_by_itself_does_not_run_again() -> None:
+def test_a_job_that_fails_by_itself_is_not_requeued() -> None:
     driver = Driver(nodes_of(1, 1), settings_of())
     driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1, status=256)
     (job,) = driver.submit(submission(requeue=Requeue.ALWAYS))
@@ -246,7 +246,7 @@ def test_a_cancelled_job_is_over_when_its_last_member_is() -> None:
     assert driver.names(job)[-5:] == ["exception", "finish", "release", "free", "clean"]
 
 
-def test_a_part_of_a_gang_that_has_ended_is_free_at_once() -> None:
+def test_the_units_of_an_ended_task_are_free_at_once() -> None:
     driver = Driver(nodes_of(2, 1), settings_of())
     driver.backend.script_for = lambda _place, assignment: MemberScript(
         runs_s=5 if assignment.index == 0 else 50
@@ -338,7 +338,7 @@ def test_bad_input_changes_nothing() -> None:
         parse_backfill("easy:3")
 
 
-def test_facts_about_what_is_not_known_are_harmless() -> None:
+def test_facts_about_unknown_objects_are_harmless() -> None:
     driver = Driver(nodes_of(1, 1), settings_of())
     before = len(driver.changes)
     driver.feed(NodeGone("nowhere"), MemberStatus("nobody", Phase.ENDED, 0.0))
@@ -346,7 +346,7 @@ def test_facts_about_what_is_not_known_are_harmless() -> None:
 
 
 @pytest.mark.parametrize("leaves", [lambda job: SetUrgency(job, 0), lambda job: Cancel((job,))])
-def test_who_waited_behind_a_reservation_starts_when_that_job_leaves_the_queue(
+def test_a_job_behind_a_reservation_starts_when_that_reservation_is_dropped(
     leaves: Callable[[int], SetUrgency | Cancel],
 ) -> None:
     driver = Driver(nodes_of(1, 4), settings_of("easy"))
@@ -360,7 +360,7 @@ def test_who_waited_behind_a_reservation_starts_when_that_job_leaves_the_queue(
     assert state(driver, long) is JobState.RUN
 
 
-def test_a_strict_queue_is_not_overtaken_because_another_queue_asked_for_the_same() -> None:
+def test_a_failed_shape_of_another_queue_does_not_unblock_an_fcfs_queue() -> None:
     queues = (QueueSettings("a", parse_backfill("easy")), QueueSettings("b", parse_backfill("fcfs")))
     driver = Driver(nodes_of(1, 4), Settings(queues=queues))
     driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e6)

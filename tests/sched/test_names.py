@@ -1,4 +1,4 @@
-"""Names that a world has for its members and for what others use: where people read, keys do not stand."""
+"""Names of members and external usage appear in messages instead of their keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_member_without_a_name_is_shown_by_its_key() -> None:
     assert (Member("uid", 0).display_name, Member("uid", 0, name="web").display_name) == ("uid", "web")
 
 
-def test_a_refusal_names_the_member_as_people_know_it() -> None:
+def test_a_refusal_shows_the_name_of_the_member() -> None:
     driver = Driver(pods(nodes=2), settings_of("easy"))
     driver.backend.script_for = lambda _place, assignment: MemberScript(
         runs_s=1e9, refused="OutOfcpu" if assignment.node == "node0" else ""
@@ -41,7 +41,7 @@ def test_a_refusal_names_the_member_as_people_know_it() -> None:
     assert notes(only_job(driver)) == ["node0 refused web-0: OutOfcpu"]
 
 
-def test_a_member_that_was_not_started_is_named_as_people_know_it() -> None:
+def test_a_member_that_was_not_started_is_shown_by_its_name() -> None:
     driver = Driver(pods(), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("w", "admitted", 2), named(0), named(1))
@@ -65,7 +65,7 @@ def test_a_name_is_recorded_with_the_member() -> None:
     assert [member.name for member in again.members.values()] == ["web-0", ""]
 
 
-def test_what_others_use_is_in_the_way_by_its_name() -> None:
+def test_external_usage_is_a_blocker_by_its_name() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     driver.feed(
         ExternalUsageSet("uid-7", "node0", (("cpu", 500),), name="kube-system/proxy"),
@@ -78,7 +78,7 @@ def test_what_others_use_is_in_the_way_by_its_name() -> None:
     assert "kube-system/proxy" in why.message
 
 
-def test_a_member_that_grew_in_place_is_in_the_way_by_its_name() -> None:
+def test_a_resized_member_is_a_blocker_by_its_name() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("w", "grows", 1), named(0))
@@ -91,7 +91,7 @@ def test_a_member_that_grew_in_place_is_in_the_way_by_its_name() -> None:
     assert "more: web-0" in [blocker.name for blocker in why.blockers]
 
 
-def test_a_member_that_makes_the_next_job_keeps_its_name() -> None:
+def test_a_member_of_the_next_job_keeps_its_name() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
     made_again = replace(named(0), recreated=True)

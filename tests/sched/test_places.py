@@ -53,7 +53,9 @@ def scheduler_of(lives: Lives) -> Scheduler:
 
 @pytest.mark.parametrize("before", ["", "a"])
 @pytest.mark.parametrize("after", ["", "b"])
-def test_members_run_on_when_their_nodes_lie_elsewhere_after_a_restart(before: str, after: str) -> None:
+def test_members_run_on_when_the_topology_of_their_nodes_changed_over_a_restart(
+    before: str, after: str
+) -> None:
     backend = pods(nodes=2)
     for node in backend.nodes:
         in_zone(backend, node, before)
@@ -69,7 +71,7 @@ def test_members_run_on_when_their_nodes_lie_elsewhere_after_a_restart(before: s
     assert zones_of(scheduler) == {"node0": after, "node1": after}
 
 
-def test_a_node_whose_labels_come_late_moves_when_no_job_has_it() -> None:
+def test_a_node_with_a_changed_topology_moves_when_no_job_uses_it() -> None:
     """Others are on it from the first moment on: its own daemons."""
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
@@ -91,7 +93,7 @@ def test_a_node_whose_labels_come_late_moves_when_no_job_has_it() -> None:
     assert waiting.state is JobState.RUN
 
 
-def test_a_group_inside_a_level_that_no_node_has_is_told_so_and_waits_for_one() -> None:
+def test_a_group_within_an_unknown_topology_level_is_unsatisfiable_until_a_node_has_it() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("w", "zoned", 1, within="zone"), member("w", 0))
@@ -105,7 +107,7 @@ def test_a_group_inside_a_level_that_no_node_has_is_told_so_and_waits_for_one() 
     assert job.state is JobState.RUN
 
 
-def test_a_group_inside_a_level_waits_when_the_last_node_that_lay_in_one_is_gone() -> None:
+def test_a_group_within_a_topology_level_waits_when_its_last_node_is_removed() -> None:
     backend = pods(nodes=2)
     in_zone(backend, "node0", "a")
     driver = Driver(backend, settings_of("easy"))
@@ -119,14 +121,14 @@ def test_a_group_inside_a_level_waits_when_the_last_node_that_lay_in_one_is_gone
     assert only_job(driver).state is JobState.SCHED
 
 
-def test_a_group_that_is_too_large_to_be_planned_is_told_so() -> None:
+def test_a_group_that_is_too_large_to_match_is_unsatisfiable() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     members = [member("w", number, cpu=0) for number in range(70_000)]
     driver.feed(WorkloadSet("w", "huge", len(members)), *members)
     assert "invalid request: " in only_job(driver).unsatisfiable_reason
 
 
-def test_what_was_given_of_a_kind_that_is_away_at_a_restart_is_not_free_when_it_is_back() -> None:
+def test_units_of_a_resource_missing_at_a_restart_are_not_free_when_it_returns() -> None:
     backend = pods(nodes=1)
     plain = backend.nodes["node0"]
     full = backend.nodes["node0"] = replace(plain, capacity=(*plain.capacity, GPU))
@@ -151,7 +153,7 @@ def test_what_was_given_of_a_kind_that_is_away_at_a_restart_is_not_free_when_it_
 
 @pytest.mark.parametrize("rule", ["distinct_nodes", "within"])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_work_whose_members_have_all_ended_keeps_its_rules(rule: str, restarts: bool) -> None:
+def test_a_workload_whose_members_have_all_ended_keeps_its_placement_rules(rule: str, restarts: bool) -> None:
     backend = pods(nodes=2)
     in_zone(backend, "node0", "a")
     in_zone(backend, "node1", "b")
@@ -177,7 +179,7 @@ def test_a_work_whose_members_have_all_ended_keeps_its_rules(rule: str, restarts
 
 
 @pytest.mark.parametrize("workload", ["the same", "another"])
-def test_a_late_member_that_is_set_aside_for_a_while_is_placed_when_it_is_back(workload: str) -> None:
+def test_a_late_member_that_was_not_ready_for_a_while_is_placed_later(workload: str) -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("w", "grow", 1), member("w", 0, cpu=600))
@@ -198,7 +200,7 @@ def test_a_late_member_that_is_set_aside_for_a_while_is_placed_when_it_is_back(w
     assert state.job_of_member["w-1"] == job.id
 
 
-def test_a_snapshot_leaves_nothing_of_what_is_not_in_it() -> None:
+def test_what_is_absent_from_a_snapshot_is_gone() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
     driver.feed(WorkloadSet("idle", "idle", 1), WorkloadSet("w", "one", 1), member("w", 0))

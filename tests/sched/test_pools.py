@@ -27,7 +27,7 @@ def driver_of(nodes: int) -> Driver:
     return Driver(SimBackend({node.node: node for node in uniform_nodes(nodes, (CPU,))}))
 
 
-def test_a_pool_that_a_node_has_no_more_leaves_nothing() -> None:
+def test_a_pool_that_a_node_no_longer_reports_is_removed() -> None:
     driver = driver_of(2)
     vertices = len(driver.scheduler.state.cluster.engine.graph)
     for number in range(5):
@@ -37,7 +37,7 @@ def test_a_pool_that_a_node_has_no_more_leaves_nothing() -> None:
     assert len(driver.scheduler.state.cluster.engine.graph) == vertices
 
 
-def test_a_pool_that_is_booked_goes_with_the_change_after_its_end() -> None:
+def test_a_booked_pool_is_removed_with_the_first_change_after_the_end_of_its_job() -> None:
     driver = driver_of(1)
     driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=10.0)
     told(driver, "port/80")
@@ -56,7 +56,7 @@ def test_a_pool_that_is_booked_goes_with_the_change_after_its_end() -> None:
     assert kinds(driver) == {"cpu", "port/81"}
 
 
-def test_what_others_use_of_a_pool_is_used_again_when_it_is_back() -> None:
+def test_external_usage_of_a_pool_counts_again_when_the_pool_returns() -> None:
     driver = driver_of(1)
     told(driver, "port/80")
     driver.feed(ExternalUsageSet("other", "node0", (("cpu", 1), ("port/80", 1))))
@@ -71,7 +71,7 @@ def test_what_others_use_of_a_pool_is_used_again_when_it_is_back() -> None:
     assert len(driver.scheduler.state.cluster.engine.jobs) == 1
 
 
-def test_a_pool_that_was_away_at_a_restart_is_still_used_when_it_is_back() -> None:
+def test_a_pool_missing_at_a_restart_is_still_booked_when_it_returns() -> None:
     """What the member has of it could not be booked again: it counts as use by others."""
     tables = MemoryTables()
     port = Capacity("port/80", 1, divisible=True)

@@ -1,1 +1,1 @@
-"""The decider: which job starts when, and why the others wait. Pure: facts and time in, changes out."""
+"""The scheduler: which job starts when, and why the others wait. Pure: facts and time in, changes out."""

@@ -194,7 +194,7 @@ def _create(
     finished_jobs: dict[int, JobProgress],
 ) -> int:
     number = state.ids.next(now)
-    plain: dict[str, object] = {
+    document: dict[str, object] = {
         "jobspec": submission.jobspec,
         "requeue": submission.requeue.value,
         "urgency": submission.urgency,
@@ -202,9 +202,9 @@ def _create(
     }
     targets = [dependency.job for dependency in spec.depends if dependency.job]
     if targets:
-        plain["depends_on"] = targets
-    job = Job(number, submission.owner, spec, plain, now, queue=spec.queue, urgency=submission.urgency)
-    state.journal.add(JobNew(number, submission.owner, spec.name, now, plain, "", key))
+        document["depends_on"] = targets
+    job = Job(number, submission.owner, spec, document, now, queue=spec.queue, urgency=submission.urgency)
+    state.journal.add(JobNew(number, submission.owner, spec.name, now, document, "", key))
     state.journal.log(
         job, "submit", now, userid=submission.owner, urgency=submission.urgency, flags=0, version=1
     )

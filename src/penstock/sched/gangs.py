@@ -113,13 +113,17 @@ def _detach(state: SchedulerState, job: Job, key: str) -> None:
 
 def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
     number = state.ids.next(now)
-    plain: dict[str, object] = {"work": workload.workload, "name": workload.name, "urgency": workload.urgency}
+    document: dict[str, object] = {
+        "workload": workload.workload,
+        "name": workload.name,
+        "urgency": workload.urgency,
+    }
     spec, _ = spec_of_workload(workload, [], state.settings, workload.limit_s)
     job = Job(
         number,
         workload.owner,
         spec,
-        plain,
+        document,
         now,
         workload.workload,
         queue=spec.queue,
@@ -127,7 +131,7 @@ def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
     )
     job.class_value = workload.class_value
     job.is_assembled = False
-    state.journal.add(JobNew(number, workload.owner, workload.name, now, plain, workload.workload))
+    state.journal.add(JobNew(number, workload.owner, workload.name, now, document, workload.workload))
     state.journal.log(job, "submit", now, userid=workload.owner, urgency=workload.urgency, flags=0, version=1)
     state.journal.log(job, "validate", now)
     state.job_of_workload[workload.workload] = number

@@ -12,11 +12,11 @@ __all__ = ["free_all", "free_ended_slots", "free_slots", "record_release"]
 
 def free_ended_slots(state: SchedulerState, job: Job, now: float) -> None:
     """Releases the slots of ended members, and unused slots on nodes that no member uses any more."""
-    owed = [member for member in job.members.values() if member.slot_release_pending]
+    ended = [member for member in job.members.values() if member.slot_release_pending]
     live = job.live_members()
-    if not owed or (not live and not (job.workload and not job.is_workload_gone)):
+    if not ended or (not live and not (job.workload and not job.is_workload_gone)):
         return  # Without a live member, `free_all` releases everything at once.
-    for member in owed:
+    for member in ended:
         member.slot_release_pending = False
     engine = state.cluster.engine
     holder = engine.jobs.get(job.id)
@@ -24,13 +24,13 @@ def free_ended_slots(state: SchedulerState, job: Job, now: float) -> None:
         return
     used = {other.slot for other in live}
     used_nodes = {other.node for other in live}
-    left_nodes = {member.node for member in owed} - used_nodes
-    ended = {member.slot for member in owed} - used
+    left_nodes = {member.node for member in ended} - used_nodes
+    ended_slots = {member.slot for member in ended} - used
     gone = [
         slot.number
         for part in holder.parts.values()
         for slot in part.slots
-        if slot.number in ended
+        if slot.number in ended_slots
         or (slot.number not in used and slot.node is not None and slot.node.name in left_nodes)
     ]
     if not gone:
