@@ -1,7 +1,7 @@
-"""An instance that can die at any point and is made anew: real turns and stores, a simulated world.
+"""An instance that can die at any failpoint and restarts: real steps and stores, a simulated backend.
 
-`Lives` is the loop of an instance on a virtual clock. A failpoint can end a life in the middle of a turn;
-the next one begins with what the store has and with a snapshot of the world, which went on meanwhile.
+`Lives` is the loop of an instance on a virtual clock. A failpoint can end the process within a step.
+The next one starts with the recorded state and a snapshot of the backend, which has gone on meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_plain(work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Port:
-    """The simulated world behind the port."""
+    """The simulated backend behind the `Backend` protocol."""
 
     def __init__(self, backend: SimBackend) -> None:
         self._backend = backend
@@ -99,7 +99,7 @@ class Lives:
             return None
 
     def begin(self) -> None:
-        """A new life, and another one if it ends at once."""
+        """Starts the instance, again if it dies at once."""
         while True:
             self.lives += 1
             self.now_used = self.store()
@@ -111,14 +111,14 @@ class Lives:
                 return
 
     def feed(self, *inputs: Fact | Command) -> tuple[Reply, ...] | None:
-        """Takes inputs in; None if the instance died over them."""
+        """Handles inputs; None if the instance died."""
         replies = self._guarded(lambda: self.turns.step(inputs, self.backend.now))
         if replies is None:
             self.begin()
         return replies
 
     def submit(self, *submissions: Submission, key: str) -> tuple[int, ...]:
-        """As a client does: the same request again until it is answered."""
+        """Repeats the same request until it is answered, as a client does."""
         while True:
             replies = self.feed(Submit(submissions, key))
             if replies is not None:

@@ -15,10 +15,10 @@ from penstock.store.memory import MemoryStore
 
 
 class Large:
-    """A world that tells of a cluster that takes a while to be taken in."""
+    """A backend whose first snapshot takes a while to handle."""
 
     def __init__(self) -> None:
-        self.has_told = asyncio.Event()
+        self.has_reported = asyncio.Event()
 
     async def run(self, epoch: int, sink: Sink) -> None:
         del epoch
@@ -29,7 +29,7 @@ class Large:
             for n in range(10)
         )
         sink(Snapshot(nodes, tuple(holds)))
-        self.has_told.set()
+        self.has_reported.set()
         await asyncio.Event().wait()
 
     async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
@@ -52,7 +52,7 @@ def test_other_tasks_run_while_a_large_snapshot_is_handled() -> None:
         backend = Large()
         instance = Instance(Settings(), MemoryStore(), backend)
         running = asyncio.create_task(instance.run())
-        await backend.has_told.wait()
+        await backend.has_reported.wait()
         turns = 0
         while not instance.is_ready.is_set():
             await asyncio.sleep(0.001)

@@ -82,14 +82,14 @@ def _job(state: SchedulerState, row: JobRow) -> Job:
 
 
 def _spec(state: SchedulerState, row: JobRow) -> SchedulingSpec:
-    plain = row.new.spec
+    document = row.new.spec
     if row.new.workload:
         return spec_of_workload(WorkloadSet(row.new.workload, row.new.name, 1), [], state.settings, None)[0]
     submission = Submission(
-        cast(str, plain["jobspec"]),
+        cast(str, document["jobspec"]),
         row.new.owner,
-        cast(int, plain.get("urgency", 16)),
-        Requeue(plain.get("requeue", "never")),
+        cast(int, document.get("urgency", 16)),
+        Requeue(document.get("requeue", "never")),
     )
     return spec_of_submission(submission, state.settings)
 
