@@ -97,7 +97,7 @@ def test_a_pending_workload_shows_the_requests_of_its_members() -> None:
     assert sizes == {"first": (2, 6, 2), "second": (2, 4.5, 2), "third": (3, 0.5, None)}
     assert (found["first"].nodelist, found["second"].nodelist) == ("a,b", "")
     assert found["second"].duration_s == 600
-    assert "in the way" in found["second"].reason
+    assert "held by" in found["second"].reason
     assert (found["third"].reason_kind.value, found["third"].reason) == (
         "assembling", "1 of 3 members are ready",
     )  # fmt: skip

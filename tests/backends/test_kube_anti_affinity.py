@@ -243,7 +243,9 @@ def test_pods_of_an_ordered_stateful_set_each_have_their_own_node() -> None:
     assert nodes_of(cluster)["fourth"] == ""
     (job,) = [job for job in cluster.scheduler.state.jobs.values() if job.spec.name == "fourth"]
     sentence = cluster.scheduler.wait_reason(job.id, cluster.now).message
-    assert sentence.startswith("it asks for 1 slot; 0 nodes with room (those with app=db are kept apart), it")
+    assert sentence.startswith(
+        "needs 1 slot with 1 free cpu, 0 of 3 nodes qualify; anti-affinity with app=db is not met"
+    )
 
 
 def test_bare_pods_with_anti_affinity_get_different_nodes() -> None:

@@ -124,7 +124,7 @@ def test_impossible_dependencies_are_refused(instance: Running) -> None:
 NEVER = [
     (
         ["-N9"],
-        "asks for 9 nodes, at most 4 fit when everything is free; with 4 nodes instead of 9 it would fit",
+        "needs 9 nodes with 1 core each, the cluster fits at most 4; with 4 nodes instead of 9 it would fit",
     ),
     (["-n9"], "with 8 slots instead of 9 it would fit"),
     (["-c3"], "with 2 cores instead of 3 it would fit"),

@@ -44,10 +44,10 @@ def test_the_demo_runs_a_real_workload_and_removes_everything() -> None:
         assert not place.state.exists()  # The user's own instance is not touched.
     shown = done.stdout
     assert "ready: 4 nodes, 8 cores" in shown
-    assert re.search(r" gang +S +4 -         \d\d:\d\d:\d\d it asks for 4 nodes; ", shown)
+    assert re.search(r" gang +S +4 -         \d\d:\d\d:\d\d needs 4 idle nodes with ", shown)
     assert "starting it now would delay" in shown
     assert re.search(r" stuck +TO ", shown)
-    assert "giant: refused; asks for 9 nodes, at most 4 fit when everything is free" in shown
+    assert "giant: refused; needs 9 nodes with 1 core each, the cluster fits at most 4" in shown
     assert "stuck: timeout, resource allocation expired" in shown
     starts = shown[shown.index("STARTS  ") :]
     assert re.search(r"gang +\d\d:\d\d:\d\d +\d\d:\d\d:\d\d +[+-]\d+\.\d", starts)

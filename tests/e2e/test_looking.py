@@ -98,7 +98,7 @@ def test_other_formats_and_fields(instance: Running, mixed: dict[str, str]) -> N
     )
     assert (reasons["bad"], reasons["late"], reasons["good"]) == ("Exit 3", "Timeout", "Exit 0")
     table = instance.ok("jobs", "-o", "why")
-    assert "in the way: " + mixed["runs"] in table
+    assert "held by " + mixed["runs"] in table
     assert "it is held" in table
     assert instance.ok("jobs", "-no", "{id.dec}", mixed["runs"]).strip().isdecimal()
     for preset in ("long", "deps", "endreason", "why"):
@@ -119,7 +119,7 @@ def test_json_has_all_fields(instance: Running, mixed: dict[str, str]) -> None:
 
 def test_show_prints_all_fields_of_a_job(instance: Running, mixed: dict[str, str]) -> None:
     shown = instance.ok("job", "show", mixed["gang"])
-    for text in ("gang", "SCHED", "4 tasks, 4 cores, 4 nodes", "5m", "(reserved)", "in the way"):
+    for text in ("gang", "SCHED", "4 tasks, 4 cores, 4 nodes", "5m", "(reserved)", "held by"):
         assert text in shown
     shown = instance.ok("job", "show", mixed["late"])
     assert "timeout: resource allocation expired" in shown
@@ -155,7 +155,7 @@ def test_why_names_the_missing_resources_and_the_jobs_that_hold_them(
     instance: Running, mixed: dict[str, str]
 ) -> None:
     shown = instance.ok("job", "why", mixed["gang"])
-    assert f"{mixed['gang']}: asks for 4 nodes; 2 nodes with room" in shown
+    assert f"{mixed['gang']}: needs 4 idle nodes with 1 core each, 2 of 4 qualify" in shown
     assert f"; held by {mixed['runs']} (ends " in shown
     assert "2 found, 4 needed  <- too few" in shown
     assert "`penstock release` releases it" in instance.ok("job", "why", mixed["held"])

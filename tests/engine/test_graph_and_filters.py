@@ -47,7 +47,7 @@ def test_a_walk_goes_parents_first_in_edge_order() -> None:
         "core0",
     ]
     core = graph.one_at("/cluster0/node0/socket1/core0")
-    assert [v.name for v in graph.ancestors(core)] == ["socket1", "node0", "cluster0"]
+    assert [v.name for v in core.ancestors()] == ["socket1", "node0", "cluster0"]
 
 
 def test_a_graph_has_one_root() -> None:

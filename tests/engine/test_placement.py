@@ -55,7 +55,7 @@ def test_groups_are_placed_whole_or_not_at_all() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2), "low")
     answer = engine.match(1, request_with_groups(CORE, resource_of("slot", 1, resource_of("core", 2))), 0)
     assert isinstance(answer, Never)
-    assert str(answer.reason) == "asks for 3 cores in 2 groups together, there are 2"
+    assert str(answer.reason) == "needs 3 cores in 2 groups, the cluster has 2"
     assert all(vertex.state is None for vertex in engine.graph.vertices.values())
 
 
@@ -128,14 +128,14 @@ def test_all_lies_within_one_vertex_of_a_level() -> None:
     assert isinstance(waits, NotNow)
     never = engine.match(3, request_with(resource_of("slot", 3, resource_of("core")), within="rack"), 0)
     assert isinstance(never, Never)
-    assert str(never.reason).endswith("inside one rack")
+    assert str(never.reason) == ("needs 3 slots with 1 core each inside one rack, a rack fits at most 2")
 
 
 def test_inside_a_level_that_does_not_exist_is_never_until_it_does() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1))
     answer = engine.match(1, request_with(CORE, within="zone"), 0)
     assert isinstance(answer, Never)
-    assert answer.reason.clause == "asks to lie inside one zone, and no node lies in any"
+    assert answer.reason.clause == "needs one zone for all slots, the cluster has no zone"
 
 
 def test_an_extension_adds_members() -> None:

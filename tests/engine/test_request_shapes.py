@@ -41,7 +41,8 @@ def test_the_levels_above_the_first_one_that_is_named_may_be_left_out(prefix: li
 def test_a_level_in_between_that_is_not_named_ends_the_branch(tree: Resource) -> None:
     answer = low().match(1, request_with(tree), 0)
     assert isinstance(answer, Never)
-    assert str(answer.reason).startswith("asks for ")
+    assert str(answer.reason).startswith("needs ")
+    assert str(answer.reason).endswith(", the cluster does not nest them so")
 
 
 def test_a_slot_is_bundled_from_the_direct_children_of_one_vertex() -> None:
@@ -164,7 +165,7 @@ def test_a_request_without_groups_is_refused() -> None:
 def test_a_type_that_is_not_there_is_named() -> None:
     answer = low().match(1, slot_request({"fpga": 1}), 0)
     assert isinstance(answer, Never)
-    assert str(answer.reason) == "asks for fpga, and there is no fpga here"
+    assert str(answer.reason) == "needs 1 fpga, the cluster has no fpga"
 
 
 JOBSPEC = """

@@ -57,7 +57,7 @@ def test_the_commands_of_the_readme_show_one_gang_that_runs_and_one_that_waits()
             wait_for(
                 lambda: "expected to start at" in pending_messages(pods()), "the start time of the other gang"
             )
-            assert "in the way" in pending_messages(pods())
+            assert "held by" in pending_messages(pods())
             first = {job_of(pod) for pod in pods() if on_node(pod)}
             assert len(first) == 1
             shown = run(show)

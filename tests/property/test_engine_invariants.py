@@ -167,7 +167,7 @@ class Backend:
     def top_of(self, said: Allocation, request: Request) -> Vertex | None:
         """The vertex that all had to lie within, found again."""
         for grant in said.slots[0].grants if said.slots else ():
-            for above in (grant.vertex, *self.engine.graph.ancestors(grant.vertex)):
+            for above in (grant.vertex, *grant.vertex.ancestors()):
                 if above.type == request.placement.within:
                     return above
         return None

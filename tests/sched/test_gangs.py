@@ -621,7 +621,10 @@ def test_the_status_of_a_late_member_says_why_it_waits() -> None:
     driver.settle()
     told = driver.scheduler.state.last_status["w"]
     assert told.status is WorkloadStatus.WAITING
-    assert "cpu: 200m of 400m" in told.reason
+    assert (
+        "needs 1 slot with 400m free cpu, 0 of 1 nodes have it; at most 200m cpu is free together"
+        in told.reason
+    )
 
 
 def test_the_assembly_timeout_counts_from_the_last_new_member() -> None:

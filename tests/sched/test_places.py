@@ -100,7 +100,7 @@ def test_a_group_within_an_unknown_topology_level_is_unsatisfiable_until_a_node_
     driver.settle()
     job = only_job(driver)
     assert job.state is JobState.SCHED
-    assert job.unsatisfiable_reason == "asks to lie inside one zone, and no node lies in any"
+    assert job.unsatisfiable_reason == "needs one zone for all slots, the cluster has no zone"
     in_zone(driver.backend, "node0", "a")
     driver.feed(driver.backend.nodes["node0"])
     driver.settle()

@@ -181,7 +181,8 @@ def _blockers_text(planned: DemoPlan, reason: Reason) -> str:
 
 def _refusal_lines(job: DemoJob) -> list[Line]:
     assert job.reason is not None
-    lines: list[Line] = [[_badge(job), _text(f" {job.request.name}: {job.reason.clause}")]]
+    first, *further = wrap(f"{job.request.name}: {job.reason.clause}", _WHY_WIDTH)
+    lines: list[Line] = [[_badge(job), _text(f" {first}")], *([_text(f"      {more}")] for more in further)]
     for stage in job.reason.stages:
         fails = stage.passed < stage.needed
         mark = "  <- fails here" if fails else ""

@@ -9,7 +9,7 @@ Ten lines are enough to build a cluster, place a job and ask about it:
     >>> [str(grant.vertex.path()) for grant in job.slots[0].grants][:2]
     ['/cluster0/node0/core0', '/cluster0/node0/core1']
     >>> engine.match(2, slot_request({"core": 6}), now=0).reason.clause
-    'asks for 6 cores together, the largest place has 4'
+    'needs 6 cores per slot, the largest node has 4'
     >>> engine.release(1)
 """
 

@@ -37,7 +37,6 @@ __all__ = [
     "claims_without_slots",
     "mark_whole_claims",
     "merge_claims",
-    "parents",
     "picks_of",
     "slots_of",
 ]
@@ -126,7 +125,7 @@ def _above(claims: Claims, vertex: Vertex) -> Vertex | None:
     return vertex.parent()
 
 
-def _ancestors(claims: Claims, vertex: Vertex) -> Iterator[Vertex]:
+def _claimed_ancestors(claims: Claims, vertex: Vertex) -> Iterator[Vertex]:
     above = _above(claims, vertex)
     while above is not None:
         yield above
@@ -231,13 +230,13 @@ def claims_without_slots(external_units: Claims, kept: list[Slot], dropped: list
     in_use: set[int] = set()
     for slot in kept:
         for grant in slot.grants:
-            in_use.update(vertex.index for vertex in (grant.vertex, *parents(grant.vertex)))
+            in_use.update(vertex.index for vertex in (grant.vertex, *grant.vertex.ancestors()))
     left: set[int] = set()
     for slot in dropped:
         for grant in slot.grants:
-            left.update(vertex.index for vertex in (grant.vertex, *parents(grant.vertex)))
+            left.update(vertex.index for vertex in (grant.vertex, *grant.vertex.ancestors()))
     over = [claim for claim in external_units.values() if claim.whole and claim.vertex.index in left - in_use]
-    for claim in sorted(over, key=lambda claim: len(list(parents(claim.vertex)))):
+    for claim in sorted(over, key=lambda claim: len(list(claim.vertex.ancestors()))):
         if _lies_in_whole(claims, claim.vertex):
             continue
         pending = [claim.vertex]
@@ -247,13 +246,6 @@ def claims_without_slots(external_units: Claims, kept: list[Slot], dropped: list
                 claims.pop(vertex.index, None)
                 pending.extend(vertex.below())
     return claims
-
-
-def parents(vertex: Vertex) -> Iterator[Vertex]:
-    above = vertex.parent()
-    while above is not None:
-        yield above
-        above = above.parent()
 
 
 def mark_whole_claims(claims: Claims) -> Claims:
@@ -272,7 +264,7 @@ def mark_whole_claims(claims: Claims) -> Claims:
 
 def _lies_in_whole(claims: Claims, vertex: Vertex) -> bool:
     """Whether a vertex above is held as a whole: then this one stays with it."""
-    return any((claim := claims.get(above.index)) is not None and claim.whole for above in parents(vertex))
+    return any((claim := claims.get(above.index)) is not None and claim.whole for above in vertex.ancestors())
 
 
 class Booker:
@@ -294,7 +286,7 @@ class Booker:
                 raise Conflict(f"{claim.vertex.path() or claim.vertex.name} is not free from {span.start}")
             if claim.exclusive and not is_idle(claim.vertex, window):
                 raise Conflict(f"{claim.vertex.path() or claim.vertex.name} is in use from {span.start}")
-            for above in _ancestors(claims, claim.vertex):
+            for above in _claimed_ancestors(claims, claim.vertex):
                 if free_units(above, window) <= 0:
                     raise Conflict(f"{above.path() or above.name} is held by somebody else from {span.start}")
 

@@ -1,10 +1,10 @@
-"""Upper bounds: what could be found at most, if packing were no problem.
+"""Upper bounds: the most that a group could find, ignoring how the units are packed.
 
-The walker gives whole vertices in the order of its policy, so it can miss a packing that exists.
-`Bounds` goes the same way but only adds up units: a vertex can give no more slots than its units
-of each type allow, whatever the order. Where even that is too little, no packing can exist; that,
-and nothing else, makes a `Never`. With a real window instead of the ideal one, the same sums tell
-how many nodes have room at a time, which is what an explanation needs.
+The walker gives whole vertices in the order of its policy, so it can miss a packing that exists. `Bounds`
+descends the graph in the same way but only adds units: a vertex offers no more slots than its units of each
+type allow, in any order. Where that sum is too small no packing exists, and this alone proves a `Never`.
+With a real window instead of the ideal one, the same sums say how many nodes have enough free at a time,
+which an explanation needs.
 """
 
 from __future__ import annotations
@@ -13,41 +13,19 @@ from penstock.engine.graph import Graph, Vertex
 from penstock.engine.request import SLOT, Demand, Placement, Request
 from penstock.engine.vertex_state import TimeView, Window, free_units, is_idle
 from penstock.engine.walker import CONSTRAINED_TYPES, NODE
+from penstock.engine.wording import describe, flatten
 from penstock.model.constraint import Constraint, matches
-from penstock.model.quantity import format_quantity
+from penstock.model.resource_types import anti_affinity_selector, format_count, format_units, resource_name
 
-__all__ = ["IDEAL", "Bounds", "cannot_ever_fit", "format_count", "format_units"]
+__all__ = ["IDEAL", "Bounds", "cannot_ever_fit"]
 
 IDEAL = Window(0, 1, 0, TimeView.IDEAL)
 
 _Sums = dict[str, int]
-# Types that are counted in things, not in units.
-_COUNTED = frozenset({"slot", "node", "core", "gpu", "socket", "rack", "cluster"})
-
-
-# Pools of a Kubernetes node are in millicores and in bytes, and people read them as quantities.
-_MILLI = frozenset({"cpu"})
-_BYTES = frozenset({"memory", "ephemeral-storage"})
-_BYTES_LEAST = 1 << 20  # below that it is no number of bytes, but of larger units
-
-
-def format_units(units: int, resource_type: str) -> str:
-    """Units as people read them: 500m of cpu, 64Mi of memory, 3 of anything else."""
-    if resource_type in _MILLI:
-        return format_quantity(units, scale=1000)
-    if resource_type in _BYTES and abs(units) >= _BYTES_LEAST:
-        return format_quantity(units, binary=True)
-    return str(units)
-
-
-def format_count(number: int, resource_type: str) -> str:
-    """A number with what it counts: 1 node, 4 cores, 16 memory."""
-    plural = "s" if resource_type in _COUNTED and number != 1 else ""
-    return f"{format_units(number, resource_type)} {resource_type}{plural}"
 
 
 class Bounds:
-    """The most that one group can find in a window; also node by node."""
+    """The most that one group can find in a window, in total and node by node."""
 
     def __init__(
         self,
@@ -59,19 +37,21 @@ class Bounds:
         whole_nodes: bool = False,
     ) -> None:
         self._whole_nodes = whole_nodes
-        self._wants = demands
+        self._demands = demands
         self._constraint = constraint
         self._placement = placement
         self._window = window
-        self.excluded_nodes = excluded_nodes  # nodes that a distinct placement has used already
+        self.excluded_nodes = excluded_nodes  # already used by a placement on distinct nodes
         self._known: dict[tuple[int, int, bool, bool], tuple[int, _Sums]] = {}
-        self.per_node: dict[int, int] = {}  # slots, or 1 for a node that qualifies as such
-        self.most: dict[int, int] = {}  # the most that was found in one place, by the id of a want
+        # By node: the slots that fit there, or 1 if the node itself is requested and qualifies.
+        self.per_node: dict[int, int] = {}
+        # By the id of an inner demand: the most units found below one vertex, and the type of that vertex.
+        self.most: dict[int, tuple[int, str]] = {}
 
     def below(self, top: Vertex) -> _Sums:
-        """Units of each outer want below a vertex, at most."""
+        """The most units of each outer demand below a vertex."""
         sums: _Sums = {}
-        own = self._visit(top, self._wants, True, False, sums)
+        own = self._visit(top, self._demands, True, False, sums)
         if own > 0:
             sums[top.type] = sums.get(top.type, 0) + own
         return sums
@@ -79,19 +59,19 @@ class Bounds:
     def _visit(
         self, vertex: Vertex, demands: tuple[Demand, ...], pristine: bool, excl: bool, to_parent: _Sums
     ) -> int:
-        """Adds what a vertex hands on to the sums of its parent; returns its own units."""
-        # A vertex that several contain counts below each of them: more than there is, never less.
-        # Looked at once, though: there can be more ways to it than vertices.
+        """Adds what a vertex passes up to the sums of its parent; returns its own units."""
+        # A vertex with several parents counts below each of them: the bound may be too high, never too low.
+        # The result is kept, because the number of paths to a vertex can exceed the number of vertices.
         key = (vertex.index, id(demands), pristine, excl)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._look(vertex, demands, pristine, excl)
-        own, handed = known
-        for resource_type, units in handed.items():
+            known = self._known[key] = self._bound(vertex, demands, pristine, excl)
+        own, passed_up = known
+        for resource_type, units in passed_up.items():
             to_parent[resource_type] = to_parent.get(resource_type, 0) + units
         return own
 
-    def _look(
+    def _bound(
         self, vertex: Vertex, demands: tuple[Demand, ...], pristine: bool, excl: bool
     ) -> tuple[int, _Sums]:
         matched: Demand | None = None
@@ -105,7 +85,7 @@ class Bounds:
         if slot is not None and any(demand.type not in resource_types for demand in slot.with_):
             slot = None
         excl = excl or (matched is not None and matched.exclusive is True)
-        if (matched is None and slot is None and not pristine) or self._is_out(vertex, matched, excl):
+        if (matched is None and slot is None and not pristine) or self._is_excluded(vertex, matched, excl):
             return 0, {}
         sums: _Sums = {}
         if slot is not None:
@@ -114,7 +94,7 @@ class Bounds:
             inner = matched.with_ if matched is not None else demands
             for child in vertex.below() if inner else ():
                 self._child(child, inner, pristine and matched is None, excl, sums)
-        fits = all(self._note(demand, sums) for demand in matched.with_) if matched is not None else True
+        fits = matched is None or all(self._note(vertex, demand, sums) for demand in matched.with_)
         if vertex.type == NODE and self._placement.distinct_nodes and sums.get(SLOT, 0) > 1:
             sums[SLOT] = 1
         if vertex.type == NODE:
@@ -136,16 +116,18 @@ class Bounds:
         fit = [
             members.get(demand.type, 0) // demand.count.min
             for demand in slot.with_
-            if self._note(demand, members)
+            if self._note(vertex, demand, members)
         ]
         sums[SLOT] = min(fit) if len(fit) == len(slot.with_) else 0
 
-    def _note(self, demand: Demand, sums: _Sums) -> bool:
+    def _note(self, vertex: Vertex, demand: Demand, sums: _Sums) -> bool:
+        """Records what was found for an inner demand below a vertex; true if that is enough."""
         found = sums.get(demand.type, 0)
-        self.most[id(demand)] = max(self.most.get(id(demand), 0), found)
+        if id(demand) not in self.most or found > self.most[id(demand)][0]:
+            self.most[id(demand)] = found, vertex.type
         return found >= demand.count.min
 
-    def _is_out(self, vertex: Vertex, matched: Demand | None, excl: bool) -> bool:
+    def _is_excluded(self, vertex: Vertex, matched: Demand | None, excl: bool) -> bool:
         window = self._window
         if (not vertex.up and window.view is not TimeView.IDEAL) or free_units(vertex, window) <= 0:
             return True
@@ -167,108 +149,134 @@ def cannot_ever_fit(
     tops: list[Vertex] | None = None,
     excluded_nodes: frozenset[int] = frozenset(),
 ) -> str | None:
-    """The clause that no state of these resources could meet; nothing if that is not proven."""
-    within = request.placement.within
+    """The clause that no state of these resources could satisfy; None if that is not proven."""
+    placement = request.placement
     if tops is None:
-        tops = graph.of_type(within) if within else [graph.root]
+        tops = graph.of_type(placement.within) if placement.within else [graph.root]
+    if not tops:
+        return f"needs one {placement.within} for all slots, the cluster has no {placement.within}"
     for group, outer in zip(request.groups, demands, strict=True):
-        told: list[tuple[int, str]] = []  # how much was found below each top, and what is missing there
+        shortages: list[tuple[int, str]] = []  # below each top: the units found, and the clause that fails
         for top in tops:
-            bounds = Bounds(outer, group.constraint, request.placement, IDEAL, excluded_nodes)
-            shortage = _shortage(graph, bounds, top, outer, group.constraint)
+            bounds = Bounds(outer, group.constraint, placement, IDEAL, excluded_nodes)
+            shortage = _shortage(graph, bounds, top, outer, group.constraint, placement)
             if shortage is None:
                 break
-            told.append(shortage)
+            shortages.append(shortage)
         else:
-            if not told:
-                return f"asks to lie inside one {within}, and no node lies in any"
-            clause = max(told, key=lambda shortage: shortage[0])[1]
-            return clause + (f" inside one {within}" if within and len(tops) > 1 else "")
+            return max(shortages, key=lambda shortage: shortage[0])[1]
     return _too_much_together(graph, tops, request, demands) if len(demands) > 1 else None
 
 
 def _too_much_together(
     graph: Graph, tops: list[Vertex], request: Request, demands: tuple[tuple[Demand, ...], ...]
 ) -> str | None:
-    """Groups that fit alone can be more than there is when they are added up."""
+    """Groups that fit one by one can need more in total than the graph has."""
     needs: dict[str, int] = {}
     for group in demands:
         for demand in group:
-            _add_held(demand, 1, False, needs)
+            _add_needs(demand, 1, False, needs)
     slots = needs.pop(SLOT, 0)
     if request.placement.distinct_nodes:
         needs[NODE] = max(needs.get(NODE, 0), slots)
-    short: str | None = None
+    clause: str | None = None
     for top in tops:
-        short = None
+        clause = None
         for resource_type, units in needs.items():
-            there = [vertex for vertex in graph.walk(top) if vertex.type == resource_type]
-            most = sum(max(free_units(vertex, IDEAL), 0) for vertex in there)
+            vertices = [vertex for vertex in graph.walk(top) if vertex.type == resource_type]
+            most = sum(max(free_units(vertex, IDEAL), 0) for vertex in vertices)
             if most < units:
-                requested, there_are = format_count(units, resource_type), format_units(most, resource_type)
-                short = f"asks for {requested} in {len(demands)} groups together, there are {there_are}"
-        if short is None:
+                owner = "the cluster" if top is graph.root else top.name
+                clause = (
+                    f"needs {format_count(units, resource_type)} in {len(demands)} groups, "
+                    f"{owner} has {format_units(most, resource_type)}"
+                )
+        if clause is None:
             return None
-    return short
+    return clause
 
 
-def _add_held(demand: Demand, times: int, inside: bool, needs: dict[str, int]) -> None:
-    """Adds what a want holds at least: slots, what lies in them, and what is asked for alone."""
+def _add_needs(demand: Demand, times: int, inside: bool, needs: dict[str, int]) -> None:
+    """Adds the units that a demand books at least: slots, their contents, and exclusive resources."""
     inside = inside or demand.exclusive is True
     least = times * demand.count.min
     if inside or demand.type == SLOT:
         needs[demand.type] = needs.get(demand.type, 0) + least
     for inner in demand.with_:
-        _add_held(inner, least, inside or demand.type == SLOT, needs)
+        _add_needs(inner, least, inside or demand.type == SLOT, needs)
 
 
 def _shortage(
-    graph: Graph, bounds: Bounds, top: Vertex, demands: tuple[Demand, ...], constraint: Constraint | None
+    graph: Graph,
+    bounds: Bounds,
+    top: Vertex,
+    demands: tuple[Demand, ...],
+    constraint: Constraint | None,
+    placement: Placement,
 ) -> tuple[int, str] | None:
-    """What is missing below a top, with how much of it there is."""
+    """The first demand that cannot be met below a top: the units found, and the clause."""
     sums = bounds.below(top)
     for demand in demands:
         found = sums.get(demand.type, 0)
         if found < demand.count.min:
-            return found, _clause(graph, bounds, demand, found, constraint)
+            return found, _clause(graph, bounds, demand, found, constraint, placement)
     return None
 
 
-def _clause(graph: Graph, bounds: Bounds, demand: Demand, found: int, constraint: Constraint | None) -> str:
+def _clause(
+    graph: Graph,
+    bounds: Bounds,
+    demand: Demand,
+    found: int,
+    constraint: Constraint | None,
+    placement: Placement,
+) -> str:
+    tree = flatten([demand])
     known = graph.types()
-    for level in _levels(demand):
-        if level.type != SLOT and level.type not in known:
-            return f"asks for {level.type}, and there is no {level.type} here"
-    if constraint is not None and not any(
-        matches(constraint, vertex)
-        for resource_type in CONSTRAINED_TYPES
-        for vertex in graph.of_type(resource_type)
-    ):
-        nodes = sum(len(graph.of_type(resource_type)) for resource_type in CONSTRAINED_TYPES)
-        return f"asks for nodes with a constraint that none of {nodes} meets"
+    for inner in tree:
+        if inner.type != SLOT and inner.type not in known:
+            needed, name = format_count(inner.count.min, inner.type), resource_name(inner.type)
+            return f"needs {needed}, the cluster has no {name}"
+    if constraint is not None:
+        nodes = [vertex for name in CONSTRAINED_TYPES for vertex in graph.of_type(name)]
+        if not any(matches(constraint, node) for node in nodes):
+            return f"needs nodes that match the constraint, 0 of {len(nodes)} do"
+    fit = f"{found} {'fits' if found == 1 else 'fit'}"
     if bounds.excluded_nodes:
-        requested = format_count(demand.count.min, demand.type)
-        return f"asks for {requested} on nodes that this job is not on, {found} fit there"
-    for level in reversed(_levels(demand)):
-        most = bounds.most.get(id(level))
-        if level is not demand and most is not None and most < level.count.min:
-            if most == 0:
-                return f"asks for {level.type} in a place that has none"
-            has = format_units(most, level.type)
-            return (
-                f"asks for {format_count(level.count.min, level.type)} together, the largest place has {has}"
-            )
-    if any(id(level) not in bounds.most for level in _levels(demand)[1:]):
-        return "asks for levels in an order that these resources do not have: " + "->".join(
-            level.type for level in _levels(demand)
-        )
-    return (
-        f"asks for {format_count(demand.count.min, demand.type)}, at most {found} fit when everything is free"
-    )
+        needed = describe((demand,), placement)
+        return f"needs {needed} on nodes without a slot of this job, {fit} there"
+    for inner in reversed(tree):
+        if inner is not demand and id(inner) in bounds.most:
+            most, place = bounds.most[id(inner)]
+            if most == 0 and not _is_child_of(graph, inner.type, place):
+                break
+            if most < inner.count.min:
+                owner = f"{place} that matches the constraint" if constraint is not None else place
+                return _inner_clause(inner, _parent(tree, inner), most, owner)
+    if any(bounds.most.get(id(inner), (0, ""))[0] == 0 for inner in tree[1:]):
+        path = "->".join(inner.type for inner in tree)
+        return f"needs resources nested as {path}, the cluster does not nest them so"
+    owner = f"a {placement.within}" if placement.within else "the cluster"
+    return f"needs {describe((demand,), placement)}, {owner} fits at most {found}"
 
 
-def _levels(demand: Demand) -> list[Demand]:
-    levels = [demand]
-    for level in levels:  # grows while it is walked: outer levels stand before inner ones
-        levels.extend(level.with_)
-    return levels
+def _inner_clause(demand: Demand, parent: Demand, most: int, owner: str) -> str:
+    """That no single vertex has what one unit of the parent needs."""
+    selector = anti_affinity_selector(demand.type)
+    if selector:
+        return f"needs anti-affinity with {selector}, no {owner} allows it"
+    needed = f"needs {format_count(demand.count.min, demand.type)} per {parent.type}"
+    if most == 0:
+        return f"{needed}, no {owner} has any"
+    verb = "fits" if demand.type == SLOT else "has"
+    return f"{needed}, the largest {owner} {verb} {format_units(most, demand.type)}"
+
+
+def _is_child_of(graph: Graph, resource_type: str, parent_type: str) -> bool:
+    """Whether some vertex of a type is a direct child of a vertex of the other type."""
+    parents = (vertex.parent() for vertex in graph.of_type(resource_type))
+    return any(parent is not None and parent.type == parent_type for parent in parents)
+
+
+def _parent(tree: list[Demand], inner: Demand) -> Demand:
+    return next(demand for demand in tree if any(child is inner for child in demand.with_))

@@ -32,7 +32,6 @@ from penstock.engine.booking import (
     claims_without_slots,
     mark_whole_claims,
     merge_claims,
-    parents,
     picks_of,
     slots_of,
 )
@@ -458,7 +457,7 @@ class Engine:
             return self.graph.root
         domains: dict[int, Vertex] = {}
         for claim in claims.values():
-            for vertex in (claim.vertex, *parents(claim.vertex)):
+            for vertex in (claim.vertex, *claim.vertex.ancestors()):
                 if claim.booked and vertex.type == placement.within:
                     domains[vertex.index] = vertex
         if len(domains) != 1:

@@ -1,30 +1,57 @@
-"""Why not: the steps from all nodes to the ones that would do, and who has the rest.
+"""Why a request cannot start: a funnel over the nodes, and what occupies the missing resources.
 
-Every refusal can be told as a funnel: so many nodes there are, so many are up, match the
-constraint, are large enough, have room at the time asked for. The clause names the first step
-after which too few are left. What stands in the way is read off the bookings of the nodes that
-would do if they were free.
+A funnel counts the nodes that are left after each stage: all nodes, nodes that match the constraint, that are
+up, that are large enough, that have enough free at the requested time. The clause describes the first stage
+that leaves too few. The blockers are read from the bookings and external usage of the nodes that would do if
+they were free.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.engine.allocation import Blocker, FunnelStage, Reason
-from penstock.engine.bounds import IDEAL, Bounds, format_count, format_units
+from penstock.engine.bounds import IDEAL, Bounds
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.request import SLOT, Demand, Request
 from penstock.engine.vertex_state import Window
 from penstock.engine.walker import NODE
+from penstock.engine.wording import contents, describe, flatten, has_one_item, join, shortage
 from penstock.model.constraint import matches
+from penstock.model.resource_types import format_count
 
 __all__ = ["Explainer"]
 
 _BLOCKERS_MAX: Final = 8
 
+_ALL: Final = "nodes"
+_MATCH: Final = "match the constraint"
+_UP: Final = "up"
+_LARGE: Final = "large enough"
+_FREE: Final = "enough free"
+
+
+@dataclass(frozen=True, slots=True)
+class _Funnel:
+    stages: tuple[FunnelStage, ...]
+    busy: tuple[Vertex, ...]  # nodes that would do if they were free
+    short: tuple[tuple[Demand, int], ...]  # inner demands that no place can meet, with the most that is free
+
+    def failed(self) -> tuple[FunnelStage, int] | None:
+        """The first stage that leaves too few, and how many the stage before it left."""
+        before = 0
+        for stage in self.stages:
+            if stage.passed < stage.needed:
+                return stage, before
+            before = stage.passed
+        return None
+
 
 class Explainer:
+    """Builds the reason of one refused request."""
+
     def __init__(
         self,
         graph: Graph,
@@ -33,51 +60,82 @@ class Explainer:
         excluded_nodes: frozenset[int] = frozenset(),
         whole_nodes: bool = False,
     ) -> None:
-        self._whole_nodes = whole_nodes
         self._graph = graph
         self._request = request
-        self._wants = demands
-        self._excluded_nodes = excluded_nodes  # nodes that a distinct placement has used already
-        self._short: list[tuple[Demand, int]] = []  # what is short in the best place, with how much there is
+        self._demands = demands
+        self._excluded_nodes = excluded_nodes  # already used by a placement on distinct nodes
+        self._whole_nodes = whole_nodes  # the policy allocates whole nodes
 
     def never(self, proof: str) -> Reason:
-        stages, _ = self._stages(0, IDEAL)
-        return Reason(proof, tuple(stages))
+        return Reason(proof, self._funnel(0, IDEAL).stages)
 
     def not_now(self, window: Window) -> Reason:
-        """The first group that does not fit by itself; if all do, they are in each other's way."""
-        for group in range(len(self._wants)):
-            stages, busy = self._stages(group, window)
-            needed = self._needed(group)
-            for step in stages:
-                if step.passed < step.needed:
-                    short = self._told_short() if step.name == "with room" else ""
-                    clause = f"asks for {needed}; {_told(step, short)}"
-                    return Reason(clause, tuple(stages), self._blockers(busy, window))
-        stages, busy = self._stages(0, window)
-        if len(self._wants) > 1:
-            clause = f"asks for {len(self._wants)} groups together; each fits alone, not all at once"
-        elif self._request.placement.within:
-            within = self._request.placement.within
-            clause = f"asks for {self._needed(0)} inside one {within}; none has room for all"
+        """Explains the first group that does not fit alone; if each does, that they do not fit together."""
+        first: _Funnel | None = None
+        for group in range(len(self._demands)):
+            funnel = self._funnel(group, window)
+            failed = funnel.failed()
+            if failed is not None:
+                clause = self._clause(group, *failed, funnel.short)
+                return Reason(clause, funnel.stages, self._blockers(funnel, window))
+            first = first or funnel
+        assert first is not None, "a request has at least one group"
+        within = self._request.placement.within
+        needed = describe(self._demands[0], self._request.placement, free=True)
+        if len(self._demands) > 1:
+            clause = f"needs {len(self._demands)} groups at once, each fits alone but not together"
+        elif within:
+            clause = f"needs {needed}, no {within} has enough free"
         else:
-            clause = f"asks for {self._needed(0)}; what is free does not add up to whole ones"
-        return Reason(clause, tuple(stages), self._blockers(busy, window))
+            clause = f"needs {needed}, the free units are too scattered"
+        return Reason(clause, first.stages, self._blockers(first, window))
 
-    def _told_short(self) -> str:
-        """Which resource is short, where that is known: the most that is free in one place."""
-        told = [
-            f"{level.type}: {format_units(most, level.type)} of {format_units(level.count.min, level.type)}"
-            for level, most in self._short
+    def _clause(
+        self, group: int, stage: FunnelStage, before: int, short: tuple[tuple[Demand, int], ...]
+    ) -> str:
+        demands, placement = self._demands[group], self._request.placement
+        needed = describe(demands, placement)
+        count = stage.passed
+        still = f"{stage.needed} {'is' if stage.needed == 1 else 'are'} needed"
+        be = "is" if count == 1 else "are"
+        if stage.name == _FREE:
+            return self._free_clause(group, stage, before, short)
+        if stage.name == _ALL:
+            return f"needs {needed}, the cluster has {format_count(count, NODE)} and {still}"
+        if stage.name == _MATCH:
+            verb = "matches" if count == 1 else "match"
+            return f"needs {needed}; {count} of {before} nodes {verb} the constraint, {still}"
+        if stage.name in (_UP, _LARGE):
+            return f"needs {needed}; {count} of {before} nodes {be} {stage.name}, {still}"
+        return f"needs {needed}, {count} of {stage.needed} {'fits' if count == 1 else 'fit'} now"
+
+    def _free_clause(
+        self, group: int, stage: FunnelStage, before: int, short: tuple[tuple[Demand, int], ...]
+    ) -> str:
+        """The nodes that have enough free; then, where the first part does not say it, what is short."""
+        demands, placement = self._demands[group], self._request.placement
+        outer = demands[0]
+        of_nodes = f"{stage.passed} of {before}" + ("" if outer.type == NODE else " nodes")
+        is_one = stage.passed == 1
+        is_rule_broken = any(demand.type not in contents(outer) for demand, _ in short)
+        if outer.type == SLOT and stage.needed < outer.count.min:
+            fits = f"{of_nodes} {'fits' if is_one else 'fit'} a slot"
+            result = f"; {fits}, at least {format_count(stage.needed, NODE)} are needed"
+        elif self._whole_nodes or outer.exclusive or not contents(outer) or is_rule_broken:
+            result = f", {of_nodes} {'qualifies' if is_one else 'qualify'}"
+        else:
+            pronoun = "it" if has_one_item(outer) else "them"
+            result = f", {of_nodes} {'has' if is_one else 'have'} {pronoun}"
+        details = [
+            shortage(demand, most)
+            for demand, most in short
+            if most > 0 or len(contents(outer)) > 1 or demand.type not in contents(outer)
         ]
-        return f" ({', '.join(told)})" if told else ""
+        detail = f"; {join(details)}" if details else ""
+        return f"needs {describe(demands, placement, free=True)}{result}{detail}"
 
-    def _needed(self, group: int) -> str:
-        return ", ".join(format_count(demand.count.min, demand.type) for demand in self._wants[group])
-
-    def _stages(self, group: int, window: Window) -> tuple[list[FunnelStage], list[Vertex]]:
-        """The funnel over nodes, and the nodes that only lack room."""
-        demands = self._wants[group]
+    def _funnel(self, group: int, window: Window) -> _Funnel:
+        demands = self._demands[group]
         constraint = self._request.groups[group].constraint
         placement = self._request.placement
         ideal = Bounds(demands, constraint, placement, IDEAL, self._excluded_nodes)
@@ -85,33 +143,34 @@ class Explainer:
         real = Bounds(demands, constraint, placement, window, self._excluded_nodes, self._whole_nodes)
         sums = real.below(self._graph.root)
         nodes = self._graph.of_type(NODE)
-        fitting = [node for node in nodes if constraint is None or matches(constraint, node)]
-        up = [node for node in fitting if node.up and all(above.up for above in self._graph.ancestors(node))]
+        matching = [node for node in nodes if constraint is None or matches(constraint, node)]
+        up = [node for node in matching if node.up and all(above.up for above in node.ancestors())]
         large = [node for node in up if ideal.per_node.get(node.index, 0) > 0]
         free = [node for node in large if real.per_node.get(node.index, 0) > 0]
-        least = self._nodes_needed(demands, ideal)
+        needed = self._nodes_needed(demands, ideal)
         stages: list[FunnelStage] = []
         if nodes:
-            stages.append(FunnelStage("nodes", len(nodes), least))
+            stages.append(FunnelStage(_ALL, len(nodes), needed))
             if constraint is not None:
-                stages.append(FunnelStage("match the constraint", len(fitting), least))
-            stages.append(FunnelStage("up", len(up), least))
-            stages.append(FunnelStage("large enough", len(large), least))
-            stages.append(FunnelStage("with room", len(free), least))
+                stages.append(FunnelStage(_MATCH, len(matching), needed))
+            stages.append(FunnelStage(_UP, len(up), needed))
+            stages.append(FunnelStage(_LARGE, len(large), needed))
+            stages.append(FunnelStage(_FREE, len(free), needed))
         for demand in demands:
-            unit = f"{format_count(2, demand.type).removeprefix('2 ')} that fit"
-            stages.append(FunnelStage(unit, sums.get(demand.type, 0), demand.count.min))
-        taken = {node.index for node in free}
-        crowded = [
+            name = f"{format_count(2, demand.type).removeprefix('2 ')} that fit"
+            stages.append(FunnelStage(name, sums.get(demand.type, 0), demand.count.min))
+        free_indexes = {node.index for node in free}
+        partly_free = [
             node for node in large if real.per_node.get(node.index, 0) < ideal.per_node.get(node.index, 0)
         ]
-        busy = [node for node in large if node.index not in taken] or crowded
-        self._short = [(level, real.most.get(id(level), 0)) for level in _leaf_demands(demands)]
-        self._short = [(level, most) for level, most in self._short if most < level.count.min]
-        return stages, busy if nodes else [self._graph.root]
+        busy = [node for node in large if node.index not in free_indexes] or partly_free
+        leaves = [demand for demand in flatten(demands) if not demand.with_ and demand not in demands]
+        found = [(demand, real.most.get(id(demand), (0, ""))[0]) for demand in leaves]
+        short = [(demand, most) for demand, most in found if most < demand.count.min]
+        return _Funnel(tuple(stages), tuple(busy) if nodes else (self._graph.root,), tuple(short))
 
     def _nodes_needed(self, demands: tuple[Demand, ...], ideal: Bounds) -> int:
-        """How many nodes it takes at least, if every node gave its most."""
+        """The least number of nodes, if every node held as many slots as it can."""
         for demand in demands:
             if demand.type == NODE:
                 return demand.count.min
@@ -122,12 +181,12 @@ class Explainer:
                 return -(-demand.count.min // most) if most else 1
         return 1
 
-    def _blockers(self, nodes: list[Vertex], window: Window) -> tuple[Blocker, ...]:
-        """Who has what is short there, and until when; those without an end first: waiting won't help."""
-        short = {level.type for level, _ in self._short}
+    def _blockers(self, funnel: _Funnel, window: Window) -> tuple[Blocker, ...]:
+        """What occupies the short resources. Those without an end come first: waiting does not help there."""
+        short = {demand.type for demand, _ in funnel.short}
         job_ends: dict[int, int] = {}
         external: set[str] = set()
-        for node in nodes:
+        for node in funnel.busy:
             for vertex in self._graph.walk(node):
                 state = vertex.state
                 if state is None or (short and vertex.type not in short and vertex.type != NODE):
@@ -143,21 +202,3 @@ class Explainer:
         blockers += [Blocker(job, until_s=None if end >= FOREVER else end) for job, end in job_ends.items()]
         blockers.sort(key=lambda blocker: (blocker.until_s is not None, blocker.until_s or 0, str(blocker)))
         return tuple(blockers[:_BLOCKERS_MAX])
-
-
-def _leaf_demands(demands: tuple[Demand, ...]) -> list[Demand]:
-    """What lies in slots, at any level."""
-    inner = list(demands)
-    for demand in inner:  # grows while it is walked
-        inner.extend(demand.with_)
-    return [level for level in inner if not level.with_ and level not in demands]
-
-
-def _told(step: FunnelStage, short: str) -> str:
-    if step.name == "nodes":
-        return f"there are {step.passed}, it takes {step.needed}"
-    if step.name.endswith("that fit"):
-        resource_type = step.name.removesuffix(" that fit")
-        return f"{step.passed} {resource_type} fit now"
-    verb = ("is " if step.passed == 1 else "are ") if step.name in ("up", "large enough") else ""
-    return f"{format_count(step.passed, NODE)} {verb}{step.name}{short}, it takes {step.needed}"

@@ -56,11 +56,11 @@ class ExternalUsageTable:
         touched: dict[int, Vertex] = {at.index: at}
         for vertex, units in own:
             touched[vertex.index] = vertex
-            for above in self._graph.ancestors(vertex):
+            for above in vertex.ancestors():
                 used = below.setdefault(above.index, {})
                 used[vertex.type] = used.get(vertex.type, 0) + units
         for vertex in list(touched.values()):
-            for above in self._graph.ancestors(vertex):
+            for above in vertex.ancestors():
                 touched[above.index] = above
         units_of = {vertex.index: units for vertex, units in own}
         for vertex in touched.values():

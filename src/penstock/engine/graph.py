@@ -104,6 +104,13 @@ class Vertex:
     def parent(self, subsystem: str = CONTAINMENT) -> Vertex | None:
         return self.parents.get(subsystem)
 
+    def ancestors(self, subsystem: str = CONTAINMENT) -> Iterator[Vertex]:
+        """The parent, its parent, and so on to the root."""
+        above = self.parents.get(subsystem)
+        while above is not None:
+            yield above
+            above = above.parents.get(subsystem)
+
     def path(self, subsystem: str = CONTAINMENT) -> str:
         return self.paths.get(subsystem, "")
 
@@ -307,13 +314,6 @@ class Graph:
                 seen.add(vertex.index)
             yield vertex
             pending.extend(reversed(vertex.below(subsystem)))
-
-    def ancestors(self, vertex: Vertex, subsystem: str = CONTAINMENT) -> Iterator[Vertex]:
-        """The parent, its parent, and so on to the root."""
-        above = vertex.parents.get(subsystem)
-        while above is not None:
-            yield above
-            above = above.parents.get(subsystem)
 
     def check_complete(self) -> None:
         """Every vertex must hang below the root of containment, at most `DEPTH_MAX` deep, in no cycle."""

@@ -55,7 +55,7 @@ def remove(engine: Engine, top: Vertex, *, recount: bool = True) -> Removal:
         raise BadGraph("the root cannot be removed", where=top.path(), expected="a vertex below the root")
     inside = engine.graph.subtree(top)
     # What is held above is held with all below it, so whoever holds it loses something as well.
-    losers = (*inside, *engine.graph.ancestors(top))
+    losers = (*inside, *top.ancestors())
     jobs = sorted({job for vertex in losers for job in _holders(vertex)})
     emptied = tuple(job for job in jobs if engine.release_vertices(job, inside))
     detached = engine.external_usage.detach(inside)

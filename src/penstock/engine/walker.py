@@ -148,7 +148,7 @@ class Walk:
         """The best match below `top`, or nothing."""
         found: Found = {}
         node_score = 0
-        for above in self._graph.ancestors(top):
+        for above in top.ancestors():
             if self._is_pruned(above, (), None, False) or free_units(above, self._window) <= 0:
                 return None
             if above.type == NODE:

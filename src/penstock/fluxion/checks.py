@@ -52,7 +52,7 @@ def has_enough_nodes(engine: Engine, request: Request, op: MatchOp) -> bool:
         return True
     graph = engine.graph
     nodes = graph.of_type("node")
-    up = (node for node in nodes if node.up and all(above.up for above in graph.ancestors(node)))
+    up = (node for node in nodes if node.up and all(above.up for above in node.ancestors()))
     if group.constraint is None:
         return sum(1 for _ in islice(up, needed)) == needed
     ideal = op is MatchOp.ALLOCATE_WITH_SATISFIABILITY

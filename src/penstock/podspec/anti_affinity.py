@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import Final
 
 from penstock.kube.types import LabelSelector, Pod, PodAffinityTerm
+from penstock.model.resource_types import ANTI_AFFINITY_PREFIX
 
 __all__ = ["AntiAffinityRule", "LabelTest", "resource_of", "rule_of", "rules_of"]
 
@@ -89,7 +90,7 @@ def resource_of(rule: AntiAffinityRule) -> str:
     if len(text) > _TEXT_MAX or any(_INVALID_IN_LABEL.search(word) for word in words):
         digest = sha256(repr(rule.tests).encode()).hexdigest()[:12]
         text = f"{_UNPRINTABLE.sub('?', text)[:_TEXT_MAX]}~{digest}"
-    return f"anti-affinity/{rule.namespace}/{text}"
+    return f"{ANTI_AFFINITY_PREFIX}{rule.namespace}/{text}"
 
 
 def _selector_text(test: LabelTest) -> str:

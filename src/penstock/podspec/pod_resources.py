@@ -20,6 +20,7 @@ from typing import Final
 from penstock.errors import BadRequest
 from penstock.kube.types import Container, ContainerStatus, Pod, PodSpec
 from penstock.model.quantity import QUANTITY_MAX, BadQuantity, parse_quantity
+from penstock.model.resource_types import HOST_PORT_PREFIX
 
 __all__ = [
     "PODS",
@@ -117,7 +118,7 @@ def host_port_resource(protocol: str, port: int) -> str:
     The address is left out: Kubernetes lets two pods share a port of a node if both name an address and the
     addresses differ. Here they conflict, so that a node may be skipped that would do, but never the reverse.
     """
-    return f"hostport/{protocol or 'TCP'}/{port}"
+    return f"{HOST_PORT_PREFIX}{protocol or 'TCP'}/{port}"
 
 
 def host_port_resources(pod: Pod) -> tuple[str, ...]:

@@ -189,7 +189,7 @@ class Cluster:
             above.index: above
             for claim in claims
             if claim.booked
-            for above in (claim.vertex, *graph.ancestors(claim.vertex))
+            for above in (claim.vertex, *claim.vertex.ancestors())
             if above.type == placement.within
         }
         return next(iter(domains.values())) if len(domains) == 1 else None

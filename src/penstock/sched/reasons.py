@@ -9,7 +9,6 @@ waits because its start would delay a reservation of a job before it in the queu
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,8 +23,6 @@ from penstock.sched.state import SchedulerState
 __all__ = ["WaitBlocker", "WaitCause", "WaitReason", "jobs_ahead", "member_wait_reason", "wait_reason"]
 
 
-_APART: Final = re.compile(r"anti-affinity/[^/]*/(.+?): \d+ of \d+")
-_APART_NOWHERE: Final = re.compile(r"asks for anti-affinity/[^/]*/(.+?) in a place that has none")
 _BLOCKERS_NAMED_MAX: Final = 3
 
 
@@ -131,7 +128,7 @@ def _explained(state: SchedulerState, request: Request, now: float) -> WaitReaso
     if reason is None:
         return WaitReason(WaitCause.PRIORITY)
     blockers = tuple(_blocker(state, blocker, now) for blocker in reason.blockers)
-    clause = _in_words(reason.clause)
+    clause = reason.clause
     return WaitReason(WaitCause.RESOURCES, _message(clause, blockers), clause, reason.stages, blockers)
 
 
@@ -146,18 +143,12 @@ def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> WaitBlocker
     return WaitBlocker(encode_jobid(number), number, end_at if end_at is not None and end_at > now else None)
 
 
-def _in_words(clause: str) -> str:
-    """Names the members for resources that only express anti-affinity; their unit counts mean nothing."""
-    clause = _APART_NOWHERE.sub(r"finds no place: those with \1 are kept apart", clause)
-    return _APART.sub(r"those with \1 are kept apart", clause)
-
-
 def _message(clause: str, blockers: tuple[WaitBlocker, ...]) -> str:
     if not blockers:
-        return f"it {clause}"
+        return clause
     names = ", ".join(blocker.name for blocker in blockers[:_BLOCKERS_NAMED_MAX])
     others = len(blockers) - _BLOCKERS_NAMED_MAX
-    return f"it {clause}; in the way: {names}{f' and {others} more' if others > 0 else ''}"
+    return f"{clause}; held by {names}{f' and {others} more' if others > 0 else ''}"
 
 
 def _behind(state: SchedulerState, entry: QueueEntry | None) -> WaitReason:

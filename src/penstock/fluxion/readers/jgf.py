@@ -170,7 +170,7 @@ def _check_tree(graph: Graph, entries: list[_Entry], edges: list[_Edge]) -> None
     for entry in entries:
         vertex = known[entry.key]
         if vertex is not None:
-            depth[entry.key] = 1 + sum(1 for _ in graph.ancestors(vertex))
+            depth[entry.key] = 1 + sum(1 for _ in vertex.ancestors())
         elif any(path.count("/") == 1 for subsystem, path in entry.paths if subsystem == CONTAINMENT):
             depth[entry.key] = 1
     for edge in edges:

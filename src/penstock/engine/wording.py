@@ -1,0 +1,84 @@
+"""Phrases of a refusal: what a group needs, and which resource is short.
+
+A group is described by its outermost resources with what each of them contains: `4 nodes with 2 free cores
+each`. Nested levels between are multiplied out; they would make the phrase longer, not clearer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from penstock.engine.request import SLOT, Demand, Placement
+from penstock.model.resource_types import anti_affinity_selector, format_count, is_plural, resource_name
+
+__all__ = ["contents", "describe", "flatten", "has_one_item", "join", "shortage"]
+
+_PODS: Final = "pods"  # every pod takes one; a node has as many as its kubelet allows
+
+
+def describe(demands: tuple[Demand, ...], placement: Placement, *, free: bool = False) -> str:
+    """What a group needs; with `free`, that it must be free."""
+    return join(_describe(demand, placement, free) for demand in demands)
+
+
+def _describe(demand: Demand, placement: Placement, free: bool) -> str:
+    inside = contents(demand)
+    exclusive = demand.exclusive is True
+    adjective = ""
+    if free:
+        adjective = "idle" if exclusive else "" if inside else "free"
+    text = format_count(demand.count.min, demand.type, adjective)
+    if inside:
+        inner = "free" if free and not exclusive else ""
+        items = [format_count(units, name, inner) for name, units in inside.items()]
+        text += f" with {join(items)}" + (" each" if demand.count.min != 1 else "")
+    if demand.type == SLOT and placement.distinct_nodes and demand.count.min > 1:
+        text += " on distinct nodes"
+    return f"{text} inside one {placement.within}" if placement.within else text
+
+
+def has_one_item(demand: Demand) -> bool:
+    """Whether `it` and not `them` refers to the contents of a demand."""
+    inside = contents(demand)
+    return len(inside) == 1 and not any(is_plural(units, name) for name, units in inside.items())
+
+
+def contents(demand: Demand) -> dict[str, int]:
+    """Units of each innermost resource in one unit of a demand, without rules and the limit of pods."""
+    inside: dict[str, int] = {}
+    pending = [(inner, inner.count.min) for inner in reversed(demand.with_)]
+    while pending:
+        inner, units = pending.pop()
+        if inner.with_:
+            pending.extend((below, units * below.count.min) for below in reversed(inner.with_))
+        elif inner.type != _PODS and not anti_affinity_selector(inner.type):
+            inside[inner.type] = inside.get(inner.type, 0) + units
+    return inside
+
+
+def shortage(demand: Demand, most: int) -> str:
+    """That at most `most` units of an inner resource are free in one place."""
+    selector = anti_affinity_selector(demand.type)
+    if selector:
+        return f"anti-affinity with {selector} is not met"
+    if demand.type == _PODS:
+        return "the limit of pods per node is reached"
+    if most <= 0:
+        return f"no {resource_name(demand.type)} is free"
+    verb = "are" if is_plural(most, demand.type) else "is"
+    return f"at most {format_count(most, demand.type)} {verb} free together"
+
+
+def flatten(demands: Iterable[Demand]) -> list[Demand]:
+    """Demands and everything inside them, outer ones first."""
+    flat = list(demands)
+    for demand in flat:  # grows during the iteration
+        flat.extend(demand.with_)
+    return flat
+
+
+def join(items: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *first, last = items
+    return f"{', '.join(first)} and {last}" if first else last
