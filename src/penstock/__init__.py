@@ -1,1 +1,1 @@
-"""Penstock: the batch scheduler for Kubernetes that knows time."""
+"""Penstock: a batch scheduler for Kubernetes that plans starts ahead of time."""

@@ -1,9 +1,9 @@
-"""The errors of Penstock: one root, four families, facts in every instance.
+"""The errors of Penstock: one root and four families.
 
-A refusal ("not now", "never") is no error: it is a value that the caller must look at. What is
-raised here is bad input (`BadRequest`), a change that does not fit the present state (`Conflict`),
-something that is away for now (`Unavailable`), or state that contradicts itself (`Corrupt`).
-Only `Conflict` and `Unavailable` are worth another try, and only the outermost loop tries again.
+A refusal ("not now", "never") is not an error but a value that the caller must inspect. The families are
+invalid input (`BadRequest`), a change that the current state does not allow (`Conflict`), a dependency that
+does not answer (`Unavailable`), and state that contradicts itself (`Corrupt`). Only `Conflict` and
+`Unavailable` are worth a retry, and only the outermost loop retries.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 __all__ = ["BadRequest", "Conflict", "Corrupt", "PenstockError", "Unavailable"]
 
 _FOUND_MAX = 120
-_WHERE_MAX = 400  # names in a place and in what would be right come from outside as well
+_WHERE_MAX = 400  # also for `expected`: both can contain names from the input
 
 
 class PenstockError(Exception):
-    """Root of everything that Penstock raises on purpose."""
+    """Root of all errors that Penstock raises deliberately."""
 
 
 class BadRequest(PenstockError):
-    """Input that cannot be accepted.
+    """Invalid input.
 
-    `summary` is one short sentence, `where` the place in the input (a path such as
-    `resources[0].count.min`, or a line), `found` what stood there, `expected` what would be right.
+    `summary` is one short sentence, `where` the position in the input (a path such as
+    `resources[0].count.min`, or a line), `found` the value at that position, `expected` a valid value.
     """
 
     def __init__(self, summary: str, *, where: str = "", found: str = "", expected: str = "") -> None:
@@ -43,15 +43,15 @@ class BadRequest(PenstockError):
 
 
 class Conflict(PenstockError):
-    """The request is well formed, but the present state does not allow it."""
+    """The request is valid, but the current state does not allow it."""
 
 
 class Unavailable(PenstockError):
-    """Something we depend on does not answer now; it may later."""
+    """A dependency does not answer. A later attempt may succeed."""
 
 
 class Corrupt(PenstockError):
-    """Our own state contradicts itself. Nothing is repaired by guessing."""
+    """The state of Penstock contradicts itself. It is not repaired by guessing."""
 
 
 def _cut(text: str, length_max: int) -> str:

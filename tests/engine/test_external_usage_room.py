@@ -161,7 +161,7 @@ def test_spread_and_pack_go_by_pools_without_being_told_to_count_them() -> None:
 
 def test_numbers_below_zero_and_too_many_slots_are_refused() -> None:
     engine = Engine(cluster_of(nodes=1, pools={"cpu": 4}))
-    with pytest.raises(BadRequest, match="a job has a number"):
+    with pytest.raises(BadRequest, match="invalid job number"):
         engine.match(-1, slot_request({"cpu": 1}), 0)
     with pytest.raises(InvalidResources, match="too many slots"):
         engine.match(1, slot_request({"cpu": 1}, slots=70_000), 0)

@@ -127,14 +127,14 @@ def test_a_slot_may_have_parts_of_two_divisible_pools() -> None:
         ),
         ([resource_of("slot", 1, resource_of("core")), resource_of("node")], "a slot has siblings"),
         ([resource_of("node"), resource_of("slot", 1, resource_of("core"))], "a slot has siblings"),
-        ([resource_of("slot", 1)], "a slot holds nothing"),
+        ([resource_of("slot", 1)], "a slot is empty"),
         ([resource_of("slot", 1, resource_of("core", exclusive=False))], "exclusivity conflicts"),
         (
             [resource_of("node", 1, resource_of("core", exclusive=False), exclusive=True)],
             "exclusivity conflicts",
         ),
-        ([], "nothing is asked for"),
-        ([resource_of("node", 1, resource_of("core"))], "nothing would be held"),
+        ([], "the request is empty"),
+        ([resource_of("node", 1, resource_of("core"))], "the request allocates nothing"),
     ],
 )
 def test_a_shape_that_contradicts_itself_is_refused(tree: list[Resource], summary: str) -> None:

@@ -134,7 +134,7 @@ def test_the_caller_names_the_place() -> None:
 
 def test_deep_constraints_are_refused_with_their_bound() -> None:
     assert parse('{"and": [' * 31 + "{}" + "]}" * 31)
-    assert refusal('{"and": [' * 32 + "{}" + "]}" * 32).expected == "at most 32 levels"
+    assert refusal('{"and": [' * 32 + "{}" + "]}" * 32).expected == "a depth of at most 32"
 
 
 def test_hosts_and_ranks_are_counted_over_the_whole_constraint() -> None:

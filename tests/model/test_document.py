@@ -145,7 +145,7 @@ class TestYaml:
     def test_an_alias_cannot_hide_depth(self) -> None:
         text = "a: &a [[x]]\nb: [[*a]]\n"
         assert parse_document(text, depth_max=6)
-        assert refusal(text, depth_max=5).expected == "at most 5 levels"
+        assert refusal(text, depth_max=5).expected == "a depth of at most 5"
 
     def test_an_alias_bomb_fails_in_bounded_memory(self) -> None:
         text = "a0: &a0 [x]\n" + "".join(
@@ -159,12 +159,12 @@ class TestYaml:
             tracemalloc.stop()
 
     def test_deep_nesting_is_refused_with_its_bound(self) -> None:
-        assert refusal("- " * 5000 + "x").expected == "at most 64 levels"
-        assert refusal("{a: " * 500).expected == "at most 64 levels"
+        assert refusal("- " * 5000 + "x").expected == "a depth of at most 64"
+        assert refusal("{a: " * 500).expected == "a depth of at most 64"
 
     def test_exactly_the_deepest_level_passes(self) -> None:
         assert parse_document("- - - x", depth_max=4)
-        assert refusal("- - - - x", depth_max=4).expected == "at most 4 levels"
+        assert refusal("- - - - x", depth_max=4).expected == "a depth of at most 4"
 
     def test_many_nodes_are_refused_with_their_bound(self) -> None:
         assert parse_document("- a\n" * 9, nodes_max=10)
@@ -202,16 +202,16 @@ class TestJson:
             ('[{"a": 1, "\\u0061": 3}]', "duplicate key in a mapping"),
             ("[NaN]", "not a JSON number"),
             ('{"a": -Infinity}', "not a JSON number"),
-            ('["\\ud800"]', "half a surrogate pair"),
-            ('{"\\udc00": 1}', "half a surrogate pair"),
+            ('["\\ud800"]', "lone surrogate in a string"),
+            ('{"\\udc00": 1}', "lone surrogate in a string"),
         ],
     )
     def test_json_that_cannot_be_trusted_is_refused(self, text: str, summary: str) -> None:
         assert refusal(text).summary == summary
 
     def test_deep_json_is_refused_with_its_bound(self) -> None:
-        assert refusal("[" * 50_000 + "]" * 50_000).expected == "at most 64 levels"
-        assert refusal('{"a":' * 65 + "1" + "}" * 65).expected == "at most 64 levels"
+        assert refusal("[" * 50_000 + "]" * 50_000).expected == "a depth of at most 64"
+        assert refusal('{"a":' * 65 + "1" + "}" * 65).expected == "a depth of at most 64"
         assert parse_document("[" * 64 + "]" * 64)
 
     def test_nodes_are_counted_before_they_are_built(self) -> None:
@@ -248,7 +248,7 @@ class TestJsonOnly:
     def test_bounds_hold(self) -> None:
         with pytest.raises(BadDocument, match="at most 3 bytes"):
             parse_json("[[]]", size_max=3)
-        with pytest.raises(BadDocument, match="at most 1 levels"):
+        with pytest.raises(BadDocument, match="a depth of at most 1"):
             parse_json("[[]]", depth_max=1)
         with pytest.raises(BadDocument, match="at most 1 nodes"):
             parse_json("[[]]", nodes_max=1)

@@ -348,7 +348,7 @@ def nested(levels: int) -> str:
 def test_a_tree_of_32_levels_passes_and_a_deeper_one_is_refused() -> None:
     assert parse_jobspec(nested(32))
     error = refusal(nested(33))
-    assert (error.summary, error.expected) == ("resources are nested too deeply", "at most 32 levels")
+    assert (error.summary, error.expected) == ("resources are nested too deeply", "a depth of at most 32")
 
 
 def test_ten_thousand_resources_pass_and_more_are_refused() -> None:

@@ -1,6 +1,6 @@
-"""The matcher: a graph of resources, units over time, and who gets what.
+"""The matcher: a resource graph, bookings over time, and the choice of vertices for a request.
 
-Ten lines are enough to build a cluster, place a job and ask about it:
+Build a cluster, place a job, and explain a refusal:
 
     >>> from penstock.engine import Engine, MatchOp, slot_request
     >>> from penstock.engine import cluster_of

@@ -1,8 +1,8 @@
-"""What the engine answers: an allocation, or a refusal that says why.
+"""Results of a match: an allocation, or a refusal with its reason.
 
-Every answer is a value. `Allocation` lists the vertices in the order in which Flux writes them
-(children before parents, in edge order) and the same by slot. `NotNow` and `Never` differ in type,
-because they differ in what the caller has to do.
+Every result is an immutable value. `Allocation` lists its vertices in the order in which Flux writes them
+(children before parents, in edge order), and again by slot. `NotNow` and `Never` are separate types because
+the caller must react differently.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ __all__ = [
 
 
 class AllocationKind(enum.Enum):
-    ALLOCATED = "ALLOCATED"  # live: holds its units until it is released
-    RESERVED = "RESERVED"  # planned: a later start
-    MATCHED = "MATCHED"  # only looked up: nothing is booked
+    ALLOCATED = "ALLOCATED"  # running: holds its units until it is released
+    RESERVED = "RESERVED"  # planned: starts later
+    MATCHED = "MATCHED"  # a query: nothing is booked
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A vertex of an allocation: one that it has, or one that lies above such a one."""
+    """A vertex of an allocation: a booked one, or an ancestor of a booked one."""
 
     vertex: Vertex
     units: int
     exclusive: bool
     depth: int  # 1 at the root
-    above: Vertex | None = None  # the vertex it was reached from
+    above: Vertex | None = None  # the parent on the path by which the walker reached it
     label: str = ""
 
 
@@ -54,12 +54,12 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What one member gets, and on which node (none if the slot lies above nodes)."""
+    """The resources of one member, and their node (None if the slot contains whole nodes)."""
 
     group: int
     node: Vertex | None
     grants: tuple[Grant, ...]
-    number: int = -1  # unique in its job, never used again; -1: of nothing that is booked
+    number: int = -1  # unique in its job and never reused; -1: not booked
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class FunnelStage:
-    """One step of the way to a match: how many vertices were left after it."""
+    """One stage of a funnel: how many nodes or units pass it, and how many are needed."""
 
     name: str
     passed: int
@@ -95,7 +95,7 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why not: the clause that failed, the steps up to it, and what stands in the way."""
+    """Why a request is refused: the clause that failed, the stages of the funnel, and the blockers."""
 
     clause: str
     stages: tuple[FunnelStage, ...] = ()
@@ -107,7 +107,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class NotNow:
-    earliest_s: int | None  # None: waits for something that has no known end
+    earliest_s: int | None  # None: no start is known
     reason: Reason
 
 
@@ -118,7 +118,7 @@ class Never:
 
 @dataclass(frozen=True, slots=True)
 class Satisfiable:
-    """It could run on these resources, if they were all up and free."""
+    """The request could run if all resources were up and free."""
 
 
 MatchResult = Allocation | NotNow | Never | Satisfiable

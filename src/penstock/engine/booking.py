@@ -1,11 +1,10 @@
-"""From a selection to bookings at vertices, and back.
+"""Claims of a job on vertices: from a selection to bookings, and back.
 
-`claims_of` turns what the walks picked into marks: every vertex that will be held, with its units.
-A vertex that is taken whole (asked for as exclusive, or a node under a `...nodex` policy) brings
-all that is below it: its shadow. `Booker` books marks under a key and unbooks them; the
-ancestors of a mark are passed through, so that nobody else can have them alone, and keep count of
-what is used below. Releasing part of a job is unbooking all of it and booking what is left, so that
-there is one way to book and one way back, and together they are the identity.
+`claims_of` turns selections into claims: every vertex that the job will hold, with its units. A claim on a
+whole vertex (requested as exclusive, or a node under a `...nodex` policy) includes its subtree. `Booker`
+books claims under a key and unbooks them. The ancestors of a claim get a booking without units, so that no
+other job can have them exclusively, and they count what is used below. A partial release unbooks all claims
+and books the rest, so there is one way to book and one way to undo it, and together they are the identity.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class VertexClaim:
-    """A vertex of a job: held with so many units, or (not booked) named and shared."""
+    """A vertex of a job: booked with its units, or (not booked) named in the request and shared."""
 
     vertex: Vertex
     units: int
     booked: bool
     exclusive: bool
     label: str = ""
-    above: Vertex | None = None  # the vertex it was reached from; None: its parent
-    whole: bool = False  # all that is below is held with it
+    above: Vertex | None = None  # the parent on the path by which it was reached; None: its first parent
+    whole: bool = False  # includes the whole subtree
 
 
 Claims = dict[int, VertexClaim]  # by the index of the vertex
@@ -66,7 +65,7 @@ class Span:
 
 
 def claims_of(selections: Iterable[Selection], whole_nodes: bool) -> Claims:
-    """What the selections hold, shadows included; with `whole_nodes`, every node that they touch."""
+    """The claims of selections, with whole subtrees; with `whole_nodes`, of every node they touch."""
     claims: Claims = {}
     for selection in selections:
         pending: list[Choice] = list(selection.choices)
@@ -76,11 +75,11 @@ def claims_of(selections: Iterable[Selection], whole_nodes: bool) -> Claims:
             pending.extend(choice.inner)
     for claim in list(claims.values()):
         if claim.whole:
-            _add_shadow(claims, claim.vertex)
+            _add_subtree(claims, claim.vertex)
     if whole_nodes:
         for vertex in _with_ancestors(claims, claims):
             if vertex.type == NODE:
-                _add_shadow(claims, vertex)
+                _add_subtree(claims, vertex)
     return claims
 
 
@@ -90,16 +89,16 @@ def _add(claims: Claims, choice: Choice) -> None:
     before = claims.get(vertex.index)
     if before is not None and before.booked:
         if not choice.booked:
-            return  # Another group passes through what this one has.
+            return  # Another group passes through a vertex that this group claims.
         if vertex.divisible:
-            units += before.units  # several slots can have parts of one pool
+            units += before.units  # several slots can share one pool
     exclusive = choice.booked and (choice.whole or not vertex.divisible)
     claims[vertex.index] = VertexClaim(
         vertex, units, choice.booked, exclusive, choice.label, choice.above, choice.whole
     )
 
 
-def _add_shadow(claims: Claims, top: Vertex) -> None:
+def _add_subtree(claims: Claims, top: Vertex) -> None:
     seen: set[int] = set()
     pending = [(top, _above(claims, top))]
     while pending:
@@ -118,7 +117,7 @@ def _add_shadow(claims: Claims, top: Vertex) -> None:
 
 
 def _above(claims: Claims, vertex: Vertex) -> Vertex | None:
-    """The next vertex on the way up: the one it was reached from, if that is known."""
+    """The next vertex upwards: the parent on the path taken, if it is known."""
     claim = claims.get(vertex.index)
     if claim is not None and claim.above is not None:
         return claim.above
@@ -133,7 +132,7 @@ def _claimed_ancestors(claims: Claims, vertex: Vertex) -> Iterator[Vertex]:
 
 
 def _with_ancestors(chosen: Claims, claims: Claims) -> list[Vertex]:
-    """The vertices of some marks and all above them, once each."""
+    """The vertices of some claims and their ancestors, once each."""
     seen: dict[int, Vertex] = {}
     for claim in chosen.values():
         vertex: Vertex | None = claim.vertex
@@ -144,9 +143,9 @@ def _with_ancestors(chosen: Claims, claims: Claims) -> list[Vertex]:
 
 
 def picks_of(claims: Claims, root: Vertex) -> tuple[Pick, ...]:
-    """Marks and the way down to them, children before parents, in edge order."""
-    external_units = {index: claim for index, claim in claims.items() if claim.booked}
-    needed = {vertex.index: vertex for vertex in _with_ancestors(external_units, claims)}
+    """The booked vertices and their ancestors, children before parents, in edge order."""
+    booked = {index: claim for index, claim in claims.items() if claim.booked}
+    needed = {vertex.index: vertex for vertex in _with_ancestors(booked, claims)}
     if not needed:
         return ()
     children: dict[int, list[Vertex]] = {}
@@ -202,21 +201,23 @@ def _node_of(vertex: Vertex) -> Vertex | None:
 
 
 def merge_claims(claims: Iterable[VertexClaim]) -> Claims:
-    """Marks by vertex; parts of one pool are added up."""
-    merge_claims: Claims = {}
+    """Claims by vertex; several claims on one pool are added up."""
+    merged: Claims = {}
     for claim in claims:
-        before = merge_claims.get(claim.vertex.index)
+        before = merged.get(claim.vertex.index)
         if before is None or not before.booked:
-            merge_claims[claim.vertex.index] = claim
+            merged[claim.vertex.index] = claim
         elif claim.booked:
             if claim.exclusive or before.exclusive:
-                raise BadRequest("a vertex twice in one set", where=claim.vertex.path(), expected="each once")
-            merge_claims[claim.vertex.index] = replace(claim, units=claim.units + before.units)
-    return merge_claims
+                raise BadRequest(
+                    "a vertex is listed twice", where=claim.vertex.path(), expected="each vertex once"
+                )
+            merged[claim.vertex.index] = replace(claim, units=claim.units + before.units)
+    return merged
 
 
 def claims_without_slots(external_units: Claims, kept: list[Slot], dropped: list[Slot]) -> Claims:
-    """The marks of a part less what the dropped slots had; what is held whole goes with its last slot."""
+    """The claims without those of the dropped slots. A whole claim is dropped with its last slot."""
     claims = dict(external_units)
     for slot in dropped:
         for grant in slot.grants:
@@ -225,7 +226,7 @@ def claims_without_slots(external_units: Claims, kept: list[Slot], dropped: list
                 continue
             if not claim.exclusive and claim.units > grant.units:
                 claims[grant.vertex.index] = replace(claim, units=claim.units - grant.units)
-            elif not _lies_in_whole(claims, grant.vertex):
+            elif not _is_in_whole(claims, grant.vertex):
                 del claims[grant.vertex.index]
     in_use: set[int] = set()
     for slot in kept:
@@ -237,7 +238,7 @@ def claims_without_slots(external_units: Claims, kept: list[Slot], dropped: list
             left.update(vertex.index for vertex in (grant.vertex, *grant.vertex.ancestors()))
     over = [claim for claim in external_units.values() if claim.whole and claim.vertex.index in left - in_use]
     for claim in sorted(over, key=lambda claim: len(list(claim.vertex.ancestors()))):
-        if _lies_in_whole(claims, claim.vertex):
+        if _is_in_whole(claims, claim.vertex):
             continue
         pending = [claim.vertex]
         while pending:
@@ -249,8 +250,8 @@ def claims_without_slots(external_units: Claims, kept: list[Slot], dropped: list
 
 
 def mark_whole_claims(claims: Claims) -> Claims:
-    """Marks that came from outside do not say what is held whole; what is held with all below is."""
-    told = dict(claims)
+    """Marks as whole each exclusive claim whose entire subtree is claimed, for sets from outside."""
+    marked = dict(claims)
     for index, claim in claims.items():
         below = claim.vertex.below()
         if claim.exclusive and below:
@@ -258,37 +259,39 @@ def mark_whole_claims(claims: Claims) -> Claims:
             while pending and (inner := claims.get(pending[-1].index)) is not None and inner.exclusive:
                 pending.extend(pending.pop().below())
             if not pending:
-                told[index] = replace(claim, whole=True)
-    return told
+                marked[index] = replace(claim, whole=True)
+    return marked
 
 
-def _lies_in_whole(claims: Claims, vertex: Vertex) -> bool:
-    """Whether a vertex above is held as a whole: then this one stays with it."""
+def _is_in_whole(claims: Claims, vertex: Vertex) -> bool:
+    """Whether an ancestor is claimed as a whole; then this vertex stays claimed with it."""
     return any((claim := claims.get(above.index)) is not None and claim.whole for above in vertex.ancestors())
 
 
 class Booker:
-    """Books and unbooks marks. It keeps nothing itself: everything stands at the vertices."""
+    """Books and unbooks claims. It has no state: bookings are kept at the vertices."""
 
     def __init__(self, tracked: frozenset[str]) -> None:
         self.tracked = tracked
 
     def check_free(self, claims: Claims, span: Span, now: int) -> None:
-        """Raises `Conflict`, naming the first vertex that somebody else has."""
-        # What is live holds on at least until the next instant, whatever was planned.
+        """Raises `Conflict` with the first vertex that is not free."""
+        # A live booking lasts at least until the next instant, also past its planned end.
         end = max(span.end, now + 1) if span.live else span.end
         window = Window(span.start, end, now, TimeView.NOW if span.live else TimeView.LATER)
         for claim in claims.values():
             if not claim.booked:
                 continue
-            # A vertex that others use up by standing holds is part of a whole, with no units of its own.
+            # A vertex that standing usage fills belongs to a whole claim without units of its own.
             if claim.units > max(free_units(claim.vertex, window), 0):
                 raise Conflict(f"{claim.vertex.path() or claim.vertex.name} is not free from {span.start}")
             if claim.exclusive and not is_idle(claim.vertex, window):
                 raise Conflict(f"{claim.vertex.path() or claim.vertex.name} is in use from {span.start}")
             for above in _claimed_ancestors(claims, claim.vertex):
                 if free_units(above, window) <= 0:
-                    raise Conflict(f"{above.path() or above.name} is held by somebody else from {span.start}")
+                    raise Conflict(
+                        f"{above.path() or above.name} is held exclusively by another job from {span.start}"
+                    )
 
     def book(self, key: BookingKey, claims: Claims, span: Span) -> None:
         below = self._units_below(claims)
@@ -313,19 +316,19 @@ class Booker:
                 vertex.state = None
 
     def _units_below(self, claims: Claims) -> dict[int, tuple[Vertex, dict[str, int]]]:
-        """Every vertex that is held or passed, with the units of filter types used below it."""
+        """Every claimed vertex and ancestor, with the units of filter types used below it."""
         below: dict[int, tuple[Vertex, dict[str, int]]] = {}
         order = self._upward(claims)
         for vertex in order:
             below[vertex.index] = (vertex, {})
-        for vertex in order:  # children stand before parents, so what is below is complete
+        for vertex in order:  # children come before parents, so the counts below are complete
             above = _above(claims, vertex)
             if above is None:
                 continue
             used = below[above.index][1]
             claim = claims.get(vertex.index)
             if vertex.type in self.tracked:
-                # A vertex that is only passed uses nothing, but it is seen to be part of the job.
+                # An ancestor uses no units, but its type is listed.
                 own = claim.units if claim is not None and claim.booked else 0
                 used[vertex.type] = used.get(vertex.type, 0) + own
             for resource_type, units in below[vertex.index][1].items():
@@ -333,7 +336,7 @@ class Booker:
         return below
 
     def _upward(self, claims: Claims) -> list[Vertex]:
-        """Every vertex that is held or passed, children before parents."""
+        """Every claimed vertex and ancestor, children before parents."""
         waiting: dict[int, int] = {}
         vertices = _with_ancestors({index: claim for index, claim in claims.items() if claim.booked}, claims)
         for vertex in vertices:
@@ -341,7 +344,7 @@ class Booker:
             if above is not None:
                 waiting[above.index] = waiting.get(above.index, 0) + 1
         order = [vertex for vertex in vertices if vertex.index not in waiting]
-        for vertex in order:  # grows while it is walked
+        for vertex in order:  # grows during the iteration
             above = _above(claims, vertex)
             if above is not None:
                 waiting[above.index] -= 1

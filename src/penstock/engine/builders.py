@@ -1,4 +1,4 @@
-"""Graphs made by hand: the smallest way to a cluster, for trying things out and for tests."""
+"""Builders of small uniform graphs, for examples and tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cluster_of(
     pools: dict[str, int] | None = None,
     name: str = "cluster",
 ) -> Graph:
-    """Equal nodes with cores and gpus, and divisible pools (`{"memory": 64}`), maybe in racks."""
+    """Equal nodes with cores, gpus and divisible pools (`{"memory": 64}`), optionally in racks."""
     graph = Graph()
     root = graph.add_root(VertexSpec("cluster", 0, basename=name))
     parents = [graph.add_child(root, VertexSpec("rack", number)) for number in range(racks)] or [root]

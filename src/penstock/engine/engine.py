@@ -1,10 +1,9 @@
-"""The one interface of the matcher: match, release, change, explain.
+"""The interface of the matcher: match, release, update, explain.
 
-An `Engine` owns a graph and everything that is booked on it. Callers name jobs by number and give
-the time of every question; the engine knows no clock and chooses every vertex. The walker behind
-it is the exact one; an index may be put before it later, and no caller would notice.
+An `Engine` owns a graph and all bookings on it, and no other code chooses a vertex. Callers identify jobs by
+number and pass the current time; the engine has no clock. Behind the interface is the exact walker.
 
-Times are integer seconds. A job is made of parts: its first match, and one for every extension.
+Times are integer seconds. The allocation of a job has parts: its first match, and one for each extension.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ __all__ = ["AllocationPart", "BadTime", "Engine", "JobAllocation", "MatchOp", "U
 
 
 class BadTime(BadRequest):
-    """A time that does not fit: negative, or beyond the horizon."""
+    """An invalid time or duration."""
 
 
 class UnknownJob(Conflict):
-    """No job of this number holds anything."""
+    """No job with this number has an allocation or a reservation."""
 
     def __init__(self, job: int) -> None:
-        super().__init__(f"job {job} holds nothing here")
+        super().__init__(f"job {job} has no allocation")
         self.job = job
 
 
@@ -79,7 +78,7 @@ _BOOKS_NOTHING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AllocationPart:
-    """What was booked at once for a job: with its first match, or with an extension."""
+    """What one match or extension booked for a job."""
 
     claims: Claims
     span: Span
@@ -91,13 +90,13 @@ class JobAllocation:
     number: int
     kind: AllocationKind
     placement: Placement
-    top: Vertex  # everything lies below it: the root, or the domain that was chosen
+    top: Vertex  # contains all claims: the root, or the chosen domain
     parts: dict[int, AllocationPart]
     parts_made: int = 1
     slots_made: int = 0
 
     def claims(self) -> Claims:
-        """All parts as one; pools that several parts share are added up."""
+        """The claims of all parts; units of a pool that several parts share are added up."""
         union: Claims = {}
         for part in self.parts.values():
             for index, claim in part.claims.items():
@@ -109,7 +108,7 @@ class JobAllocation:
         return union
 
     def nodes(self) -> frozenset[int]:
-        """The nodes that its slots are on."""
+        """Indexes of the nodes of its slots."""
         slots = [slot for part in self.parts.values() for slot in part.slots]
         return frozenset(slot.node.index for slot in slots if slot.node is not None)
 
@@ -147,10 +146,10 @@ class Engine:
         explain: bool = True,
         prove: bool = True,
     ) -> MatchResult:
-        """Tries to place a request. Only an `Allocation` that is not `MATCHED` changes anything.
+        """Tries to place a request. Only an `Allocation` that is not `MATCHED` changes the engine.
 
-        With `explain=False` a refusal names no steps, no blockers and no earliest time: cheaper. With
-        `prove=False` it is not asked either whether the request could ever fit: cheapest.
+        With `explain=False` a refusal has no stages, no blockers and no earliest start, which is cheaper.
+        With `prove=False` the engine also skips the proof that the request can never fit, which is cheapest.
         """
         stages = self.match_stepwise(job, request, now, op, explain=explain, prove=prove)
         while True:
@@ -171,11 +170,12 @@ class Engine:
         prove: bool = True,
         full_nodes: set[int] | None = None,
     ) -> Generator[None, None, MatchResult]:
-        """As `match`, handing back control after every instant that was tried in vain.
+        """As `match`, but yields after every instant that does not fit.
 
-        Nothing is booked until it returns, so it may be dropped half-way; but nothing else may change
-        the engine meanwhile. Whoever asks for the same again and again at one instant, with bookings only
-        added in between, can give the same `full_nodes` each time: nodes without room are noted there.
+        Nothing is booked until it returns, so the caller can abandon it; the engine must not change
+        meanwhile. A caller that matches equal requests repeatedly at one instant, with bookings only added in
+        between, can pass the same `full_nodes` each time: nodes that fit no slot are recorded there and
+        skipped.
         """
         prepared = self._prepare(request)
         _check_time(now, request.duration_s)
@@ -200,14 +200,14 @@ class Engine:
         return self._refusal(prepared, now, explain, searched=op in _MAY_WAIT)
 
     def extend(self, job: int, request: Request, now: int) -> MatchResult:
-        """Adds members to a live allocation, under the rules of placement that it was made with.
+        """Adds members to a running allocation, under its placement rules.
 
-        They end with the job, unless the request has a limit of its own.
+        They end with the job, unless the request has its own duration.
         """
         holder = self._job(job)
         _check_time(now, request.duration_s)
         if holder.kind is not AllocationKind.ALLOCATED:
-            raise Conflict(f"job {job} is only reserved: it has nothing to extend yet")
+            raise Conflict(f"job {job} is reserved, not running: it cannot be extended")
         duration_s = request.duration_s
         if duration_s is None:
             ends = max(part.span.end for part in holder.parts.values())
@@ -224,23 +224,23 @@ class Engine:
         return self._allocation(holder, part)
 
     def could_ever(self, request: Request) -> bool:
-        """Whether the walker finds a place when everything is up and free."""
+        """Whether the walker finds a match when everything is up and free."""
         self._search.preorder = self._search.postorder = 0
         return self._could_ever(self._prepare(request))
 
     def explain(self, request: Request, now: int) -> Reason | None:
-        """Why the request cannot start now; nothing if it can."""
+        """Why the request cannot start now; None if it can."""
         answer = self.match(0, request, now, MatchOp.WITHOUT_ALLOCATING)
         return answer.reason if isinstance(answer, NotNow | Never) else None
 
     def visits(self) -> tuple[int, int]:
-        """What the last question took: vertices entered, and vertices left with a result."""
+        """Cost of the last match: vertices entered, and vertices left with a result."""
         return self._search.preorder, self._search.postorder
 
     # Releasing
 
     def release(self, job: int) -> None:
-        """Gives back all that a job holds, allocated or reserved."""
+        """Releases everything that a job holds, allocated or reserved."""
         holder = self._job(job)
         for number in list(holder.parts):
             self._unbook(holder, number)
@@ -248,9 +248,9 @@ class Engine:
         self.external_usage.redistribute()
 
     def release_slots(self, job: int, slots: Iterable[int]) -> bool:
-        """Gives back some slots, by their number. True when nothing is left.
+        """Releases some slots by number. True when the job holds nothing any more.
 
-        A slot keeps its number for good, so giving one back twice is giving it back once.
+        Slot numbers are never reused, so releasing a slot twice has no further effect.
         """
         holder = self._job(job)
         gone = set(slots)
@@ -263,7 +263,7 @@ class Engine:
         return self._drop_if_empty(holder)
 
     def release_vertices(self, job: int, vertices: Iterable[Vertex]) -> bool:
-        """Gives back what a job holds on these vertices. True when nothing is left."""
+        """Releases what a job holds on these vertices. True when the job holds nothing any more."""
         holder = self._job(job)
         gone = {vertex.index for vertex in vertices}
         for key in list(holder.parts):
@@ -280,7 +280,7 @@ class Engine:
         return self._drop_if_empty(holder)
 
     def unbook_job(self, job: int) -> JobAllocation:
-        """Takes up all that a job holds, so that `rebook_job` can lay it down again as it was."""
+        """Unbooks everything that a job holds; `rebook_job` restores it."""
         holder = self._job(job)
         for key, part in holder.parts.items():
             self._booker.unbook((job, key), part.claims)
@@ -289,14 +289,14 @@ class Engine:
         return holder
 
     def rebook_job(self, holder: JobAllocation) -> None:
-        """Books again what `unbook_job` took up; lifting and putting back is the identity."""
+        """Restores what `unbook_job` removed. Together they are the identity."""
         self._check_number(holder.number)
         self.jobs[holder.number] = holder
         for key, part in holder.parts.items():
             self._booker.book((holder.number, key), part.claims, part.span)
             self._booking_times.add(part.span)
 
-    # Re-applying what is known
+    # Restoring a known allocation
 
     def update(
         self,
@@ -312,21 +312,21 @@ class Engine:
         top: Vertex | None = None,
         force: bool = False,
     ) -> Allocation:
-        """Books a set that was given before: this is how a restart recovers.
+        """Books a known set of vertices, as in recovery after a restart.
 
-        `slots`, `placement` and `top` are what the job was made with, for its later extensions and
-        releases. `force` books the set even where somebody else has it by now (the units are in use,
-        whatever the plan says); otherwise that is a `Conflict`, and nothing is booked.
+        `slots`, `placement` and `top` are those of the original match, for later extensions and releases.
+        With `force` the set is booked even if it is not free, because the units are in use; otherwise that is
+        a `Conflict`, and nothing is booked.
         """
         self._check_number(job)
         if start < 0 or (end is not None and end <= start):
             raise BadTime(
-                "an allocation needs a time", found=f"[{start}, {end})", expected="0 <= start < end"
+                "invalid time span of an allocation", found=f"[{start}, {end})", expected="0 <= start < end"
             )
         span = Span(start, FOREVER if end is None else end, kind is AllocationKind.ALLOCATED)
         part = AllocationPart(mark_whole_claims(merge_claims(claims)), span, slots)
         if not any(claim.booked for claim in part.claims.values()):
-            raise BadRequest("the set holds nothing", expected="at least one vertex that is held")
+            raise BadRequest("the set is empty", expected="at least one booked vertex")
         if not force:
             self._booker.check_free(part.claims, part.span, now)
         rules = placement or Placement()
@@ -334,10 +334,10 @@ class Engine:
         self.jobs[job] = holder
         return self._allocation(holder, self._book(holder, part))
 
-    # What is held
+    # Queries
 
     def allocation(self, job: int) -> Allocation:
-        """All that a job holds, its extensions included."""
+        """Everything that a job holds, including its extensions."""
         holder = self._job(job)
         start = min(part.span.start for part in holder.parts.values())
         end = max(part.span.end for part in holder.parts.values())
@@ -346,18 +346,18 @@ class Engine:
         return Allocation(job, holder.kind, start, None if end >= FOREVER else end, picks, slots)
 
     def instants(self, now: int) -> list[int]:
-        """The instants after `now` at which something begins or ends."""
+        """The instants after `now` at which a booking begins or ends."""
         return self._booking_times.after(now)
 
-    # Changing the graph (see `elastic`)
+    # Changes of the graph (see `graph_updates`)
 
     def recompute_totals(self) -> None:
-        """Counts again what is below every vertex, after vertices came, went or changed size."""
+        """Recomputes the totals below every vertex, after vertices were added, removed or resized."""
         before = self.filters.tracked
         self.filters.compute_totals(self.graph)
         self.external_usage.redistribute()
         if self.filters.tracked != before:
-            # A type that is counted from now on must be counted in what is booked already.
+            # Existing bookings must count the types that became filter types.
             booked = [
                 (holder, key, part) for holder in self.jobs.values() for key, part in holder.parts.items()
             ]
@@ -367,7 +367,7 @@ class Engine:
             for holder, key, part in booked:
                 self._booker.book((holder.number, key), part.claims, part.span)
 
-    # Inside
+    # Internals
 
     def _prepare(self, request: Request) -> PreparedRequest:
         tracked = self.filters.tracked
@@ -424,7 +424,7 @@ class Engine:
         if proof is not None:
             reason = explainer.never(proof) if explain else Reason(proof)
             if prepared.excluded_nodes and self._proof(replace(prepared, excluded_nodes=frozenset())) is None:
-                return NotNow(None, reason)  # It waits for a member of its own job to leave a node.
+                return NotNow(None, reason)  # It waits until a member of its own job leaves a node.
             return Never(reason)
         if not explain:
             return NotNow(None, Reason("not free now"))
@@ -436,7 +436,7 @@ class Engine:
         return NotNow(earliest, explainer.not_now(search.window(prepared, now, now)))
 
     def _could_ever(self, prepared: PreparedRequest) -> bool:
-        """In the ideal the walker looks at groups one by one; together they must not be too much."""
+        """The ideal view matches each group alone, so their sum is checked as well."""
         return self._search.could_ever(prepared) and (
             len(prepared.demands) == 1 or self._proof(prepared) is None
         )
@@ -447,12 +447,12 @@ class Engine:
 
     def _check_number(self, job: int) -> None:
         if job < 0:
-            raise BadRequest("a job has a number", found=str(job), expected="0 or more")
+            raise BadRequest("invalid job number", found=str(job), expected="0 or more")
         if job in self.jobs:
-            raise Conflict(f"job {job} holds resources already")
+            raise Conflict(f"job {job} already has an allocation")
 
     def _domain_of(self, claims: Claims, placement: Placement) -> Vertex:
-        """The vertex of the level that a placement names, below which all marks lie."""
+        """The vertex of type `placement.within` that contains all claims."""
         if not placement.within:
             return self.graph.root
         domains: dict[int, Vertex] = {}
@@ -462,7 +462,9 @@ class Engine:
                     domains[vertex.index] = vertex
         if len(domains) != 1:
             found = ", ".join(vertex.path() for vertex in domains.values()) or "none"
-            raise BadRequest("not inside one domain", found=found, expected=f"one {placement.within}")
+            raise BadRequest(
+                "the set is not inside one domain", found=found, expected=f"one {placement.within}"
+            )
         return next(iter(domains.values()))
 
     def _job(self, job: int) -> JobAllocation:
@@ -472,10 +474,10 @@ class Engine:
         return holder
 
     def _book(self, holder: JobAllocation, part: AllocationPart) -> AllocationPart:
-        """Books a part and numbers its slots."""
+        """Books a part and assigns numbers to its slots."""
         slots: list[Slot] = []
         for slot in part.slots:
-            # A slot that is booked again after a restart keeps the number it had.
+            # A restored slot keeps its number.
             number = slot.number if slot.number >= 0 else holder.slots_made
             holder.slots_made = max(holder.slots_made, number + 1)
             slots.append(replace(slot, number=number))
@@ -511,6 +513,8 @@ class Engine:
 
 def _check_time(now: int, duration_s: int | None) -> None:
     if now < 0:
-        raise BadTime("a time before all time", where="now", found=str(now), expected="0 or more")
+        raise BadTime("negative time", where="now", found=str(now), expected="0 or more")
     if duration_s is not None and duration_s <= 0:
-        raise BadTime("no time at all", where="duration", found=f"{duration_s} s", expected="1 s or more")
+        raise BadTime(
+            "the duration is not positive", where="duration", found=f"{duration_s} s", expected="1 s or more"
+        )

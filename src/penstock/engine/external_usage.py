@@ -1,9 +1,9 @@
-"""Use by others: what runs on our vertices without being our job.
+"""External usage: resources used by workloads that this scheduler does not manage.
 
-A hold has a name, a vertex (mostly a node), amounts by type, and no end. The engine spreads the
-amounts over the vertices of each type below, in edge order, filling one before the next, those that
-we have last. Others can use more than there is; the rest then burdens the first of them, and its
-free units are negative until that is over. Setting a hold again replaces it.
+An external usage has a name, a vertex (mostly a node), units by resource type, and no end. The units of each
+type are distributed over the vertices of that type below, in edge order, filling one before the next;
+vertices with bookings of our jobs come last. External usage can exceed the capacity: the excess is put on the
+first vertex, whose free units are negative for that time. Setting an external usage again replaces it.
 """
 
 from __future__ import annotations
@@ -23,65 +23,68 @@ __all__ = ["ExternalUsage", "ExternalUsageTable"]
 class ExternalUsage:
     name: str
     at: Vertex
-    amounts: Mapping[str, int]
+    units: Mapping[str, int]  # by resource type
     standing: bool
 
 
 class ExternalUsageTable:
-    """All holds of an engine, by name."""
+    """The external usage of an engine, by name."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._vertices: dict[str, list[Vertex]] = {}
-        self._told: dict[str, ExternalUsage] = {}
-        self._crowded: set[str] = set()  # holds that did not find room beside us and the others
-        self._unplaced: dict[str, dict[str, None]] = {}  # by type: holds that found no vertex of it below
-        self._newest: dict[str, int] = {}  # by such a type: its newest vertex when that was last looked at
+        self._usages: dict[str, ExternalUsage] = {}
+        self._crowded: set[str] = set()  # names of usage that did not fit into free units
+        self._unplaced: dict[str, dict[str, None]] = {}  # by type: names of usage that found no vertex of it
+        self._newest: dict[str, int] = {}  # by such a type: its newest vertex at the last attempt
 
     def __contains__(self, name: str) -> bool:
         return name in self._vertices
 
-    def set(self, name: str, at: Vertex, amounts: Mapping[str, int], *, standing: bool = False) -> None:
-        """Records that others use `amounts` (type to units) at or below a vertex."""
-        for resource_type, units in amounts.items():
-            if units < 0:
+    def set(self, name: str, at: Vertex, units: Mapping[str, int], *, standing: bool = False) -> None:
+        """Records external usage of `units` (by resource type) on a vertex or below it."""
+        for resource_type, count in units.items():
+            if count < 0:
                 raise BadRequest(
-                    "a hold cannot give", where=f"{name}.{resource_type}", found=str(units), expected=">= 0"
+                    "external usage cannot be negative",
+                    where=f"{name}.{resource_type}",
+                    found=str(count),
+                    expected="0 or more",
                 )
         self._detach(name)
-        own, is_crowded = self._distribute(name, at, amounts)
+        own, is_crowded = self._distribute(name, at, units)
         if is_crowded:
             self._crowded.add(name)
         below: dict[int, dict[str, int]] = {}
         touched: dict[int, Vertex] = {at.index: at}
-        for vertex, units in own:
+        for vertex, count in own:
             touched[vertex.index] = vertex
             for above in vertex.ancestors():
                 used = below.setdefault(above.index, {})
-                used[vertex.type] = used.get(vertex.type, 0) + units
+                used[vertex.type] = used.get(vertex.type, 0) + count
         for vertex in list(touched.values()):
             for above in vertex.ancestors():
                 touched[above.index] = above
-        units_of = {vertex.index: units for vertex, units in own}
+        own_units = {vertex.index: count for vertex, count in own}
         for vertex in touched.values():
             if vertex.state is None:
                 vertex.state = VertexState()
-            share = ExternalShare(units_of.get(vertex.index, 0), below.get(vertex.index, {}), standing)
+            share = ExternalShare(own_units.get(vertex.index, 0), below.get(vertex.index, {}), standing)
             vertex.state.add_external(name, share)
         for vertex in touched.values():
             refresh_excess(vertex)
         self._vertices[name] = list(touched.values())
-        self._told[name] = ExternalUsage(name, at, dict(amounts), standing)
+        self._usages[name] = ExternalUsage(name, at, dict(units), standing)
 
     def remove(self, name: str) -> None:
-        """Forgets a hold; one that is not there is forgotten already."""
+        """Removes an external usage. An unknown name is ignored."""
         self._detach(name)
         self.redistribute()
 
     def _detach(self, name: str) -> None:
-        told = self._told.pop(name, None)
+        usage = self._usages.pop(name, None)
         self._crowded.discard(name)
-        for resource_type in told.amounts if told is not None and self._unplaced else ():
+        for resource_type in usage.units if usage is not None and self._unplaced else ():
             unplaced = self._unplaced.get(resource_type, {})
             if name in unplaced:
                 del unplaced[name]
@@ -98,49 +101,49 @@ class ExternalUsageTable:
                 vertex.state = None
 
     def detach(self, vertices: Iterable[Vertex]) -> list[ExternalUsage]:
-        """Takes up every hold that touches one of these vertices, so that it can be set again."""
+        """Removes every external usage that touches one of these vertices, so that it can be set again."""
         states = (vertex.state for vertex in vertices)
         names = dict.fromkeys(name for state in states if state is not None for name in state.external)
-        detached = [self._told[name] for name in names]
-        for add_external in detached:
-            self._detach(add_external.name)
+        detached = [self._usages[name] for name in names]
+        for usage in detached:
+            self._detach(usage.name)
         return detached
 
     def redistribute(self) -> None:
-        """Spreads anew the holds that did not find room; to be called when something has changed."""
+        """Distributes again the usage that did not fit. Must be called after bookings or the graph change."""
         again = set(self._crowded)
         for resource_type, unplaced in self._unplaced.items():
             if self._graph.newest(resource_type) != self._newest[resource_type]:
                 self._newest[resource_type] = self._graph.newest(resource_type)
                 again.update(unplaced)
-        for name in [name for name in self._told if name in again] if again else ():
-            add_external = self._told[name]
-            self.set(add_external.name, add_external.at, add_external.amounts, standing=add_external.standing)
+        for name in [name for name in self._usages if name in again] if again else ():
+            usage = self._usages[name]
+            self.set(usage.name, usage.at, usage.units, standing=usage.standing)
 
     def _distribute(
-        self, name: str, at: Vertex, amounts: Mapping[str, int]
+        self, name: str, at: Vertex, units: Mapping[str, int]
     ) -> tuple[list[tuple[Vertex, int]], bool]:
-        """Which vertices the amounts burden, and whether there was too little room for them.
+        """The units per vertex, and whether they exceed what is free.
 
-        What nobody has comes first. Others do not say which core or gpu is theirs, but they do not
-        use ours.
+        Units without any booking are used first: which core or gpu an external workload uses is unknown, but
+        it is not one that our jobs use.
         """
         own: list[tuple[Vertex, int]] = []
         is_crowded = False
-        for resource_type, units in amounts.items():
+        for resource_type, count in units.items():
             pools = [vertex for vertex in self._graph.walk(at) if vertex.type == resource_type]
             if not pools:
-                # No end of anything makes room for it, only a vertex that comes: thousands of such holds
-                # (ports of nodes that nobody else asks for) would be spread anew each time.
+                # Only an added vertex changes this, so it is not tried again at every release: there can be
+                # thousands (host ports that no job requests).
                 self._unplaced.setdefault(resource_type, {})[name] = None
                 self._newest.setdefault(resource_type, self._graph.newest(resource_type))
                 continue
             shares = [0] * len(pools)
-            left = units
+            left = count
             for with_ours in (False, True):
-                for place, vertex in enumerate(pools):
-                    share = min(left, max(_room(vertex, with_ours) - shares[place], 0))
-                    shares[place] += share
+                for position, vertex in enumerate(pools):
+                    share = min(left, max(_free(vertex, with_ours) - shares[position], 0))
+                    shares[position] += share
                     left -= share
                 is_crowded = is_crowded or (left > 0 and not with_ours)
             shares[0] += left
@@ -149,8 +152,8 @@ class ExternalUsageTable:
         return own, is_crowded
 
 
-def _room(vertex: Vertex, with_ours: bool) -> int:
-    """Units that no hold has; and, unless `with_ours`, that no job of ours has at any time."""
+def _free(vertex: Vertex, with_ours: bool) -> int:
+    """Units without external usage; unless `with_ours`, also without a booking at any time."""
     state = vertex.state
     if state is None:
         return vertex.size

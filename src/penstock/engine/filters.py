@@ -1,10 +1,9 @@
-"""Which totals are kept where, so that a walk can skip a subtree that cannot give enough.
+"""Prune filters: totals at inner vertices that let the walker skip a subtree with too little.
 
-A filter `HIGH:LOW` keeps, at every vertex of type HIGH, the units of type LOW below it; `ALL:LOW`
-keeps them at every vertex that has children. Whatever type the leaves have is kept at the vertices
-of type `cluster` without being asked for (everywhere, for policies that go by how full a node is). A
-filter never changes an answer, only what it costs; the one exception is the order in which `first`
-looks at children, which follows the last filter type of a child (see `policies`).
+A filter `HIGH:LOW` keeps, at every vertex of type HIGH, the units of type LOW below it; `ALL:LOW` keeps them
+at every vertex that has children. The types of leaf vertices are always kept at vertices of type `cluster`
+(at every vertex, for policies that rank nodes by usage). A filter changes the cost of a match, not its
+result, with one exception: `first` visits children in the order of their last filter type (see `policies`).
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ DEFAULT_FILTERS: Final = "ALL:core,ALL:node"
 
 _ANY: Final = "*"
 _LEAF_ANCHOR: Final = "cluster"
-# Types that every Flux user knows come first and in this order; the others as they are first named.
+# Fluxion orders these types first; other types follow in the order in which they are first named.
 _KNOWN_TYPES: Final = ("cluster", "core", "socket", "gpu", "node", "rack", "slot")
 
 
 class BadFilter(BadRequest):
-    """A prune filter that does not have the form HIGH:LOW."""
+    """A prune filter that is not of the form HIGH:LOW."""
 
 
 class Filters:
-    """The filter types by the type of the vertex that keeps them."""
+    """The filter types, by the type of the vertex that keeps their totals."""
 
     def __init__(self, spec: str = DEFAULT_FILTERS, *, leaves_everywhere: bool = False) -> None:
         self._leaf_anchor = _ANY if leaves_everywhere else _LEAF_ANCHOR
@@ -42,7 +41,7 @@ class Filters:
             high, colon, low = ("".join(part.split()) for part in pair.partition(":"))
             if not colon or not high or not low:
                 raise BadFilter(
-                    "not a prune filter",
+                    "invalid prune filter",
                     where="prune filters",
                     found=repr(pair),
                     expected="HIGH:LOW or ALL:LOW",
@@ -51,7 +50,7 @@ class Filters:
 
     @property
     def tracked(self) -> frozenset[str]:
-        """Every type that is counted somewhere."""
+        """All types that have a total at some vertex."""
         return frozenset(self._all)
 
     def at(self, resource_type: str) -> list[str]:
@@ -61,7 +60,7 @@ class Filters:
         ]
 
     def compute_totals(self, graph: Graph) -> None:
-        """Counts what is below every vertex. To be called again when the graph has changed."""
+        """Computes the totals of every vertex. Must be called again after a change of the graph."""
         for vertex in graph.vertices.values():
             if not vertex.children and vertex.type not in self._all:
                 self._keep(self._leaf_anchor, vertex.type)
@@ -71,9 +70,9 @@ class Filters:
             self._count(graph.root)
 
     def _count(self, top: Vertex) -> None:
-        """Sums of tracked types below every vertex, without recursion: graphs may be deep."""
+        """Computes the totals below every vertex, without recursion because graphs can be deep."""
         order = [top]
-        for vertex in order:  # grows while it is walked: parents stand before their children
+        for vertex in order:  # grows during the iteration: parents come before their children
             order.extend(vertex.below())
         sums: dict[int, dict[str, int]] = {}
         for vertex in reversed(order):
@@ -92,7 +91,7 @@ class Filters:
                     totals[resource_type] = totals.get(resource_type, 0) + units
 
     def _count_shared(self, graph: Graph) -> None:
-        """As `_count`, where a vertex can lie below several others: each counts it once."""
+        """As `_count` for graphs with shared vertices: each ancestor counts a vertex once."""
         parents: dict[int, list[Vertex]] = {}
         for vertex in graph.vertices.values():
             for child in vertex.below():

@@ -1,14 +1,13 @@
-"""The resource graph: vertices of any type, joined by edges that belong to a subsystem.
+"""The resource graph: vertices of any type, connected by edges that belong to a subsystem.
 
-A vertex is what can be given away: a rack, a node, a core, a pool of memory. Its place is told once
-per subsystem (`containment` is the one that the matcher walks today): children in the order in
-which their edges were made. Below the root of containment there is no cycle, and few enough levels
-to walk it recursively; readers refuse anything else. Mostly it is a tree. A vertex that several
-others contain (storage that a rack and a chassis both list) belongs to the first of them, and
-`has_shared` tells walks that they must not enter it twice.
+A vertex is an allocatable resource: a rack, a node, a core, a pool of memory. It has one position per
+subsystem; the matcher walks `containment`. Children are kept in the order in which their edges were added.
+Containment has no cycle and at most `DEPTH_MAX` levels, so it can be walked recursively; readers reject other
+input. It is mostly a tree. A vertex with several parents (storage that a rack and a chassis both list)
+belongs to the first of them, and `has_shared` makes walks visit it once.
 
-Vertices carry what they are, never what is booked there: `state` stays `None` until something is
-booked on or below the vertex, and becomes `None` again when the last booking is gone.
+A vertex describes the resource; bookings are kept apart in `state`, which is `None` while nothing is booked
+on or below the vertex.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _NO_CHILDREN: Final[list[Vertex]] = []
 
 
 class BadGraph(BadRequest):
-    """A description of resources that is no tree of well-formed vertices."""
+    """An invalid description of a resource graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class VertexSpec:
-    """What a reader knows of a vertex before it is in a graph."""
+    """The attributes of a vertex before it is added to a graph."""
 
     type: str
     id: int
@@ -53,7 +52,7 @@ class VertexSpec:
 
 
 class Vertex:
-    """One resource. `order` is the place of its containment edge among all edges made."""
+    """One resource. `order` is the position of its containment edge among all edges added."""
 
     __slots__ = (
         "basename",
@@ -93,12 +92,12 @@ class Vertex:
         self.parents: dict[str, Vertex] = {}
         self.children: dict[str, list[Vertex]] = {}
         self.order = 0
-        # Units of every filter type below this vertex; `None` where no filter is kept.
+        # Units of each filter type below this vertex; `None` if no filter applies.
         self.totals: dict[str, int] | None = None
         self.state: VertexState | None = None
 
     def below(self, subsystem: str = CONTAINMENT) -> list[Vertex]:
-        """The children in a subsystem, in edge order. Not to be changed by the caller."""
+        """The children in a subsystem, in edge order. The caller must not modify the list."""
         return self.children.get(subsystem, _NO_CHILDREN)
 
     def parent(self, subsystem: str = CONTAINMENT) -> Vertex | None:
@@ -128,13 +127,13 @@ class Vertex:
 
 
 class Graph:
-    """All vertices, one root per subsystem, and the ways to find a vertex."""
+    """All vertices, one root per subsystem, and indexes by path, type and rank."""
 
     def __init__(self) -> None:
         self.vertices: dict[int, Vertex] = {}
         self.roots: dict[str, Vertex] = {}
-        self.has_shared = False  # some vertex lies below several others in containment
-        self._extra_edges: set[tuple[int, int, str]] = set()  # to vertices that have a parent already
+        self.has_shared = False  # some vertex has several parents in containment
+        self._extra_edges: set[tuple[int, int, str]] = set()  # edges to vertices that already have a parent
         self._by_path: dict[str, list[Vertex]] = {}
         self._by_type: dict[str, dict[int, Vertex]] = {}
         self._by_rank: dict[int, dict[int, Vertex]] = {}
@@ -163,11 +162,11 @@ class Graph:
         return frozenset(resource_type for resource_type, members in self._by_type.items() if members)
 
     def of_type(self, resource_type: str) -> list[Vertex]:
-        """Every vertex of a type, in the order in which they were added."""
+        """All vertices of a type, in the order in which they were added."""
         return list(self._by_type.get(resource_type, {}).values())
 
     def newest(self, resource_type: str) -> int:
-        """The index of the vertex of a type that was added last: another one when one has come."""
+        """The index of the vertex of a type that was added last. It changes when one is added."""
         return next(reversed(self._by_type.get(resource_type, {})), -1)
 
     def of_rank(self, rank: int) -> list[Vertex]:
@@ -177,7 +176,7 @@ class Graph:
         return sorted(rank for rank, members in self._by_rank.items() if members and rank >= 0)
 
     def at_path(self, path: str) -> list[Vertex]:
-        """The vertices at a path: one, unless a reader was told of several ranks at the same path."""
+        """The vertices at a path: one, unless the input has several ranks at the same path."""
         return list(self._by_path.get(path, ()))
 
     def one_at(self, path: str) -> Vertex:
@@ -213,7 +212,7 @@ class Graph:
         return vertex
 
     def add_unlinked(self, spec: VertexSpec) -> Vertex:
-        """A vertex without a place yet; the reader links it or the graph stays incomplete."""
+        """Adds a vertex without an edge. The reader must link it, or the graph stays incomplete."""
         return self._add(spec)
 
     def link(self, parent: Vertex, child: Vertex, subsystem: str) -> None:
@@ -227,7 +226,7 @@ class Graph:
         first = child.parents.get(subsystem)
         edge = (parent.index, child.index, subsystem)
         if first is parent or edge in self._extra_edges:
-            return  # It is there already.
+            return  # The edge exists.
         if first is None:
             child.parents[subsystem] = parent
         else:
@@ -247,7 +246,7 @@ class Graph:
         self._by_path.setdefault(path, []).append(vertex)
 
     def remove_subtree(self, top: Vertex) -> list[Vertex]:
-        """Takes a vertex and all below it out of the graph. Returns what is gone, children last."""
+        """Removes a vertex and its subtree. Returns the removed vertices, children last."""
         parent = top.parent()
         if parent is None:
             raise BadGraph(
@@ -272,11 +271,11 @@ class Graph:
         for vertex in gone:
             self._forget(vertex)
         if self.has_shared:
-            self._hand_on(inside)
+            self._reparent(inside)
         return gone
 
-    def _hand_on(self, gone: set[int]) -> None:
-        """What stays although its first parent has gone belongs to the next one."""
+    def _reparent(self, gone: set[int]) -> None:
+        """Gives each remaining vertex whose first parent was removed its next parent."""
         for vertex in self.vertices.values():
             for child in vertex.below():
                 first = child.parents.get(CONTAINMENT)
@@ -284,18 +283,18 @@ class Graph:
                     child.parents[CONTAINMENT] = vertex
 
     def subtree(self, top: Vertex) -> list[Vertex]:
-        """What would leave with a vertex: all below it that nothing else contains."""
+        """A vertex and the vertices that removing it would remove."""
         return self._only_below(top) if self.has_shared else list(self.walk(top))
 
     def _only_below(self, top: Vertex) -> list[Vertex]:
-        """A vertex and what lies below it alone; what somebody else contains too stays with them."""
+        """A vertex and its descendants, without those that another parent also contains."""
         parents: dict[int, set[int]] = {}
         for vertex in self.vertices.values():
             for child in vertex.below():
                 parents.setdefault(child.index, set()).add(vertex.index)
         gone = {top.index: top}
         order = [top]
-        for vertex in order:  # grows while it is walked
+        for vertex in order:  # grows during the iteration
             for child in vertex.below():
                 if child.index not in gone and parents[child.index] <= gone.keys():
                     gone[child.index] = child
@@ -303,7 +302,7 @@ class Graph:
         return order
 
     def walk(self, top: Vertex, subsystem: str = CONTAINMENT) -> Iterator[Vertex]:
-        """A vertex and all below it, each once, parents first, in edge order."""
+        """A vertex and its descendants, each once, parents first, in edge order."""
         pending = [top]
         seen: set[int] = set()
         while pending:
@@ -316,17 +315,17 @@ class Graph:
             pending.extend(reversed(vertex.below(subsystem)))
 
     def check_complete(self) -> None:
-        """Every vertex must hang below the root of containment, at most `DEPTH_MAX` deep, in no cycle."""
+        """Checks that every vertex is reachable from the root, at most `DEPTH_MAX` deep, without a cycle."""
         depth = {self.root.index: 1}
         pending = [self.root]
         while pending:
             vertex = pending.pop()
             if depth[vertex.index] > DEPTH_MAX:
                 raise BadGraph(
-                    "a cycle, or too many levels",
+                    "the graph has a cycle or is too deep",
                     where=vertex.path(),
-                    found=f"{vertex.name} on level {DEPTH_MAX + 1} or again below itself",
-                    expected=f"at most {DEPTH_MAX} levels",
+                    found=f"{vertex.name} at depth {DEPTH_MAX + 1} or below itself",
+                    expected=f"a depth of at most {DEPTH_MAX}",
                 )
             for child in vertex.below():
                 if depth.get(child.index, 0) <= depth[vertex.index]:
@@ -335,9 +334,9 @@ class Graph:
         for vertex in self.vertices.values():
             if CONTAINMENT in vertex.paths and vertex.index not in depth:
                 raise BadGraph(
-                    f"{vertex.name} does not hang below the root",
+                    f"{vertex.name} is not connected to the root",
                     where=vertex.path() or vertex.name,
-                    found="no chain of edges from the root",
+                    found="no path from the root",
                     expected="edges that lead from the root to every vertex",
                 )
 

@@ -1,7 +1,7 @@
-"""Changes in place: vertices come, go, grow and shrink while jobs hold what they have.
+"""Changes of the graph under running jobs: remove, resize, drain, set properties.
 
-Nothing here ends a job by itself. A subtree that leaves takes the shares that lay on it with it;
-the jobs that lost something are named, so that the caller can decide what becomes of them.
+No function here ends a job. Removing a subtree releases what jobs hold on it; the result names these jobs,
+and the caller decides what happens to them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["Removal", "is_booked", "remove", "resize", "set_property", "set_stat
 @dataclass(frozen=True, slots=True)
 class Removal:
     vertices: int
-    shrunk: tuple[int, ...]  # jobs that lost a part of what they had
-    emptied: tuple[int, ...]  # jobs that hold nothing any more
+    shrunk: tuple[int, ...]  # jobs that lost some of their resources
+    emptied: tuple[int, ...]  # jobs that lost all of their resources
 
 
 def set_status(vertex: Vertex, up: bool) -> None:
-    """Up or down. What is allocated there stays allocated; nothing new goes to what is down."""
+    """Sets a vertex up or down. Allocations on it stay; no match uses a vertex that is down."""
     vertex.up = up
 
 
@@ -32,9 +32,9 @@ def set_property(vertex: Vertex, key: str, value: str) -> None:
 
 
 def resize(engine: Engine, vertex: Vertex, size: int, *, recount: bool = True) -> None:
-    """Gives a pool another size. Made smaller than what is booked, it has negative units free.
+    """Changes the size of a pool. A size below what is booked makes its free units negative.
 
-    Whoever makes many changes at once says `recount=False`, and calls `Engine.reprime` after the last one.
+    A caller with many changes passes `recount=False` and calls `Engine.recompute_totals` after the last one.
     """
     if size < 0:
         raise BadGraph(
@@ -47,34 +47,34 @@ def resize(engine: Engine, vertex: Vertex, size: int, *, recount: bool = True) -
 
 
 def remove(engine: Engine, top: Vertex, *, recount: bool = True) -> Removal:
-    """Takes a vertex and all below it away, with the shares that jobs and others have there.
+    """Removes a subtree, and releases what jobs and external usage have on it.
 
     `recount=False`: as in `resize`.
     """
     if top.parent() is None:
         raise BadGraph("the root cannot be removed", where=top.path(), expected="a vertex below the root")
     inside = engine.graph.subtree(top)
-    # What is held above is held with all below it, so whoever holds it loses something as well.
-    losers = (*inside, *top.ancestors())
-    jobs = sorted({job for vertex in losers for job in _holders(vertex)})
+    # A job that holds an ancestor as a whole holds the subtree too, so it loses something as well.
+    affected = (*inside, *top.ancestors())
+    jobs = sorted({job for vertex in affected for job in _holders(vertex)})
     emptied = tuple(job for job in jobs if engine.release_vertices(job, inside))
     detached = engine.external_usage.detach(inside)
     gone = {vertex.index for vertex in engine.graph.remove_subtree(top)}
-    for hold in detached:
-        if hold.at.index not in gone:
-            engine.external_usage.set(hold.name, hold.at, hold.amounts, standing=hold.standing)
+    for usage in detached:
+        if usage.at.index not in gone:
+            engine.external_usage.set(usage.name, usage.at, usage.units, standing=usage.standing)
     if recount:
         engine.recompute_totals()
     return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)
 
 
 def is_booked(engine: Engine, top: Vertex) -> bool:
-    """Whether a job has anything of a vertex, or of what is below it."""
+    """Whether a job has a booking in a subtree."""
     return any(_holders(vertex) for vertex in engine.graph.subtree(top))
 
 
 def _holders(vertex: Vertex) -> list[int]:
-    """The jobs that have units of the vertex itself."""
+    """The jobs with units of the vertex itself."""
     if vertex.state is None or vertex.state.plan.is_empty():
-        return []  # Most of those who are above only pass through: that is every job, at the root.
+        return []  # Usually an ancestor: jobs are present there (all of them, at the root) without units.
     return [job for (job, _), booking in vertex.state.bookings.items() if booking.units]

@@ -1,11 +1,11 @@
-"""Units over integer time: how much of one thing is booked at every instant.
+"""Booked units of one resource over integer time.
 
-The bookings of a planner are kept as one step function: `_times[i]` is where the level becomes
-`_levels[i]`, and it stays so until the next time. Before the first time the level is 0. Two
-neighbours never have the same level, so equal bookings give equal planners whatever the order in
-which they came and went: adding and removing a span is the identity, to the bit.
+The bookings are kept as one step function: from `_times[i]` until the next time `_levels[i]` units are
+booked, and 0 before the first time. Two neighbours never have the same level, so equal bookings give equal
+planners independent of the order in which they were added and removed: adding and removing a span is the
+identity, to the bit.
 
-Spans are half-open: [start, end) is free again at `end`. `FOREVER` is an end that never comes.
+Spans are half-open: [start, end) is free again at `end`. `FOREVER` stands for no end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOREVER: Final = 1 << 62
 
 
 class Planner:
-    """A step function of booked units; it knows no capacity."""
+    """A step function of booked units. It has no capacity of its own."""
 
     __slots__ = ("_levels", "_times")
 
@@ -34,7 +34,7 @@ class Planner:
         return isinstance(other, Planner) and self._times == other._times and self._levels == other._levels
 
     def __hash__(self) -> int:
-        raise TypeError("a planner changes, so it has no hash")
+        raise TypeError("a planner is mutable and has no hash")
 
     def is_empty(self) -> bool:
         return not self._times
@@ -45,7 +45,7 @@ class Planner:
             self._shift(start, end, units)
 
     def remove(self, start: int, end: int, units: int) -> None:
-        """Takes back what `add` booked with the same arguments."""
+        """Undoes an `add` with the same arguments."""
         if units != 0 and start < end:
             self._shift(start, end, -units)
 
@@ -54,7 +54,7 @@ class Planner:
         return self._levels[where] if where >= 0 else 0
 
     def booked_most(self, start: int, end: int) -> int:
-        """The highest level at any instant of [start, end)."""
+        """The most units booked at any instant of [start, end)."""
         times = self._times
         if not times:
             return 0
@@ -64,11 +64,11 @@ class Planner:
         return most if first >= 0 else max(most, 0)
 
     def changes(self) -> Iterator[tuple[int, int]]:
-        """Every (time, level) at which the level changes, in order."""
+        """Every (time, units) at which the number of booked units changes, in order."""
         return zip(self._times, self._levels, strict=True)
 
     def earliest(self, capacity: int, units: int, duration: int, not_before: int) -> int | None:
-        """The first instant from which `units` more fit below `capacity` for `duration`, if any."""
+        """The first instant from which `units` more fit into `capacity` for `duration`, if any."""
         if units > capacity:
             return None
         times, levels = self._times, self._levels
@@ -88,14 +88,14 @@ class Planner:
         levels = self._levels
         for where in range(first, last):
             levels[where] += units
-        # Only the two borders can have become equal to what stands before them.
+        # Only the two borders can have become equal to the level before them.
         for where in (last, first):
             if where < len(levels) and levels[where] == (levels[where - 1] if where > 0 else 0):
                 del levels[where]
                 del self._times[where]
 
     def _point(self, at: int) -> int:
-        """The place of a step at `at`, made if there is none."""
+        """The position of the step at `at`; inserts one if there is none."""
         where = bisect_left(self._times, at)
         if where == len(self._times) or self._times[where] != at:
             self._times.insert(where, at)

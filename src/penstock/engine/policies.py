@@ -1,13 +1,13 @@
-"""How the matcher chooses among candidates that would all do.
+"""Match policies: the choice among candidates that all satisfy a request.
 
-A policy gives every candidate a score and says whether high or low scores are better. The named
-policies are those of Fluxion; all but `pack` and `spread` are short for the grammar of custom ones
-(`policy=high node_centric=true ...`). Equal scores keep the order in which they were found.
+A policy scores every candidate and prefers either high or low scores. The named policies are those of
+Fluxion, plus `pack` and `spread`; all but these two abbreviate the grammar of custom policies (`policy=high
+node_centric=true ...`). Candidates with equal scores keep the order in which they were found.
 
-`first` looks at children by what is free below them, most first, and stops as soon as it has
-enough. What is free is read off the bookings, so the policy has no memory of its own: an engine
-that was restarted, or whose job was cancelled, decides alike. (`SearchOrder` is the seam through
-which the `resource-query` face keeps Fluxion's memory; nothing else may.)
+`first` visits children in descending order of the free units below them and stops as soon as it has enough.
+Free units are computed from the bookings, so the policy keeps no state: an engine decides the same after a
+restart or after a cancelled job. (`SearchOrder` is the seam through which `resource-query` reproduces
+Fluxion's stateful order; nothing else may use it.)
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ __all__ = [
 ]
 
 _IDLE: Final = 1 << 62
-NODE_FACTOR: Final = 10_000  # a node's part of a score is at least so many times its number and two
+NODE_FACTOR: Final = 10_000  # weight of (node id + 2) in a score
 
 
 class BadPolicy(BadRequest):
-    """Neither the name of a policy nor a custom one."""
+    """Neither a named policy nor a valid custom policy."""
 
 
 class Usage(enum.Enum):
-    """Order by how full a node is; beside Fluxion's policies."""
+    """Whether nodes are ranked by usage. Fluxion has no such policies."""
 
     IGNORED = ""
-    PACK = "pack"  # the fullest node that fits
-    SPREAD = "spread"  # the emptiest
+    PACK = "pack"  # the fullest suitable node first
+    SPREAD = "spread"  # the emptiest suitable node first
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Policy:
     usage: Usage = Usage.IGNORED
 
     def node_score(self, node: Vertex) -> int:
-        """What the score of everything below a node gets from it."""
+        """What a node adds to the score of everything below it."""
         if not self.node_centric:
             return 0
         return (node.id + 2) * NODE_FACTOR + abs(node.uniq_id % NODE_FACTOR - 1)
@@ -80,7 +80,7 @@ _FLAGS: Final = ("node_centric", "node_exclusive", "stop_on_1_matches")
 
 
 def parse_policy(text: str) -> Policy:
-    """A name, or `policy=low|high` with flags, separated by single blanks."""
+    """Parses a name, or `policy=low|high` with flags, separated by single blanks."""
     named = NAMED_POLICIES.get(text)
     if named is not None:
         return named
@@ -89,7 +89,7 @@ def parse_policy(text: str) -> Policy:
     for setting in text.split(" "):
         key, _, value = setting.partition("=")
         if key == "policy" and value in ("low", "high"):
-            # Told twice, high wins: it is what the grammar's readers look for first.
+            # Given twice, high wins: Fluxion's parser looks for it first.
             direction = "high" if "high" in (value, direction) else value
         elif key in _FLAGS and value in ("true", "false"):
             flags.setdefault(key, value == "true")
@@ -102,7 +102,7 @@ def parse_policy(text: str) -> Policy:
             )
     if not direction:
         raise BadPolicy(
-            "a custom policy needs a direction",
+            "a custom policy needs policy=low or policy=high",
             where="match policy",
             found=repr(text),
             expected="policy=low or policy=high",
@@ -116,22 +116,22 @@ def parse_policy(text: str) -> Policy:
 
 
 class SearchOrder(Protocol):
-    """What a search looks at, and in which order."""
+    """The order in which a search visits children, instants and candidates."""
 
-    is_stable: bool  # equal keys stay in the order in which they were found
+    is_stable: bool  # equal keys keep the order in which they were found
 
     def ordered(self, children: list[Vertex], now: int) -> list[Vertex]:
-        """The children of a vertex, as `first` looks at them."""
+        """The children of a vertex, in the order in which `first` visits them."""
 
     def instants(self, times: list[int], root: Vertex, needs: dict[str, int]) -> Iterable[int]:
-        """The instants at which a start may be tried, of all at which something begins or ends."""
+        """The instants to try for a start, out of those at which a booking begins or ends."""
 
     def ranking(self, keys: list[int]) -> list[int]:
-        """Positions in ascending order of their keys; the order of equal keys is the point."""
+        """Positions in ascending order of their keys. Implementations differ in the order of equal keys."""
 
 
 class MostFreeOrder:
-    """Untouched children first, then the ones with most free; the youngest first among equals."""
+    """Children without bookings first, then those with most free; among equals the highest `uniq_id`."""
 
     is_stable = True
 

@@ -1,9 +1,9 @@
-"""What is asked of the engine: groups of resources that all start together, or not at all.
+"""Requests: groups of resources that start together or not at all.
 
-A `Group` is a tree of resources as a jobspec writes it, with its own constraint; a request has one
-or more of them, a limit, and rules of placement that hold for all. A jobspec is one way to make a
-request (`request_of`); a group of unlike pods is another. `compile_demands` checks the shape and adds
-to every level what one of it needs below, so that a walk can turn back early.
+A `Group` is a tree of resources as in a jobspec, with its own constraint; a request has one or more groups, a
+duration, and placement rules for all of them. A jobspec is one source of a request (`request_of`); a gang of
+different pods is another. `compile_demands` validates the tree and adds to each resource what one unit of it
+needs below, so that the walker can prune early.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ SLOTS_MAX: Final = 1 << 16  # in one request
 
 
 class InvalidResources(BadRequest):
-    """Resources that contradict each other, whatever the graph."""
+    """Resources that contradict each other on every graph."""
 
 
 class NothingAllocated(InvalidResources):
-    """Resources that would only be passed through: no slot, and nothing exclusive."""
+    """A request without a slot and without an exclusive resource: it would allocate nothing."""
 
     def __init__(self) -> None:
         super().__init__(
-            "nothing would be held", where="resources", expected="a slot, or a resource with exclusive: true"
+            "the request allocates nothing",
+            where="resources",
+            expected="a slot, or a resource with exclusive: true",
         )
 
 
@@ -57,10 +59,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the parts of a request may be in relation to each other."""
+    """Where the slots of a request may be relative to each other."""
 
     distinct_nodes: bool = False  # no two slots on one node
-    within: str = ""  # the type of a vertex that everything must lie below; "": anywhere
+    within: str = ""  # the type of a vertex that contains all slots; "": no such rule
 
 
 _ANYWHERE: Final = Placement()
@@ -74,7 +76,7 @@ class Request:
 
 
 class Demand:
-    """A level of a group: the resource, and what one of it needs below in units of filter types."""
+    """One resource of a group, with the units of filter types that one unit of it needs below."""
 
     __slots__ = ("count", "exclusive", "label", "needs", "slot", "type", "with_")
 
@@ -89,21 +91,21 @@ class Demand:
 
 
 def request_of(jobspec: Jobspec, placement: Placement = _ANYWHERE) -> Request:
-    """The request that a jobspec stands for. Parts of a second count as a whole one."""
+    """The request of a jobspec. A fraction of a second is rounded up."""
     duration_s = ceil(jobspec.duration_s) or None
     return Request((Group(jobspec.resources, jobspec.constraint),), duration_s, placement)
 
 
 def slot_request(
-    amounts: dict[str, int],
+    requests: dict[str, int],
     *,
     slots: int = 1,
     duration_s: int | None = None,
     constraint: Constraint | None = None,
     placement: Placement = _ANYWHERE,
 ) -> Request:
-    """So many equal slots, each with these amounts: the shape of most jobs."""
-    inner = tuple(Resource(resource_type, Count(units, units)) for resource_type, units in amounts.items())
+    """Equal slots with the same resource requests: the form of most jobs."""
+    inner = tuple(Resource(resource_type, Count(units, units)) for resource_type, units in requests.items())
     slot = Resource(SLOT, Count(slots, slots), with_=inner, label="default")
     return Request((Group((slot,), constraint),), duration_s, placement)
 
@@ -111,12 +113,12 @@ def slot_request(
 def compile_demands(
     resources: tuple[Resource, ...], tracked: frozenset[str], *, whole_nodes: bool = False
 ) -> tuple[Demand, ...]:
-    """Checks the shape of a group and prepares it for the walk.
+    """Validates the resources of a group and prepares them for the walker.
 
-    With `whole_nodes` every node that is touched is held, so a request may do without a slot.
+    With `whole_nodes` every node on the way is allocated, so the request needs no slot.
     """
     if not resources:
-        raise InvalidResources("nothing is asked for", where="resources", expected="at least one resource")
+        raise InvalidResources("the request is empty", where="resources", expected="at least one resource")
     demands = _compile(resources, tracked, "resources", under_exclusive=False)
     if not whole_nodes and not _books_something(demands):
         raise NothingAllocated
@@ -134,14 +136,16 @@ def _compile(
             raise InvalidResources(
                 f"siblings in jobspec request same resource type : {resource.type}",
                 where=here,
-                expected="one entry per type at a level",
+                expected="one entry per type in a list",
             )
         if SLOT in seen or (resource.type == SLOT and seen):
-            raise InvalidResources("a slot has siblings", where=here, expected="a slot alone at its level")
+            raise InvalidResources(
+                "a slot has siblings", where=here, expected="a slot as the only entry of its list"
+            )
         seen.add(resource.type)
         if resource.count.min < 1:
             raise InvalidResources(
-                "nothing of it is asked for", where=f"{here}.count", found="0", expected="1 or more"
+                "the count is zero", where=f"{here}.count", found="0", expected="1 or more"
             )
         if resource.type == SLOT and resource.count.min > SLOTS_MAX:
             found = str(resource.count.min)
@@ -149,17 +153,15 @@ def _compile(
                 "too many slots", where=f"{here}.count", found=found, expected=f"at most {SLOTS_MAX}"
             )
         if where.count(".with") >= DEPTH_MAX:
-            raise InvalidResources("nested too deep", where=here, expected=f"at most {DEPTH_MAX} levels")
+            raise InvalidResources("nested too deep", where=here, expected=f"a depth of at most {DEPTH_MAX}")
         if resource.type == SLOT and not resource.with_:
-            raise InvalidResources(
-                "a slot holds nothing", where=here, expected="`with` and at least one resource"
-            )
+            raise InvalidResources("a slot is empty", where=here, expected="`with` and at least one resource")
         if under_exclusive and resource.exclusive is False:
             raise InvalidResources(
                 "exclusivity conflicts",
                 where=here,
                 found="exclusive: false",
-                expected="no exclusive below a slot",
+                expected="no `exclusive: false` below a slot or an exclusive resource",
             )
         inside = under_exclusive or resource.type == SLOT or resource.exclusive is True
         inner = _compile(resource.with_, tracked, f"{here}.with", inside) if resource.with_ else ()
@@ -168,7 +170,7 @@ def _compile(
 
 
 def check_distinct(demands: tuple[Demand, ...]) -> None:
-    """No two slots of a request on one node: slots are outermost, or one in each named node."""
+    """Checks that slots can be on distinct nodes: they are outermost, or one in each named node."""
     for demand in demands:
         if demand.type != SLOT:
             _check_one_slot(demand, inside_node=False)
@@ -179,10 +181,10 @@ def _check_one_slot(demand: Demand, inside_node: bool) -> None:
     is_loose = demand.type == SLOT and not inside_node
     if is_loose or (inside_node and demand.with_ and not one):
         raise InvalidResources(
-            "distinct nodes, and maybe several slots in one node",
+            "slots on distinct nodes, but one node can contain several slots",
             where="placement",
             found=f"{demand.count.min} {demand.type} {'outside any' if is_loose else 'below a'} node",
-            expected="one slot in each named node, or slots without anything around them",
+            expected="one slot per node resource, or slots as the outermost resources",
         )
     for inner in demand.with_ if demand.type != SLOT else ():
         _check_one_slot(inner, inside_node or demand.type == "node")

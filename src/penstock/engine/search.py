@@ -1,11 +1,11 @@
-"""The search for a place and a time: walks over the graph, instant by instant.
+"""The search for vertices and a start time: walks over the graph, instant by instant.
 
-A `PreparedRequest` is a request made ready. `Search.select` tries one instant: it walks once per group, each
-walk seeing what the groups before it took, and answers with all selections or none. Where all must
-lie below one vertex of a level, the vertices of that level are tried in the order of the policy.
+`Search.select` tries one instant: it walks once per group, each walk sees what the groups before it took, and
+the result has all selections or none. Where all slots must be inside one domain, the domains are tried in the
+order of the policy.
 
-A start may be at the end of any booking (and never between), so the instants worth trying are the
-starts and ends of what is booked; `BookingTimes` keeps them.
+Resources become free only when a booking ends, so the instants worth trying are the starts and ends of
+bookings; `BookingTimes` keeps them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from penstock.engine.walker import Selection, Walk
 
 __all__ = ["BookingTimes", "PreparedRequest", "Search"]
 
-_TENTATIVE: Final = -1  # no job has this number
+_TENTATIVE: Final = -1  # the job number of bookings during a search; no job has it
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request made ready, and where it may go: below which vertex, on which nodes not."""
+    """A compiled request, with the subtree to search and the nodes to leave out."""
 
     request: Request
     demands: tuple[tuple[Demand, ...], ...]
-    top: Vertex | None = None  # None: below the root, or below a vertex of the level it names
+    top: Vertex | None = None  # None: the root, or each domain of `placement.within`
     excluded_nodes: frozenset[int] = frozenset()
 
 
 class BookingTimes:
-    """The instants at which something begins or ends, each with how often."""
+    """The instants at which bookings begin or end, with the number of bookings at each."""
 
     def __init__(self) -> None:
         self._times: list[int] = []
@@ -81,12 +81,12 @@ class Search:
         self._booker = booker
         self._booking_times = booking_times
         self._horizon_s = horizon_s
-        # What the last question took: vertices entered, and left with a result.
+        # Cost of the last match: vertices entered, and vertices left with a result.
         self.preorder = 0
         self.postorder = 0
 
     def window(self, prepared: PreparedRequest, start: int, now: int) -> Window:
-        """The time that a start would take. What would end beyond the horizon ends there."""
+        """The time span of a start at this instant, cut at the horizon."""
         duration_s = prepared.request.duration_s
         end = self._horizon_s if duration_s is None else min(start + duration_s, self._horizon_s)
         return Window(start, end, now, TimeView.NOW if start <= now else TimeView.LATER)
@@ -94,20 +94,20 @@ class Search:
     def select(
         self, prepared: PreparedRequest, start: int, now: int, full_nodes: set[int] | None = None
     ) -> tuple[Selection, ...] | None:
-        """What a start at this instant would get; nothing if it cannot be.
+        """The selections for a start at this instant; None if it does not fit.
 
-        `full_nodes` has nodes that are known to have no room, and gets those that are found to have none.
+        `full_nodes` has nodes that are known to fit no slot; nodes that are found to fit none are added.
         """
         if start >= self._horizon_s:
             return None
         return self._select(prepared, self.window(prepared, start, now), full_nodes)
 
     def could_ever(self, prepared: PreparedRequest) -> bool:
-        """Whether the walker finds a place when everything is up and free."""
+        """Whether the walker finds a match when everything is up and free."""
         return self._select(prepared, Window(0, 1, 0, TimeView.IDEAL)) is not None
 
     def instants(self, prepared: PreparedRequest, now: int) -> Iterator[int]:
-        """Instants after now at which the totals at the root would suffice."""
+        """Instants after `now` at which the totals at the root suffice."""
         root = self._graph.root
         totals = root.totals or {}
         needs: dict[str, int] = {}
@@ -118,7 +118,7 @@ class Search:
                         needs[resource_type] = needs.get(resource_type, 0) + units * demand.count.min
         times = self._booking_times.after(now)
         if root.state is not None and root.state.live_end_min <= now and (not times or times[0] > now + 1):
-            times.insert(0, now + 1)  # What should have ended by now may end at the next instant.
+            times.insert(0, now + 1)  # An overdue job is expected to end at the next instant.
         for start in self._order.instants(times, root, needs):
             if start >= self._horizon_s:
                 return
@@ -141,7 +141,7 @@ class Search:
         return None
 
     def _domains(self, within: str, window: Window) -> list[Vertex]:
-        """The vertices of a level in the order in which the policy would have them."""
+        """The vertices of the type `within`, in the order of the policy."""
         tops = self._graph.of_type(within)
         if self._policy.stop_on_first:
             return self._order.ordered(tops, window.now)
@@ -158,7 +158,7 @@ class Search:
             return (found,) if found is not None else None
         natural = list(range(len(prepared.demands)))
         if window.view is TimeView.IDEAL:
-            # Bookings do not count in the ideal, so the groups are looked at one by one.
+            # Bookings do not count in the ideal view, so each group is matched alone.
             alone = [self._walk(prepared, group, window, top, prepared.excluded_nodes) for group in natural]
             return tuple(s for s in alone if s is not None) if None not in alone else None
         hardest = sorted(
@@ -173,7 +173,7 @@ class Search:
     def _select_in_order(
         self, prepared: PreparedRequest, order: list[int], window: Window, top: Vertex
     ) -> tuple[Selection, ...] | None:
-        """Every group in turn, each seeing what the ones before it took; whole or nothing."""
+        """Matches the groups one by one, each after booking the ones before it; all or none."""
         selections: dict[int, Selection] = {}
         tried: list[tuple[int, Claims]] = []
         excluded_nodes = prepared.excluded_nodes
@@ -223,7 +223,7 @@ class Search:
         self.postorder += walk.postorder
         if found is None or not self._policy.node_exclusive:
             return found
-        # Where nodes are taken whole a request need not ask for more, but then it must touch one.
+        # With whole nodes a request needs no slot, but it must contain a node.
         held = any(claim.booked for claim in claims_of([found], True).values())
         return found if held else None
 
@@ -233,7 +233,7 @@ def _is_slots_alone(demands: tuple[Demand, ...]) -> bool:
 
 
 def _free_share(top: Vertex, window: Window) -> int:
-    """How much of a domain is free, as a sum of shares: bytes and cores cannot be added."""
+    """The free part of a domain, as a sum of fractions: bytes and cores cannot be added."""
     totals = {resource_type: total for resource_type, total in (top.totals or {}).items() if total > 0}
     return sum(
         expected_free_below(top, resource_type, window) * 1_000_000 // total

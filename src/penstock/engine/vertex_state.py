@@ -1,16 +1,15 @@
-"""What is booked at a vertex, and the questions that a walk asks of it.
+"""Bookings and external usage at one vertex, and the free units that follow from them.
 
-A `Booking` is what one part of one job has at one vertex: its own units (0 where the job only passes
-through), and the units of filter types that it has below. It lasts from `start` to `end`. A *live*
-booking is an allocation: it keeps its units until it is released, whatever its planned end, so
-that at any `now` it counts as ending at max(end, now + 1). A booking that is not live is a
-reservation and lasts exactly as planned.
+A `Booking` is what one part of a job's allocation has at one vertex: its own units (0 if the job only has
+something below), and the units of filter types below. It lasts from `start` to `end`. A *live* booking
+belongs to a running job: it keeps its units until it is released, so at any `now` it counts as ending at
+max(end, now + 1). A booking that is not live is a reservation and ends as planned.
 
-A *hold* is use by others, without an end. A passing hold counts as use now and in every plan, but
-not in the question of what could ever fit; a standing hold (there on every day, like a node's own
-daemons) lowers what the vertex can ever give, and does not spoil exclusive use.
+External usage has no end. Transient usage counts now and in every plan, but not in whether a request could
+ever fit. Standing usage (present permanently, like the daemons of a node) reduces the capacity of the vertex,
+and does not prevent exclusive use.
 
-A `Window` is the question: over which time, seen from which instant, and as what.
+A `Window` is the time span of a query, the current time, and the view (`TimeView`).
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ __all__ = [
 
 
 class TimeView(enum.Enum):
-    """What a walk takes into account."""
+    """Which bookings and which external usage a query takes into account."""
 
-    NOW = "now"  # a start at this instant: what runs holds, however late it is
-    LATER = "later"  # a start in the future: what runs ends when planned
-    IDEAL = "ideal"  # could it ever fit: everything up, nothing booked, standing holds only
+    NOW = "now"  # a start at this instant: an overdue job still holds its units
+    LATER = "later"  # a start in the future: running jobs end as planned
+    IDEAL = "ideal"  # could it ever fit: all up, nothing booked, standing usage only
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +59,14 @@ class Booking:
     start: int
     end: int
     live: bool
-    units: int  # of the vertex itself; 0 where the job only passes through
+    units: int  # of the vertex itself; 0 if the job only has something below
     exclusive: bool
-    below: dict[str, int]  # units of filter types under the vertex; never changed after it is made
+    below: dict[str, int]  # units of filter types below the vertex; immutable
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalShare:
-    """What one hold takes at one vertex: own units, and units of filter types below it."""
+    """What one external usage takes at one vertex: own units, and units of filter types below."""
 
     units: int
     below: dict[str, int]
@@ -75,7 +74,7 @@ class ExternalShare:
 
 
 class VertexState:
-    """The bookings and holds at one vertex. Made with the first, dropped with the last."""
+    """Bookings and external usage of one vertex. Created with the first, dropped with the last."""
 
     __slots__ = (
         "below",
@@ -98,16 +97,16 @@ class VertexState:
         self.bookings: dict[BookingKey, Booking] = {}
         self.external: dict[str, ExternalShare] = {}
         self.plan = Planner()  # own units
-        self.presence = Planner()  # jobs that are here or below
+        self.presence = Planner()  # job parts on the vertex or below
         self.below: dict[str, Planner] = {}
-        self.external_units = [0, 0]  # own units held by others: passing, standing
+        self.external_units = [0, 0]  # own units: transient, standing
         self.external_below: dict[str, list[int]] = {}
-        self.transient_shares = 0  # passing holds here or below
-        self.live_end_min = FOREVER  # the earliest planned end of what is live
-        self.exclusive_bookings = 0  # bookings that have the vertex for themselves
-        self.excess = 0  # own units that are promised more than once, at the worst instant
+        self.transient_shares = 0  # transient external usage on the vertex or below
+        self.live_end_min = FOREVER  # the earliest planned end of a live booking
+        self.exclusive_bookings = 0  # number of exclusive bookings
+        self.excess = 0  # own units booked beyond the size, at the worst instant
         self.excess_below: dict[str, int] = {}
-        self.standing_excess = 0  # the same of standing holds alone
+        self.standing_excess = 0  # the same for standing usage alone
         self.standing_excess_below: dict[str, int] = {}
 
     def is_empty(self) -> bool:
@@ -162,14 +161,14 @@ class VertexState:
             self.transient_shares += sign
 
     def overdue(self, now: int) -> list[Booking]:
-        """Live bookings whose planned end has come: they hold on until they are released."""
+        """Live bookings whose planned end has passed. They keep their units until they are released."""
         if self.live_end_min > now:
             return []
         return [b for b in self.bookings.values() if b.live and b.end <= now]
 
 
 def free_units(vertex: Vertex, window: Window) -> int:
-    """Units of the vertex itself that nobody has at any instant of the window. May be negative."""
+    """Units of the vertex that are free during the whole window. Can be negative."""
     state = vertex.state
     if state is None:
         return vertex.size
@@ -185,7 +184,7 @@ def free_units(vertex: Vertex, window: Window) -> int:
         and state.exclusive_bookings > 0
         and any(_is_exclusive(b, window) for b in state.bookings.values())
     ):
-        return 0  # Somebody has it alone, also what has been added to it since.
+        return 0  # An exclusive booking also covers units that were added later.
     return free
 
 
@@ -197,10 +196,10 @@ def _is_exclusive(booking: Booking, window: Window) -> bool:
 
 
 def free_below(vertex: Vertex, resource_type: str, window: Window) -> int:
-    """Units of a filter type below the vertex that are free all through the window, at most.
+    """An upper bound of the units of a filter type below the vertex that are free during the window.
 
-    Never less than what the vertices below have: what is late is left out, and what is promised
-    twice at one vertex is not taken from the others.
+    Never below the true value: overdue jobs are left out, and units booked beyond the size of one vertex are
+    not subtracted from the others.
     """
     totals = vertex.totals
     total = totals.get(resource_type, 0) if totals is not None else 0
@@ -223,20 +222,20 @@ def free_below(vertex: Vertex, resource_type: str, window: Window) -> int:
 
 
 def expected_free_below(vertex: Vertex, resource_type: str, window: Window) -> int:
-    """As `free_below`, less what is late: how much room there really seems to be, to order by."""
-    room = free_below(vertex, resource_type, window)
+    """As `free_below`, less what overdue jobs hold: the expected value, used to rank vertices."""
+    free = free_below(vertex, resource_type, window)
     state = vertex.state
     if state is None or window.start > window.now or state.live_end_min > window.now:
-        return room
+        return free
     planner = state.below.get(resource_type)
     overdue = sum(booking.below.get(resource_type, 0) for booking in state.overdue(window.now))
     booked = planner.booked_most(window.start, window.end) if planner is not None else 0
     at_once = planner.booked_at(window.now) if planner is not None else 0
-    return room + booked - max(booked, at_once + overdue)
+    return free + booked - max(booked, at_once + overdue)
 
 
 def is_idle(vertex: Vertex, window: Window) -> bool:
-    """Nobody is on the vertex or below it at any instant of the window: it can be had alone."""
+    """Whether no job and no transient usage is on the vertex or below during the window."""
     state = vertex.state
     if state is None or window.view is TimeView.IDEAL:
         return True
@@ -244,15 +243,15 @@ def is_idle(vertex: Vertex, window: Window) -> bool:
         return False
     if window.start > window.now:
         return True
-    # An allocation is there until it is released, whatever its times.
+    # A live booking lasts until it is released, also past its planned end.
     return state.live_end_min > window.now and not any(b.live and b.units for b in state.bookings.values())
 
 
 def refresh_excess(vertex: Vertex) -> None:
-    """Tells the vertices above by how much this one is promised more than it has.
+    """Passes to the ancestors by how much this vertex is booked beyond its size.
 
-    Others can use more than there is, a pool can shrink below what is booked, a set can be booked by
-    force. To be called after any such change, while the vertex still has its state.
+    External usage can exceed the size, a pool can shrink below its bookings, and a set can be booked by
+    force. Must be called after every such change, while the vertex still has its state.
     """
     state = vertex.state
     if state is None:
@@ -272,7 +271,7 @@ def refresh_excess(vertex: Vertex) -> None:
         above = above.parent()
 
 
-def _shift(amounts: dict[str, int], resource_type: str, delta: int) -> None:
-    amounts[resource_type] = amounts.get(resource_type, 0) + delta
-    if amounts[resource_type] <= 0:
-        del amounts[resource_type]
+def _shift(units: dict[str, int], resource_type: str, delta: int) -> None:
+    units[resource_type] = units.get(resource_type, 0) + delta
+    if units[resource_type] <= 0:
+        del units[resource_type]

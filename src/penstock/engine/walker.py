@@ -1,21 +1,22 @@
-"""The exact walker: which vertices a group gets, restated as plainly as it can be.
+"""The exact walker: which vertices a group gets.
 
-The walk goes depth first from a top vertex, with the list of what is wanted at this level:
+The walk is depth first from a top vertex, with the list of demands that apply to the current children:
 
-* A vertex of a wanted type takes that want's inner list to its children. If the inner list is a
-  slot, and every type in the slot is among the children, slots are bundled here.
-* As long as nothing has matched on the way down, a vertex of another type is passed through: a
-  request need not name the levels above its first. After that, an unnamed level ends the branch.
+* A vertex of a demanded type passes the inner demands to its children. If the inner demand is a slot, and
+  every type in the slot is among the children, slots are bundled at this vertex.
+* While no demand has matched on the way down (`pristine`), a vertex of another type is passed through: a
+  request need not name the resources above its outermost one. After a match, a vertex of a type that the
+  request does not name ends the branch.
 
-On the way back every vertex is scored by the policy. A vertex that matched keeps the best of what
-its want counts; a vertex that was passed through hands all that was found on to its parent. At the
-top the best of each outer want is chosen. Vertices are given whole, except divisible ones.
+On the way back the policy scores every vertex. A vertex that matched keeps the best candidates for its inner
+demands; a vertex that was passed through passes all candidates on to its parent. At the top the best
+candidates of each outer demand are selected. Vertices are allocated whole, except divisible ones.
 
-A request for slots alone, under a policy that prefers low scores, need not look into every node: what a
-node could score at best is known before it is visited, and once enough slots are found that are at least as
-good, it is passed over (`_ScoreCutoff`). The answer is the same, only sooner.
+A request for slots alone under a policy that prefers low scores need not visit every node: the best score
+that a node can reach is known in advance, and once enough slots score at least as well, the node is skipped
+(`_ScoreCutoff`). The result is the same.
 
-Nothing is booked here, and nothing is remembered between walks.
+The walker books nothing and keeps no state between walks.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ from penstock.model.jobspec import UINT_MAX
 __all__ = ["CONSTRAINED_TYPES", "NODE", "Choice", "Selection", "Walk"]
 
 NODE: Final = "node"
-CONSTRAINED_TYPES: Final = frozenset({"node", "storage_node"})  # constraints speak of these alone
+CONSTRAINED_TYPES: Final = frozenset({"node", "storage_node"})  # the types that constraints apply to
 
 _MET: Final = 1  # the score of a vertex before its id
-_USAGE_SHIFT: Final = 104  # how full a node is outweighs its place, and that every id
+_USAGE_SHIFT: Final = 104  # usage outweighs the position of a node, which outweighs every id
 _PLACE_SHIFT: Final = 64
 _PPM: Final = 1_000_000
-_NO_NODE_SCORE: Final = 1 << 200  # more than any node's
+_NO_NODE_SCORE: Final = 1 << 200  # above the score of any node
 
 
 class Choice:
-    """A vertex that was picked, how much of it, and what was picked below it."""
+    """A selected vertex, its units, and what is selected below it."""
 
     __slots__ = ("above", "booked", "inner", "label", "slot", "units", "vertex", "whole")
 
@@ -68,17 +69,17 @@ class Choice:
         slot: int = -1,
     ) -> None:
         self.vertex = vertex
-        self.above = above  # from where it was found; matters where several vertices contain one
+        self.above = above  # the parent on the path taken; a shared vertex has several
         self.units = units
-        self.booked = booked  # lies in a slot or was asked for exclusively; otherwise only passed
+        self.booked = booked  # in a slot or requested as exclusive; otherwise only passed through
         self.inner = inner
         self.label = label
-        self.whole = whole  # asked for as exclusive: all that is below goes with it
-        self.slot = slot  # the number of the slot that this is an outer vertex of; -1: none
+        self.whole = whole  # requested as exclusive: includes its whole subtree
+        self.slot = slot  # the slot that this is an outermost vertex of; -1: none
 
 
 class Candidate:
-    """Something that could be picked: one vertex, or the bundle of vertices of one slot."""
+    """A possible selection: one vertex, or the vertices of one slot."""
 
     __slots__ = ("choices", "count", "divisible", "score")
 
@@ -86,7 +87,7 @@ class Candidate:
         self.score = score
         self.count = count
         self.choices = choices
-        self.divisible = divisible  # any part of its units can be given
+        self.divisible = divisible  # any number of its units can be allocated
 
 
 Found = dict[str, list[Candidate]]
@@ -94,13 +95,13 @@ Found = dict[str, list[Candidate]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a walk picked below its top."""
+    """The result of a walk."""
 
     top: Vertex
     choices: tuple[Choice, ...]
 
     def slots(self) -> list[list[Choice]]:
-        """The outer vertices of every slot, slot by slot."""
+        """The outermost vertices of each slot."""
         slots: dict[int, list[Choice]] = {}
         pending = list(reversed(self.choices))
         while pending:
@@ -134,10 +135,8 @@ class Walk:
         self._wants = demands
         self._constraint = constraint
         self._placement = placement
-        self._excluded_nodes = excluded_nodes  # nodes that a distinct placement has used already
-        self._full_nodes = (
-            full_nodes  # nodes without room for this request, as far as is known; None: nobody asks
-        )
+        self._excluded_nodes = excluded_nodes  # already used by a placement on distinct nodes
+        self._full_nodes = full_nodes  # nodes known to fit no slot; None: not recorded
         self._limit = _limit(policy, order, demands)
         self._slots_made = 0
         self._entered: set[int] = set()
@@ -145,7 +144,7 @@ class Walk:
         self.postorder = 0
 
     def select(self, top: Vertex) -> Selection | None:
-        """The best match below `top`, or nothing."""
+        """The best match below `top`, or None."""
         found: Found = {}
         node_score = 0
         for above in top.ancestors():
@@ -227,7 +226,7 @@ class Walk:
                 for candidate in best:
                     inner.extend(candidate.choices)
         else:
-            self._hand_on(vertex, found, to_parent)
+            self._pass_up(vertex, found, to_parent)
         self.postorder += 1
         label = matched.label if matched is not None else ""
         score = _MET + vertex.id + 1
@@ -238,7 +237,7 @@ class Walk:
         return Candidate(score, free, [choice], vertex.divisible and not whole)
 
     def _note_full_node(self, vertex: Vertex, matched: Demand | None) -> None:
-        """A node that has no slot for the request has none either when more is booked."""
+        """Records that a node fits no slot; further bookings cannot change that."""
         if (
             self._full_nodes is not None
             and vertex.type == NODE
@@ -260,12 +259,12 @@ class Walk:
                 return True
             if vertex.type == NODE and self._policy.node_exclusive and not is_idle(vertex, window):
                 return True
-        # Of a divisible vertex others may have parts, unless it is asked for as a whole.
+        # A divisible vertex can be shared, unless it is requested as exclusive.
         alone = matched is not None and excl and (not vertex.divisible or matched.exclusive is True)
         if alone and not is_idle(vertex, window):
             return True
         if alone and self._graph.has_shared and not all(is_idle(v, window) for v in self._graph.walk(vertex)):
-            return True  # Somebody has what lies below, but came to it from another side.
+            return True  # A job holds a shared vertex below, reached through another parent.
         totals = vertex.totals
         if totals is None:
             return False
@@ -286,7 +285,7 @@ class Walk:
         found: Found,
         shares: int,
     ) -> None:
-        """Visits the children; `shares` is how many times the wants are needed here."""
+        """Visits the children; `shares` is how many times the demands are needed at this vertex."""
         if not demands:
             return
         children = vertex.below()
@@ -296,7 +295,7 @@ class Walk:
             tallies = {demand.type: _Tally(demand.count.pick(UINT_MAX), shares) for demand in demands}
         named = {demand.type for demand in demands}
         is_slot_wanted = SLOT in named
-        # The outer nodes of a large cluster are passed by here, at the price of a comparison.
+        # On a large cluster most nodes are skipped here, at the cost of one comparison each.
         limit = self._limit if is_slot_wanted and self._policy.node_centric else None
         for child in children:
             if child.type == NODE:
@@ -306,7 +305,7 @@ class Walk:
                     continue
             if not pristine and not is_slot_wanted and child.type not in named:
                 self.preorder += 1
-                continue  # After the first match, a level that is not named ends the branch.
+                continue  # After the first match, a type that is not named ends the branch.
             if tallies is not None and child.type in tallies and tallies[child.type].is_enough():
                 continue
             candidate = self._visit(child, vertex, demands, pristine, excl, node_score, found)
@@ -321,7 +320,7 @@ class Walk:
                     break
 
     def _bundle(self, vertex: Vertex, slot: Demand, node_score: int, found: Found) -> None:
-        """Makes as many slots as whole children (or parts of divisible ones) allow, best first."""
+        """Bundles as many slots as the children allow, the best first."""
         members: Found = {}
         self._explore(vertex, slot.with_, False, True, node_score, members, slot.count.pick(UINT_MAX))
         most = SLOTS_MAX
@@ -332,10 +331,10 @@ class Walk:
             if per_slot == 0:
                 return
             if any(candidate.divisible for candidate in candidates):
-                most = min(most, slot.count.pick(UINT_MAX))  # A large pool would give no end of slots.
+                most = min(most, slot.count.pick(UINT_MAX))  # A large pool would yield too many slots.
             piles.append(_bundles(candidates, per_slot))
         step = self._slot_step(vertex, slot)
-        # How full the node is counts once for a slot, however many vertices the slot has.
+        # Usage counts once per slot, independent of the number of its vertices.
         shared = node_score if self._policy.usage is not Usage.IGNORED else 0
         slots = found.setdefault(SLOT, [])
         for place, parts in zip(range(most), zip(*piles, strict=False), strict=False):
@@ -359,26 +358,26 @@ class Walk:
                     )
             slots.append(Candidate(score, 1, choices))
             self._slots_made += 1
-            # With distinct nodes one slot of a node counts, and the first is the best.
+            # With distinct nodes only the first slot of a node counts, which is its best.
             if self._limit is not None and (
                 (place == 0 and vertex.type == NODE) or not self._placement.distinct_nodes
             ):
                 self._limit.note(score)
 
-    def _hand_on(self, vertex: Vertex, found: Found, to_parent: Found) -> None:
+    def _pass_up(self, vertex: Vertex, found: Found, to_parent: Found) -> None:
         if self._placement.distinct_nodes and vertex.type == NODE and SLOT in found:
             found[SLOT] = self._sorted(found[SLOT])[:1]
         for resource_type, candidates in found.items():
             to_parent.setdefault(resource_type, []).extend(candidates)
 
     def _best(self, candidates: list[Candidate], demand: Demand) -> list[Candidate] | None:
-        """The best candidates that make up the largest count the want allows."""
+        """The best candidates for the largest count that the demand allows."""
         left = demand.count.pick(sum(candidate.count for candidate in candidates))
         if left == 0:
             return None
         best: list[Candidate] = []
         for candidate in self._sorted(candidates):
-            best.append(_part(candidate, left))
+            best.append(_reduced(candidate, left))
             left -= candidate.count
             if left <= 0:
                 break
@@ -397,7 +396,7 @@ class Walk:
         return (rank << _USAGE_SHIFT) + (node.order << _PLACE_SHIFT)
 
     def _usage_ppm(self, node: Vertex, demands: tuple[Demand, ...]) -> int:
-        """How full a node is, over the filter types that the request needs (all, if it names none)."""
+        """Usage of a node, averaged over the filter types of the request (over all, if it names none)."""
         totals = {resource_type: total for resource_type, total in (node.totals or {}).items() if total > 0}
         named = {
             resource_type
@@ -417,7 +416,7 @@ class Walk:
         return used // len(resource_types)
 
     def _slot_step(self, vertex: Vertex, slot: Demand) -> int:
-        """By how much each further slot on a node worsens it, so that `spread` goes round."""
+        """The score penalty of each further slot on a node, so that `spread` alternates between nodes."""
         if self._policy.usage is not Usage.SPREAD or not vertex.totals:
             return 0
         shares = [
@@ -429,16 +428,16 @@ class Walk:
 
 
 class _ScoreCutoff:
-    """The best scores so far, as many as there are slots to choose; nothing else is needed."""
+    """The best scores found so far, as many as slots are needed."""
 
     __slots__ = ("_base", "_best", "_count", "_weight", "beyond")
 
     def __init__(self, count: int, base: int, weight: int) -> None:
-        self._best: list[int] = []  # negated: the worst of them comes first
+        self._best: list[int] = []  # negated: the worst is first
         self._count = count
-        self._base = base  # what every slot scores at least, wherever it is
-        self._weight = weight  # how often the node's part counts in it
-        # The least part of a node on which no slot can be chosen: of equals, those found first are.
+        self._base = base  # the least score of a slot on any node
+        self._weight = weight  # how often the score of the node counts in it
+        # Nodes with at least this score are skipped: of equal scores, the first found wins.
         self.beyond = _NO_NODE_SCORE
 
     def note(self, score: int) -> None:
@@ -451,7 +450,7 @@ class _ScoreCutoff:
 
 
 def _limit(policy: Policy, order: SearchOrder, demands: tuple[Demand, ...]) -> _ScoreCutoff | None:
-    """Only where scores decide alone, low ones first, and one slot counts as much as another."""
+    """A cutoff applies only if low scores win and the request is for a fixed number of equal slots."""
     if policy.high_first or policy.stop_on_first or not order.is_stable:
         return None
     if len(demands) != 1 or demands[0].type != SLOT:
@@ -459,23 +458,23 @@ def _limit(policy: Policy, order: SearchOrder, demands: tuple[Demand, ...]) -> _
     count, parts = demands[0].count, len(demands[0].with_)
     if count.min != count.max or not parts:
         return None
-    # Every kind of resource in the slot gives at least one vertex, and no vertex scores less than this.
+    # Each resource of the slot adds at least one vertex, and every vertex scores at least `_MET`.
     return _ScoreCutoff(count.min, _MET + parts * _MET, parts if policy.usage is Usage.IGNORED else 1)
 
 
 class _Tally:
-    """How far a walk that stops early has come with one type, in whole shares."""
+    """Progress of a walk that stops early, for one type, in complete shares."""
 
     __slots__ = ("_missing", "_open", "_per_share", "_seen")
 
     def __init__(self, per_share: int, shares: int) -> None:
         self._per_share = per_share
         self._missing = shares
-        self._open = 0  # found towards the share that is being filled
-        self._seen = 0  # candidates that are counted already
+        self._open = 0  # found for the share that is incomplete
+        self._seen = 0  # candidates already counted
 
     def add(self, candidates: list[Candidate]) -> None:
-        """What one child brought cannot be split between two shares, unless it is divisible."""
+        """Counts further candidates. Only a divisible candidate can be split between two shares."""
         if len(candidates) == self._seen:
             return
         fresh = candidates[self._seen :]
@@ -496,7 +495,7 @@ def _can_bundle(vertex: Vertex, slot: Demand) -> bool:
 
 
 def _bundles(candidates: list[Candidate], per_slot: int) -> Iterator[list[tuple[Candidate, int]]]:
-    """Piles up candidates in order; every pile holds what one slot needs."""
+    """Groups candidates in order; each group has what one slot needs."""
     pile: list[tuple[Candidate, int]] = []
     missing = per_slot
     for candidate in candidates:
@@ -512,8 +511,8 @@ def _bundles(candidates: list[Candidate], per_slot: int) -> Iterator[list[tuple[
                 missing = per_slot
 
 
-def _part(candidate: Candidate, units: int) -> Candidate:
-    """Of a divisible vertex only what is needed."""
+def _reduced(candidate: Candidate, units: int) -> Candidate:
+    """Reduces a divisible candidate to the units that are needed."""
     picked = candidate.choices[0]
     if not candidate.divisible or candidate.count <= units:
         return candidate

@@ -1,7 +1,7 @@
-"""Values and strict parsers, nothing else.
+"""Values and strict parsers.
 
-Every module here turns outside text into immutable values, or values into text. Nothing reads a
-file, a clock or the environment. Input is hostile until parsed: each parser bounds what it reads
-before it expands it, and raises a subclass of `penstock.errors.BadRequest` that says where, what
-was found and what was expected. Import the module that is needed; nothing is re-exported.
+Each module parses external text into immutable values, or formats values as text. No module reads a file, a
+clock or the environment. Input is untrusted: a parser checks the size of its input before it expands it, and
+raises a subclass of `penstock.errors.BadRequest` with the position, the value found and the value expected.
+Nothing is re-exported; import the module.
 """

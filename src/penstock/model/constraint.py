@@ -1,14 +1,14 @@
-"""Which nodes a job may use: RFC 31, and what Kubernetes asks beyond it.
+"""Node constraints: RFC 31, extended by node affinity and tolerations of Kubernetes.
 
-A constraint is a small tree of values. `properties`, `hostlist`, `ranks`, `and`, `or` and `not` are
-the operators of the RFC and have a text form. `Value` (node selectors and affinity), `Tolerates`
-(taints) and `HostIn` (a set of names that a caller worked out itself) are built in code only.
+A constraint is a small tree of values. `properties`, `hostlist`, `ranks`, `and`, `or` and `not` are the
+operators of the RFC and have a text form. `Value` (node selectors and node affinity), `Tolerates` (taints)
+and `HostIn` (a computed set of host names) are built in code only.
 
-The taints of a node are one property of it, under a name that no label can have, so that they go
-wherever properties go. A node without taints does not have the property.
+The taints of a node are encoded in one property, under a name that no label can have, so that every code path
+that carries properties carries taints. A node without taints does not have the property.
 
-An operator without operands matches everything, so `not` of nothing matches nothing. A property
-matches by its name; its value matters to `Value` and `Tolerates` alone.
+An operator without operands matches every node, so `not` without operands matches none. A property is matched
+by name; only `Value` and `Tolerates` use its value.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ __all__ = [
     "parse_constraint",
 ]
 
-TAINTS_PROPERTY = "penstock:taints"  # The colon keeps it apart from every label.
+TAINTS_PROPERTY = "penstock:taints"  # The colon cannot occur in a label key.
 FORBIDDING_EFFECTS = frozenset(["NoSchedule", "NoExecute"])  # Other effects are preferences.
 
 _DEPTH_MAX = 32
 _HOSTS_MAX = 1 << 16
 _RANKS_MAX = 1 << 20
 _NAME_SHOWN_MAX = 256
-_INTEGER = re.compile(r"[+-]?[0-9]{1,63}")  # As long as a label's value: zeros may lead.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,63}")  # The length limit of a label value; leading zeros are valid.
 _INTEGER_MAX = 2**63 - 1
 _OPERATORS = "properties, hostlist, ranks, and, or, not"
 _ESCAPES = {ord(character): f"%{ord(character):02X}" for character in "%=:,"}
@@ -66,12 +66,12 @@ _ESCAPE = re.compile(r"%([0-9A-F]{2})")
 
 
 class BadConstraint(BadRequest):
-    """The tree is no constraint of RFC 31."""
+    """The document is not a valid RFC 31 constraint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """All of the names must be there; a name that begins with `^` must not be there."""
+    """The node must have all of the properties, and none of those that begin with `^`."""
 
     names: tuple[str, ...]
 
@@ -98,13 +98,13 @@ class Or:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """True where not all of the operands are true."""
+    """True if at least one operand is false."""
 
     operands: tuple[Constraint, ...]
 
 
 class ValueOperator(enum.Enum):
-    """The operators of a Kubernetes node selector, by its own words."""
+    """The operators of a Kubernetes node selector."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -116,7 +116,7 @@ class ValueOperator(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A test of one property's value. `GT` and `LT` take exactly one value, an integer."""
+    """Compares the value of one property. `GT` and `LT` take exactly one value, an integer."""
 
     key: str
     operator: ValueOperator
@@ -142,8 +142,10 @@ class TolerationOperator(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """Of taints with this key, value (`EQUAL`) and effect. Empty, an effect means every effect, and a key
-    every key; the latter with `EXISTS` only."""
+    """Tolerates taints with this key, value (`EQUAL`) and effect.
+
+    An empty effect matches every effect. An empty key matches every key, with `EXISTS` only.
+    """
 
     key: str = ""
     operator: TolerationOperator = TolerationOperator.EQUAL
@@ -153,7 +155,7 @@ class Toleration:
 
 @dataclass(frozen=True, slots=True)
 class Tolerates:
-    """True where each taint that forbids is tolerated by one of these."""
+    """True if each `NoSchedule` or `NoExecute` taint of the node is tolerated."""
 
     tolerations: tuple[Toleration, ...] = ()
 
@@ -162,7 +164,7 @@ Constraint: TypeAlias = Properties | Hostlist | Ranks | And | Or | Not | Value |
 
 
 class Subject(Protocol):
-    """What a constraint is tested on: a node, however the caller keeps it."""
+    """The interface of a node that a constraint is matched against."""
 
     @property
     def name(self) -> str: ...
@@ -217,7 +219,7 @@ def _value_matches(test: Value, held: str | None) -> bool:
 
 
 def _integer(text: str | None) -> int | None:
-    """A 64-bit integer in base 10, or None. Blanks and underscores make it none."""
+    """A decimal 64-bit integer, or None. Blanks and underscores are invalid."""
     if text is None or _INTEGER.fullmatch(text) is None:
         return None
     value = int(text)
@@ -225,7 +227,7 @@ def _integer(text: str | None) -> int | None:
 
 
 def encode_taints(taints: collections.abc.Iterable[Taint]) -> str:
-    """The value of a node's property: `key=value:effect,...`, one text for equal sets of taints."""
+    """Taints as a property value: `key=value:effect,...`, the same text for equal sets."""
     texts = {
         f"{taint.key.translate(_ESCAPES)}={taint.value.translate(_ESCAPES)}:{taint.effect.translate(_ESCAPES)}"
         for taint in taints
@@ -235,7 +237,7 @@ def encode_taints(taints: collections.abc.Iterable[Taint]) -> str:
 
 @lru_cache(maxsize=4096)
 def decode_taints(text: str) -> tuple[Taint, ...]:
-    """What `encode_taints` was given, each once."""
+    """The inverse of `encode_taints`, without duplicates."""
     return tuple(_taint(part) for part in text.split(",")) if text else ()
 
 
@@ -266,12 +268,12 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def parse_constraint(node: document.Node, where: str = "constraints") -> Constraint | None:
-    """The constraint in a document tree; None for an empty mapping, which asks for nothing."""
+    """Parses a document tree. None for an empty mapping, which constrains nothing."""
     return _Reader().read(node, where, 1)
 
 
 class _Reader:
-    """Reads one constraint. Hosts and ranks are counted over all of its parts."""
+    """Parses one constraint. The limits on hosts and ranks apply to the whole tree."""
 
     def __init__(self) -> None:
         self._hosts_left = _HOSTS_MAX
@@ -279,7 +281,7 @@ class _Reader:
 
     def read(self, node: document.Node, where: str, depth: int) -> Constraint | None:
         if depth > _DEPTH_MAX:
-            _fail("constraint is nested too deeply", where, node, f"at most {_DEPTH_MAX} levels")
+            _fail("constraint is nested too deeply", where, node, f"a depth of at most {_DEPTH_MAX}")
         if not isinstance(node, document.Mapping):
             _fail("constraint is not a mapping", where, node, f"a mapping with one of {_OPERATORS}")
         if not node.items:

@@ -1,15 +1,15 @@
 """YAML and JSON text as one neutral, immutable tree.
 
-A parser on top of this tree decides for itself what a scalar means: the tree keeps the text as it
-was written, whether it was quoted, and where it stood. Nothing is resolved to numbers or booleans,
-so `no`, `1e3` and `010` arrive as their authors wrote them.
+The tree keeps the text of each scalar, whether it was quoted, and its position; the parser of a format
+decides what a scalar means. Nothing is resolved to numbers or booleans, so `no`, `1e3` and `010` keep their
+text.
 
-The text is bounded in size, depth and number of nodes before anything is built from it. An alias
-shares the node that it names, but counts against the bounds as if it were written out, because
-whoever walks the tree pays for every visit. Tags are ignored, and a merge key is a key like others.
+Size, depth and number of nodes are limited, and checked before the tree is built. An alias shares the node
+that it names, but counts against the limits as if it were expanded, because a walk over the tree visits it
+each time. Tags are ignored, and a merge key is an ordinary key.
 
-JSON is read by the standard library first, which is several times faster than the YAML parser;
-only what is no JSON although it begins like it (`{a: b}`) goes through YAML.
+JSON is parsed with the standard library, which is several times faster than the YAML parser; only text that
+looks like JSON but is not (`{a: b}`) is then parsed as YAML.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _SIZE_MAX = 1 << 20
 _DEPTH_MAX = 64
 _NODES_MAX = 100_000
 
-# The closing quote is optional: a search that failed at every quote would take quadratic time.
+# The closing quote is optional: a pattern that fails at every quote would take quadratic time.
 _JSON_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _SHOWN_MAX = 80
 
 
 class BadDocument(BadRequest):
-    """The text is not well-formed, or larger than its reader allows."""
+    """The text is not valid YAML or JSON, or exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """Text as written, without its quotes. `line` and `column` count from 1; 0 is unknown."""
+    """The text of a scalar without its quotes. `line` and `column` count from 1; 0 means unknown."""
 
     text: str
     quoted: bool
@@ -69,7 +69,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """Entries in the order of the text; no key occurs twice."""
+    """Entries in the order of the text. Keys are unique."""
 
     items: tuple[tuple[str, Node], ...]
     line: int = 0
@@ -89,19 +89,19 @@ Node: TypeAlias = Scalar | Sequence | Mapping
 
 
 def child(path: str, key: str) -> str:
-    """The path of an entry of a mapping. Keys are input: they are cut and quoted where needed."""
+    """The path of a mapping entry. Keys come from the input: they are truncated and quoted as needed."""
     return f"{path}.{_short(key)}"
 
 
 def located(path: str, node: Node | None) -> str:
-    """The path, with the line where the node begins when that is known."""
+    """The path, with the line of the node if it is known."""
     if node is None or node.line == 0:
         return path
     return f"{path} (line {node.line})"
 
 
 def shown(node: Node | None) -> str:
-    """What stands there, short enough for an error message."""
+    """A short description of a node for an error message."""
     match node:
         case None:
             return "nothing"
@@ -133,7 +133,7 @@ def parse_document(
     depth_max: int = _DEPTH_MAX,
     nodes_max: int = _NODES_MAX,
 ) -> Node:
-    """The one document in `text`, YAML or JSON. Empty text is the null scalar, as in YAML."""
+    """Parses one YAML or JSON document. Empty text is the null scalar, as in YAML."""
     source = _decoded(text, size_max)
     bounds = DocumentLimits(depth_max=depth_max, nodes_max=nodes_max)
     if source.lstrip(" \t\r\n")[:1] in ("{", "["):
@@ -141,7 +141,7 @@ def parse_document(
             return _json_tree(source, bounds)
         except json.JSONDecodeError:
             bounds = DocumentLimits(depth_max=depth_max, nodes_max=nodes_max)
-    # Only who reads YAML pays for its parser: importing it takes a good part of a short command.
+    # Imported on demand: the YAML parser takes much of the start-up time of a short command.
     from penstock.model.yaml_tree import yaml_tree
 
     return yaml_tree(source, bounds)
@@ -154,7 +154,7 @@ def parse_json(
     depth_max: int = _DEPTH_MAX,
     nodes_max: int = _NODES_MAX,
 ) -> Node:
-    """The JSON value in `text`, for formats that are JSON only. Positions are unknown."""
+    """Parses JSON, for formats that are JSON only. Positions are unknown."""
     source = _decoded(text, size_max)
     try:
         return _json_tree(source, DocumentLimits(depth_max=depth_max, nodes_max=nodes_max))
@@ -169,7 +169,7 @@ def parse_json(
 
 @dataclass(slots=True)
 class DocumentLimits:
-    """Counts nodes while a tree is built, so that the build stops at the bound and not after it."""
+    """Counts nodes while a tree is built, so that the build stops at the limit."""
 
     depth_max: int
     nodes_max: int
@@ -191,13 +191,13 @@ class DocumentLimits:
         raise BadDocument(
             "the document is nested too deeply",
             where=f"line {line}" if line else "document",
-            found=f"more than {self.depth_max} levels",
-            expected=f"at most {self.depth_max} levels",
+            found=f"a depth of more than {self.depth_max}",
+            expected=f"a depth of at most {self.depth_max}",
         )
 
 
 def _decoded(text: str | bytes, size_max: int) -> str:
-    """The text as str, at most `size_max` bytes of UTF-8, without a byte order mark."""
+    """Decodes at most `size_max` bytes of UTF-8 and removes a byte order mark."""
     size = len(text)
     try:
         if isinstance(text, bytes):
@@ -228,7 +228,7 @@ class _Pairs:
 
 
 def _json_tree(source: str, bounds: DocumentLimits) -> Node:
-    """Raises `json.JSONDecodeError` if it is no JSON, and `BadDocument` if it is JSON to refuse."""
+    """Raises `json.JSONDecodeError` for invalid JSON, and `BadDocument` for JSON beyond the limits."""
     _check_json_nodes(source, bounds)
     try:
         value: object = json.loads(
@@ -244,7 +244,7 @@ def _json_tree(source: str, bounds: DocumentLimits) -> Node:
 
 
 def _check_json_nodes(source: str, bounds: DocumentLimits) -> None:
-    """A node is the first one, or follows a comma or an opening bracket: count before building."""
+    """Counts nodes before building: each node is the first, or follows a comma or an opening bracket."""
     if _openings(source) > bounds.nodes_max:
         bare = _JSON_STRING.sub("0", source)
         for blank in " \t\r\n":
@@ -284,7 +284,7 @@ def _json_node(value: object, depth: int, bounds: DocumentLimits) -> Node:
         case Scalar():
             return value
         case _Pairs(items=pairs):
-            bounds.count(len(pairs), depth)  # A key is a node too, as in YAML.
+            bounds.count(len(pairs), depth)  # A key counts as a node, as in YAML.
             for key, _ in pairs:
                 _check_unicode(key)
             return Mapping(tuple((key, _json_node(entry, depth + 1, bounds)) for key, entry in pairs))
@@ -299,14 +299,14 @@ def _json_node(value: object, depth: int, bounds: DocumentLimits) -> Node:
 
 
 def _check_unicode(text: str) -> None:
-    """JSON can escape half a surrogate pair, which no UTF-8 can carry on."""
+    """Rejects a lone surrogate, which JSON can escape but UTF-8 cannot encode."""
     if text.isascii():
         return
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise BadDocument(
-            "half a surrogate pair", where="document", found=ascii(text), expected="text in Unicode"
+            "lone surrogate in a string", where="document", found=ascii(text), expected="valid Unicode text"
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""Spans of time as text (RFC 23): `90`, `1.5h`, `100ms`, `inf`.
+"""Durations in the Flux format (RFC 23): `90`, `1.5h`, `100ms`, `inf`.
 
-A number without a unit is seconds. What a span means when it is zero or infinite is the reader's
-business; here both are values. The printed form is for people and keeps four digits.
+A number without a unit is in seconds. Zero and infinity are valid; their meaning is up to the caller. The
+formatted text is for display and keeps four digits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class BadDuration(BadRequest):
-    """The text is no duration."""
+    """The text is not a duration."""
 
 
 def parse_duration(text: str) -> float:
@@ -45,7 +45,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The span in the unit that suits it: `1.500s`, `90s` as `1.5m`, `inf`."""
+    """Formats a duration in a suitable unit: `1.500s`, `90s` as `1.5m`, `inf`."""
     if math.isnan(seconds) or seconds < 0:
         raise BadDuration(
             "not a duration", where="duration", found=repr(seconds), expected="zero or more seconds"

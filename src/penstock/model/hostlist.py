@@ -1,13 +1,12 @@
-"""Lists of host names as text (RFC 29): `rack1-node[00-15,20],login`.
+"""Hostlists (RFC 29): `rack1-node[00-15,20],login`.
 
-A list, not a set: order and duplicates are kept, because position gives a host its rank. A name
-has at most one group of ids, `prefix[ids]suffix`; leading zeros of the first id set the width of
-all ids in the group.
+A hostlist keeps order and duplicates, because the position of a host is its rank. A name has at most one
+group of ids, `prefix[ids]suffix`; leading zeros of the first id set the width of all ids in the group.
 
-Names are counted from the range ends before any is written out, and a single name is bounded in
-length, so that the memory for the answer is bounded before the first name exists.
+Names are counted from the ends of the ranges before they are expanded, and the length of a name is limited,
+so the memory for the result is limited in advance.
 
-The writer joins only neighbours, and only where the reader gives back exactly the same names.
+The encoder joins only neighbours, and only if parsing gives back exactly the same names.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 
 
 class BadHostlist(BadRequest):
-    """The text is no hostlist, or a longer one than its reader allows."""
+    """The text is not a hostlist, or exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class _Entry:
 
 
 def parse_hostlist(text: str, *, hosts_max: int = _HOSTS_MAX) -> tuple[str, ...]:
-    """The names in list order, duplicates kept. The empty text is the empty list."""
+    """Parses a hostlist; keeps order and duplicates. The empty text is the empty list."""
     if not text:
         return ()
     entries: list[_Entry] = []
@@ -75,11 +74,11 @@ def parse_hostlist(text: str, *, hosts_max: int = _HOSTS_MAX) -> tuple[str, ...]
 
 
 def encode_hostlist(hosts: Iterable[str]) -> str:
-    """The text that `parse_hostlist` reads back as the same list."""
+    """The inverse of `parse_hostlist`."""
     parts: list[str] = []
     prefix = ""
     width = 0
-    ids: list[int] = []  # The group that is open, of names that begin with `prefix`.
+    ids: list[int] = []  # ids of the current group of names that begin with `prefix`
     for host in hosts:
         _check_name(host)
         match = _NUMBERED.fullmatch(host)
@@ -149,12 +148,12 @@ def _check_left(hosts: int, hosts_left: int, position: int) -> None:
             "too many hosts",
             where=f"hostlist, character {position + 1}",
             found=f"{hosts} hosts in this part of the list",
-            expected=f"at most {max(hosts_left, 0)} from here on",
+            expected=f"at most {max(hosts_left, 0)} further hosts",
         )
 
 
 def _close_group(parts: list[str], prefix: str, width: int, ids: list[int]) -> None:
-    """Appends the text of the open group and empties it."""
+    """Appends the text of the current group and clears it."""
     if not ids:
         return
     ranges: list[str] = []

@@ -1,8 +1,7 @@
-"""Sets of small integers as text (RFC 22): `1,7-9,16`, with or without `[...]` around it.
+"""Idsets (RFC 22): `1,7-9,16`, with or without enclosing `[...]`.
 
-The reader is strict where the RFC is: ids ascend, none occurs twice, none has leading zeros. The
-number of ids is summed from the range ends before any range is expanded, so `0-4294967294` costs a
-subtraction and an error, not memory.
+As in the RFC, ids ascend, none occurs twice, and none has leading zeros. The ids are counted from the ends of
+the ranges before a range is expanded, so `0-4294967294` is rejected without using memory.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _RANGE = re.compile(r"(0|[1-9][0-9]*)(?:-(0|[1-9][0-9]*))?")
 
 
 class BadIdset(BadRequest):
-    """The text is no idset, or a larger one than its reader allows."""
+    """The text is not an idset, or exceeds a limit."""
 
 
 def parse_idset(text: str, *, ids_max: int = _IDS_MAX) -> tuple[int, ...]:
@@ -40,7 +39,7 @@ def parse_idset(text: str, *, ids_max: int = _IDS_MAX) -> tuple[int, ...]:
 
 
 def encode_idset(ids: Iterable[int], *, brackets: bool = False) -> str:
-    """The shortest text for the set; `[...]` only if asked for and there is more than one id."""
+    """The shortest text of the set, with `[...]` only if requested and for more than one id."""
     ordered = sorted(set(ids))
     if ordered and not 0 <= ordered[0] <= ordered[-1] <= ID_MAX:
         raise BadIdset(

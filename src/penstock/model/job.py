@@ -1,8 +1,8 @@
-"""The life of a job as a table: state x event -> state, with every pair decided (RFC 21, RFC 18).
+"""The job state machine as a table: state x event -> state, with every pair decided (RFC 21, RFC 18).
 
-States and events are those of Flux; `requeue`, `assemble` and `promise` are ours. A pair that is not in the
-table leaves the state as it is if the event is one that can come at any time (`ANYTIME`), and is
-otherwise impossible: whoever would log it has a defect, and gets an exception instead of a wrong log.
+States and events are those of Flux, plus `requeue`, `assemble` and `promise`. A pair that is not in the table
+leaves the state unchanged if the event can occur at any time (`ANYTIME`). Every other pair is a defect of the
+code that logs it, and raises an exception instead of writing a wrong eventlog.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class JobEvent:
 
 _S: Final = JobState
 
-# Only what changes the state. `exception` stands for one of severity 0.
+# Pairs that change the state. `exception` is an exception of severity 0.
 TABLE: Final[dict[tuple[JobState, str], JobState]] = {
     (_S.NEW, "submit"): _S.NEW,
     (_S.NEW, "validate"): _S.DEPEND,
@@ -131,14 +131,15 @@ TABLE: Final[dict[tuple[JobState, str], JobState]] = {
     (_S.SCHED, "promise"): _S.SCHED,
 }
 
-# What can be said of an active job at any time, and changes nothing. `warning`: an exception above 0.
+# Events that can occur at any time for an active job and do not change its state. `warning` is an exception
+# of a severity above 0.
 ANYTIME: Final = frozenset({"memo", "set-flags", "warning"})
 
 EVENTS: Final = tuple(sorted({event for _, event in TABLE} | ANYTIME))
 
 
 def next_state(state: JobState, event: JobEvent) -> JobState:
-    """The state after an event; a pair that cannot be is `Corrupt`."""
+    """The state after an event. An impossible pair raises `Corrupt`."""
     name = "warning" if event.name == "exception" and not event.is_fatal else event.name
     found = TABLE.get((state, name))
     if found is not None:
@@ -156,7 +157,7 @@ def state_after(log: Iterable[JobEvent]) -> JobState:
     return state
 
 
-# Exceptions of any other type mean that the job has failed.
+# An exception of any other type means that the job failed.
 _RESULTS: Final = {
     ExceptionType.CANCEL.value: Result.CANCELED,
     ExceptionType.TIMEOUT.value: Result.TIMEOUT,
@@ -164,7 +165,7 @@ _RESULTS: Final = {
 
 
 def result_of(log: Iterable[JobEvent]) -> tuple[Result, int]:
-    """Result and wait status of the last run in a log, as `flux jobs` tells them."""
+    """Result and wait status of the last run in an eventlog, as `flux jobs` shows them."""
     status: int | None = None
     worst: JobEvent | None = None
     for event in log:

@@ -1,11 +1,12 @@
-"""Job ids as Flux makes and writes them (FLUID, RFC 19): 64 bits of time, generator and sequence.
+"""Job ids in the format of Flux (FLUID, RFC 19): 64 bits of time, generator and sequence.
 
-The upper 40 bits are milliseconds since the instance began, the next 14 the generator (always 0 here: one
-process gives ids), the last 10 a sequence number within the millisecond. `JobIds` never gives an id twice,
-even if the clock goes back or the instance restarts, because it counts on from the highest id that exists.
+The upper 40 bits are milliseconds since the creation of the instance, the next 14 bits the generator (always
+0, because one process generates ids), the last 10 bits a sequence number within the millisecond. `JobIds`
+never issues an id twice, even if the clock goes back or the instance restarts, because it continues from the
+highest existing id.
 
-An id is written in many ways and read in all of them. People see F58: the digits of base 58 after `ƒ`, or
-after `f` where the letter cannot be shown. The two word forms of Flux (mnemonics and emoji) are left out.
+Every encoding of an id can be parsed. The default for display is F58: base 58 digits after `ƒ`, or after `f`
+where `ƒ` cannot be displayed. The word encodings of Flux (mnemonics and emoji) are not supported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from penstock.errors import BadRequest, Corrupt
 
 __all__ = ["ENCODINGS", "ID_MAX", "BadJobId", "JobIds", "encode_jobid", "parse_jobid"]
 
-ID_MAX: Final = 2**64 - 1  # All ones mean "any job"; it is never given to one.
+ID_MAX: Final = 2**64 - 1  # All ones mean "any job", so it is never issued.
 ENCODINGS: Final = ("dec", "hex", "dothex", "kvs", "f58", "f58plain")
 
 _TIME_SHIFT: Final = 24
@@ -34,11 +35,11 @@ _DECIMAL: Final = re.compile(r"[0-9]{1,32}")
 
 
 class BadJobId(BadRequest):
-    """The text is no job id."""
+    """The text is not a job id."""
 
 
 class JobIds:
-    """Gives ids that strictly increase. `highest` is the largest id ever given, 0 before the first."""
+    """Issues strictly increasing ids. `highest` is the largest id issued so far, 0 before the first."""
 
     def __init__(self, began_at: float, highest: int = 0) -> None:
         self._began_at = began_at
@@ -48,7 +49,7 @@ class JobIds:
         time_ms = max(1, int((now - self._began_at) * 1000))
         given = time_ms << _TIME_SHIFT
         if given <= self.highest:
-            # The clock stood still or went back: count on within the last millisecond, or begin the next.
+            # The clock did not advance or went back: continue the last millisecond, or begin the next.
             if self.highest & _LOW_BITS < _SEQUENCE_MAX:
                 given = self.highest + 1
             else:
@@ -83,7 +84,7 @@ def encode_jobid(number: int, encoding: str = "f58") -> str:
 
 
 def parse_jobid(text: str) -> int:
-    """Reads every form that `encode_jobid` writes; blanks around it do not matter."""
+    """Parses every encoding of `encode_jobid`. Surrounding blanks are ignored."""
     body = text.strip() if len(text) <= _TEXT_MAX else ""
     body = body.removeprefix("job.")
     if "." in body:

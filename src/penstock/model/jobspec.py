@@ -1,13 +1,13 @@
-"""What a job asks for: jobspec, RFC 14 (up to version 9999) and RFC 25 (version 1).
+"""Jobspecs: RFC 14 (up to version 9999) and RFC 25 (version 1).
 
-One grammar serves both; version 1 is the smaller language. The `summary` of an error is the wording
-that scripts of Flux users look for; `where`, `found` and `expected` say more.
+One grammar serves both; version 1 is the smaller language. The `summary` of an error has the wording of Flux,
+which scripts of Flux users look for; `where`, `found` and `expected` add details.
 
-Text that is no YAML or JSON at all stays a `BadDocument`, so that a caller can tell the two apart.
-Resource types are not checked here, because what types exist is a fact of the graph that a job is
-matched against. Tasks are checked for their form; which slot a task names is not cross-checked.
+Text that is not YAML or JSON raises `BadDocument`, so that a caller can distinguish it from a bad jobspec.
+Resource types are not checked, because the graph determines which types exist. Tasks are checked
+syntactically; that a task names an existing slot is not checked.
 
-Jobs come in thousands with the same text, so small texts are parsed once.
+Thousands of jobs can have the same text, so the results for small texts are cached.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["UINT_MAX", "BadJobspec", "Count", "Jobspec", "Resource", "Task", "pa
 UINT_MAX = 2**32 - 1
 
 _VERSION_MAX = 9999
-_LEVELS_MAX = 32
+_DEPTH_MAX = 32
 _RESOURCES_MAX = 10_000
-_DOCUMENT_DEPTH_MAX = 128  # Leaves room for the deepest resources and constraints that pass.
+_DOCUMENT_DEPTH_MAX = 128  # Above the depth limits of resources and constraints.
 _CACHED_TEXTS_MAX = 1024
 _CACHED_SIZE_MAX = 16 << 10
 _UINT = re.compile(r"0|[1-9][0-9]{0,9}")
 _FLOAT = re.compile(r"[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]{1,4})?|\.[0-9]+(?:[eE][+-]?[0-9]{1,4})?")
 _NUMBER_LENGTH_MAX = 64
 
-# By operator: which key must be at least how much, and the words for it.
+# By operator: the key with a minimum, the minimum, and the message of Flux.
 _COUNT_RULES = {
     "+": (("operand", 1, "\"operand\" must be greater than zero for addition '+'"),),
     "*": (("operand", 2, "\"operand\" must be greater than one for multiplication '*'"),),
@@ -48,12 +48,12 @@ _COUNT_RULES = {
 
 
 class BadJobspec(BadRequest):
-    """The document is well-formed, but no jobspec."""
+    """The document is not a valid jobspec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many: `min`, then by `operator` and `operand` in steps up to `max`."""
+    """A number of resources: `min`, then in steps of `operator` and `operand` up to `max`."""
 
     min: int
     max: int
@@ -61,7 +61,7 @@ class Count:
     operand: int = 1
 
     def pick(self, available: int) -> int:
-        """The largest feasible count that is not more than `available`; 0 if there is none."""
+        """The largest valid count up to `available`; 0 if there is none."""
         limit = min(available, self.max)
         if self.min > limit:
             return 0
@@ -75,7 +75,7 @@ class Count:
             while current * self.operand <= limit:
                 current *= self.operand
             return current
-        # A power is at least 2^(bits * operand): do not work out what is far beyond the limit.
+        # A power is at least 2^(bits * operand): do not compute it if it is far beyond the limit.
         while (current.bit_length() - 1) * self.operand < limit.bit_length():
             power: int = current**self.operand
             if power > limit:
@@ -89,7 +89,7 @@ class Resource:
     type: str
     count: Count
     unit: str = ""
-    exclusive: bool | None = None  # None: not said, which is not the same as false.
+    exclusive: bool | None = None  # None: not given, which differs from false.
     with_: tuple[Resource, ...] = ()
     label: str = ""
     id: str = ""
@@ -114,11 +114,13 @@ class Jobspec:
     cwd: str = ""
     environment: tuple[tuple[str, str], ...] = ()
     constraint: Constraint | None = None
-    attributes: Mapping | None = None  # All of `attributes`, for what is not interpreted here.
+    attributes: Mapping | None = (
+        None  # The whole `attributes` mapping, for callers that interpret more of it.
+    )
 
 
 def parse_jobspec(text: str | bytes) -> Jobspec:
-    """Raises `BadDocument` for what is no YAML or JSON, `BadJobspec` or `BadConstraint` for the rest."""
+    """Raises `BadDocument` for invalid YAML or JSON, `BadJobspec` or `BadConstraint` otherwise."""
     return _parse_once(text) if len(text) <= _CACHED_SIZE_MAX else _parse(text)
 
 
@@ -134,7 +136,7 @@ def _parse(text: str | bytes) -> Jobspec:
     sections: list[Node] = []
     for key, word in (
         ("version", "version"),
-        ("resources", "resource"),  # The singular is what scripts look for.
+        ("resources", "resource"),  # Flux uses the singular in its message.
         ("tasks", "tasks"),
         ("attributes", "attributes"),
     ):
@@ -178,7 +180,7 @@ def _version(node: Node) -> int:
 
 
 def _system(attributes: Node) -> Mapping | None:
-    """`attributes.system`, or None where there is none."""
+    """`attributes.system`, or None if it is absent."""
     if isinstance(attributes, Scalar) and attributes.is_null:
         return None
     if not isinstance(attributes, Mapping):
@@ -231,7 +233,7 @@ def _constraint(system: Mapping | None) -> Constraint | None:
 
 
 class _Resources:
-    """Reads the resource tree; counts resources over all levels."""
+    """Parses the resource tree. The limit on resources applies to the whole tree."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -239,8 +241,8 @@ class _Resources:
     def read(self, node: Node, where: str, level: int) -> tuple[Resource, ...]:
         if not isinstance(node, Sequence):
             _fail('"resources" is not a sequence', where, node, "a sequence of resources")
-        if level > _LEVELS_MAX and node.items:
-            _fail("resources are nested too deeply", where, node, f"at most {_LEVELS_MAX} levels")
+        if level > _DEPTH_MAX and node.items:
+            _fail("resources are nested too deeply", where, node, f"a depth of at most {_DEPTH_MAX}")
         self._count += len(node.items)
         if self._count > _RESOURCES_MAX:
             _fail("too many resources", where, node, f"at most {_RESOURCES_MAX} in a jobspec")
@@ -391,7 +393,7 @@ def _task_pairs(node: Mapping, key: str, where: str) -> tuple[tuple[str, str], .
 
 
 def _string(node: Node, where: str, summary: str) -> str:
-    """The text of a scalar that is not null."""
+    """The text of a scalar; null is rejected."""
     if not isinstance(node, Scalar) or node.is_null:
         _fail(summary, where, node, "a scalar")
     return node.text
@@ -403,7 +405,7 @@ def _optional(node: Mapping, key: str, where: str) -> str:
 
 
 def _string_pairs(node: Mapping, where: str, summary: str) -> tuple[tuple[str, str], ...]:
-    """Keys and texts; a value that is null is the empty text."""
+    """Keys and values; null is the empty text."""
     pairs: list[tuple[str, str]] = []
     for key, value in node.items:
         empty = isinstance(value, Scalar) and value.is_null

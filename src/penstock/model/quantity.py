@@ -1,9 +1,8 @@
 """Kubernetes quantities as integers: `500m`, `1.5Gi`, `2e3`.
 
-Amounts are counted in whole units of what the scheduler divides (millicores, bytes), never in
-floats. `scale` says how many of those units make up 1, so `parse_quantity("500m", scale=1000)` is
-500. What does not come out even is rounded away from zero, as Kubernetes does: a request is never
-counted smaller than it is.
+A quantity is an integer number of the units that the scheduler allocates (millicores, bytes), never a float.
+`scale` is the number of units in 1, so `parse_quantity("500m", scale=1000)` is 500. A fraction of a unit is
+rounded away from zero, as in Kubernetes, so that a request is never counted as less than it is.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 
 class BadQuantity(BadRequest):
-    """The text is no quantity, or one that does not fit into 63 bits."""
+    """The text is not a quantity, or the value exceeds 63 bits."""
 
 
 @lru_cache(maxsize=4096)
@@ -50,8 +49,8 @@ def parse_quantity(text: str, *, scale: int = 1) -> int:
 def format_quantity(value: int, *, scale: int = 1, binary: bool = False) -> str:
     """The canonical text of `value / scale`: no fraction, and the largest suffix that stays exact.
 
-    `scale` is a divisor of 10^9, since nothing finer than a billionth can be written. With `binary`
-    the suffixes are powers of 1024, except for amounts below 1024 and for fractions.
+    `scale` must divide 10^9, because the smallest suffix is nano. With `binary` the suffixes are powers of
+    1024, except for values below 1024 and for fractions.
     """
     if scale < 1 or _NANO % scale:
         raise ValueError(f"scale {scale} is not a divisor of {_NANO}")

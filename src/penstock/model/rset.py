@@ -1,12 +1,11 @@
-"""Resource sets: R version 1 (RFC 20), which tells what an allocation or an instance holds.
+"""Resource sets: R version 1 (RFC 20), the resources of an allocation or of an instance.
 
-R groups ranks that hold the same children, as idsets: `{"rank": "0-3", "children": {"core": "0-7"}}`.
-The groups are kept as they were given, since their order is part of what users see. Hosts are one
-list in the order of ascending ranks.
+R groups ranks with the same children as idsets: `{"rank": "0-3", "children": {"core": "0-7"}}`. The groups
+are kept in their order, because users see it. Hosts are one list in ascending order of ranks.
 
-A few bytes of idset can stand for millions of ids, so the reader counts twice: the ids that it
-writes out (equal texts are written out once), and the resources that the whole set describes.
-What a scheduler adds for itself (`scheduling`, `attributes`) is not read.
+A few bytes of an idset can denote millions of ids, so the parser has two limits: on the ids that it expands
+(equal texts are expanded once), and on the resources that the whole set describes. The keys `scheduling` and
+`attributes`, which a scheduler writes for itself, are ignored.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ _NUMBER_LENGTH_MAX = 64
 
 
 class BadResourceSet(BadRequest):
-    """The text is JSON, but no resource set of version 1."""
+    """The document is JSON, but not a resource set of version 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks that hold the same children: type and ids, in the order given."""
+    """Ranks with the same children: type and ids, in the order given."""
 
     ranks: tuple[int, ...]
     children: tuple[tuple[str, tuple[int, ...]], ...]
@@ -60,11 +59,11 @@ class ResourceSet:
     starttime: float
     expiration: float  # 0: none.
     properties: tuple[tuple[str, tuple[int, ...]], ...]
-    nslots: int | None  # None: an instance's resources, not an allocation.
+    nslots: int | None  # None: the resources of an instance, not of an allocation.
 
 
 def parse_rset(text: str | bytes) -> ResourceSet:
-    """Raises `BadDocument` for what is no JSON and `BadResourceSet` for what is no R."""
+    """Raises `BadDocument` for invalid JSON and `BadResourceSet` for an invalid R."""
     root = parse_json(text, size_max=_SIZE_MAX, nodes_max=_NODES_MAX)
     if not isinstance(root, Mapping):
         _fail("R is not an object", "R", root, "an object with version and execution")
@@ -89,7 +88,7 @@ def parse_rset(text: str | bytes) -> ResourceSet:
 
 
 def encode_rset(rset: ResourceSet) -> str:
-    """One line of JSON. An absent nodelist, no properties and no slots leave their keys out."""
+    """One line of JSON. Keys of an absent nodelist, properties or nslots are omitted."""
     execution: dict[str, object] = {
         "R_lite": [
             {
@@ -117,7 +116,7 @@ def rank_hosts(rset: ResourceSet) -> dict[int, str]:
 
 
 class _Ids:
-    """Reads idsets within the bounds of one R."""
+    """Parses idsets within the limits of one R."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, ...]] = {}

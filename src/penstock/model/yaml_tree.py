@@ -1,7 +1,7 @@
-"""YAML text as the tree of `document`, built from the events of the YAML parser.
+"""Builds the tree of `document` from the events of the YAML parser.
 
-The events come without any resolving, with the position of each; the tree is built with a stack of
-our own, so that depth costs no interpreter frames, and against the bounds that the caller gives.
+Events are unresolved and have positions. The tree is built with an explicit stack, so that deep input does
+not exhaust the interpreter stack, and within the limits of the caller.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _DIRECTIVES_MAX = 64
 
 @dataclass(slots=True)
 class _Frame:
-    """A sequence or mapping that is still open."""
+    """A sequence or mapping that is not complete."""
 
     is_mapping: bool
     anchor: str | None
     nodes_before: int
     line: int
     column: int
-    height: int = 1  # The deepest level of this subtree, itself counted.
+    height: int = 1  # The depth of this subtree, including itself.
     key: str | None = None
     seen: set[str] = field(default_factory=set)
     entries: list[Node] = field(default_factory=list)
@@ -86,13 +86,13 @@ def _events(source: str) -> Iterator[yaml.Event]:
 
 
 class _YamlBuilder:
-    """Builds the tree from events with a stack of its own: depth costs no interpreter frames."""
+    """Builds the tree from events with an explicit stack."""
 
     def __init__(self, bounds: DocumentLimits) -> None:
         self.root: Node | None = None
         self._bounds = bounds
         self._open: list[_Frame] = []
-        self._anchored: dict[str, _Anchored | None] = {}  # None: its node is still open.
+        self._anchored: dict[str, _Anchored | None] = {}  # None: its node is not complete.
         self._documents = 0
 
     def take(self, event: yaml.Event) -> None:
