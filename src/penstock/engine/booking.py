@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from penstock.engine.allocation import Grant, Pick, Slot
+from penstock.engine.candidates import Choice, Selection
 from penstock.engine.graph import Vertex
 from penstock.engine.vertex_state import (
     Booking,
@@ -24,7 +25,7 @@ from penstock.engine.vertex_state import (
     is_idle,
     refresh_excess,
 )
-from penstock.engine.walker import NODE, Choice, Selection
+from penstock.engine.walker import NODE
 from penstock.errors import BadRequest, Conflict
 
 __all__ = [

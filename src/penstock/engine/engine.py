@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from penstock.engine.allocation import (
     Allocation,
@@ -35,18 +35,19 @@ from penstock.engine.booking import (
     slots_of,
 )
 from penstock.engine.bounds import cannot_ever_fit
+from penstock.engine.candidates import Selection
 from penstock.engine.explain import Explainer
 from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.filters import DEFAULT_FILTERS, Filters
 from penstock.engine.graph import Graph, Vertex
+from penstock.engine.job_allocation import AllocationPart, JobAllocation
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import MostFreeOrder, Policy, SearchOrder, Usage, parse_policy
 from penstock.engine.request import Placement, Request, check_distinct, compile_demands
 from penstock.engine.search import BookingTimes, PreparedRequest, Search
-from penstock.engine.walker import Selection
 from penstock.errors import BadRequest, Conflict
 
-__all__ = ["AllocationPart", "BadTime", "Engine", "JobAllocation", "MatchOp", "UnknownJob"]
+__all__ = ["BadTime", "Engine", "MatchOp", "UnknownJob"]
 
 
 class BadTime(BadRequest):
@@ -74,43 +75,6 @@ _MAY_WAIT = frozenset({MatchOp.ALLOCATE_ORELSE_RESERVE, MatchOp.WITHOUT_ALLOCATI
 _BOOKS_NOTHING = frozenset(
     {MatchOp.SATISFIABILITY, MatchOp.WITHOUT_ALLOCATING, MatchOp.WITHOUT_ALLOCATING_FUTURE}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class AllocationPart:
-    """What one match or extension booked for a job."""
-
-    claims: Claims
-    span: Span
-    slots: tuple[Slot, ...]
-
-
-@dataclass(slots=True)
-class JobAllocation:
-    number: int
-    kind: AllocationKind
-    placement: Placement
-    top: Vertex  # contains all claims: the root, or the chosen domain
-    parts: dict[int, AllocationPart]
-    parts_made: int = 1
-    slots_made: int = 0
-
-    def claims(self) -> Claims:
-        """The claims of all parts; units of a pool that several parts share are added up."""
-        union: Claims = {}
-        for part in self.parts.values():
-            for index, claim in part.claims.items():
-                before = union.get(index)
-                if before is not None and claim.booked and before.booked:
-                    union[index] = replace(claim, units=claim.units + before.units)
-                elif before is None or claim.booked:
-                    union[index] = claim
-        return union
-
-    def nodes(self) -> frozenset[int]:
-        """Indexes of the nodes of its slots."""
-        slots = [slot for part in self.parts.values() for slot in part.slots]
-        return frozenset(slot.node.index for slot in slots if slot.node is not None)
 
 
 class Engine:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.engine.booking import Booker, Claims, Span, claims_of, slots_of
+from penstock.engine.candidates import Selection
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import Policy, SearchOrder, Usage
 from penstock.engine.request import SLOT, Demand, Request
 from penstock.engine.vertex_state import TimeView, Window, expected_free_below, free_below
-from penstock.engine.walker import Selection, Walk
+from penstock.engine.walker import Walk
 
 __all__ = ["BookingTimes", "PreparedRequest", "Search"]
 

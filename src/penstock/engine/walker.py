@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from penstock.engine.candidates import Candidate, Choice, Found, Selection, bundles, reduced
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.policies import NODE_FACTOR, Policy, SearchOrder, Usage
 from penstock.engine.request import SLOT, SLOTS_MAX, Demand, Placement
@@ -40,7 +40,7 @@ from penstock.engine.vertex_state import (
 from penstock.model.constraint import Constraint, matches
 from penstock.model.jobspec import UINT_MAX
 
-__all__ = ["CONSTRAINED_TYPES", "NODE", "Choice", "Selection", "Walk"]
+__all__ = ["CONSTRAINED_TYPES", "NODE", "Walk"]
 
 NODE: Final = "node"
 CONSTRAINED_TYPES: Final = frozenset({"node", "storage_node"})  # the types that constraints apply to
@@ -50,67 +50,6 @@ _USAGE_SHIFT: Final = 104  # usage outweighs the position of a node, which outwe
 _PLACE_SHIFT: Final = 64
 _PPM: Final = 1_000_000
 _NO_NODE_SCORE: Final = 1 << 200  # above the score of any node
-
-
-class Choice:
-    """A selected vertex, its units, and what is selected below it."""
-
-    __slots__ = ("above", "booked", "inner", "label", "slot", "units", "vertex", "whole")
-
-    def __init__(
-        self,
-        vertex: Vertex,
-        above: Vertex | None,
-        units: int,
-        booked: bool,
-        inner: list[Choice],
-        label: str,
-        whole: bool,
-        slot: int = -1,
-    ) -> None:
-        self.vertex = vertex
-        self.above = above  # the parent on the path taken; a shared vertex has several
-        self.units = units
-        self.booked = booked  # in a slot or requested as exclusive; otherwise only passed through
-        self.inner = inner
-        self.label = label
-        self.whole = whole  # requested as exclusive: includes its whole subtree
-        self.slot = slot  # the slot that this is an outermost vertex of; -1: none
-
-
-class Candidate:
-    """A possible selection: one vertex, or the vertices of one slot."""
-
-    __slots__ = ("choices", "count", "divisible", "score")
-
-    def __init__(self, score: int, count: int, choices: list[Choice], divisible: bool = False) -> None:
-        self.score = score
-        self.count = count
-        self.choices = choices
-        self.divisible = divisible  # any number of its units can be allocated
-
-
-Found = dict[str, list[Candidate]]
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The result of a walk."""
-
-    top: Vertex
-    choices: tuple[Choice, ...]
-
-    def slots(self) -> list[list[Choice]]:
-        """The outermost vertices of each slot."""
-        slots: dict[int, list[Choice]] = {}
-        pending = list(reversed(self.choices))
-        while pending:
-            choice = pending.pop()
-            if choice.slot >= 0:
-                slots.setdefault(choice.slot, []).append(choice)
-            else:
-                pending.extend(reversed(choice.inner))
-        return list(slots.values())
 
 
 class Walk:
@@ -332,7 +271,7 @@ class Walk:
                 return
             if any(candidate.divisible for candidate in candidates):
                 most = min(most, slot.count.pick(UINT_MAX))  # A large pool would yield too many slots.
-            piles.append(_bundles(candidates, per_slot))
+            piles.append(bundles(candidates, per_slot))
         step = self._slot_step(vertex, slot)
         # Usage counts once per slot, independent of the number of its vertices.
         shared = node_score if self._policy.usage is not Usage.IGNORED else 0
@@ -377,7 +316,7 @@ class Walk:
             return None
         best: list[Candidate] = []
         for candidate in self._sorted(candidates):
-            best.append(_reduced(candidate, left))
+            best.append(reduced(candidate, left))
             left -= candidate.count
             if left <= 0:
                 break
@@ -492,31 +431,3 @@ class _Tally:
 def _can_bundle(vertex: Vertex, slot: Demand) -> bool:
     resource_types = {child.type for child in vertex.below()}
     return all(demand.type in resource_types for demand in slot.with_)
-
-
-def _bundles(candidates: list[Candidate], per_slot: int) -> Iterator[list[tuple[Candidate, int]]]:
-    """Groups candidates in order; each group has what one slot needs."""
-    pile: list[tuple[Candidate, int]] = []
-    missing = per_slot
-    for candidate in candidates:
-        left = candidate.count
-        while left > 0:
-            units = min(left, missing) if candidate.divisible else left
-            pile.append((candidate, units))
-            left -= units
-            missing -= units
-            if missing <= 0:
-                yield pile
-                pile = []
-                missing = per_slot
-
-
-def _reduced(candidate: Candidate, units: int) -> Candidate:
-    """Reduces a divisible candidate to the units that are needed."""
-    picked = candidate.choices[0]
-    if not candidate.divisible or candidate.count <= units:
-        return candidate
-    part = Choice(
-        picked.vertex, picked.above, units, picked.booked, picked.inner, picked.label, False, picked.slot
-    )
-    return Candidate(candidate.score, units, [part], True)

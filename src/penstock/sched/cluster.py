@@ -26,7 +26,7 @@ from penstock.engine import (
 )
 from penstock.engine.allocation import Grant
 from penstock.engine.booking import Span, VertexClaim
-from penstock.engine.engine import AllocationPart, JobAllocation
+from penstock.engine.job_allocation import AllocationPart, JobAllocation
 from penstock.engine.planner import FOREVER
 from penstock.model.idset import encode_idset
 from penstock.protocol.facts import Capacity, ExternalUsageSet, NodeSet

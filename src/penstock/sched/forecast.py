@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.engine import Allocation, AllocationKind
-from penstock.engine.engine import Engine, JobAllocation
+from penstock.engine.engine import Engine
+from penstock.engine.job_allocation import JobAllocation
 from penstock.engine.planner import FOREVER
 from penstock.sched.cycle import Cycle, run_cycle
 from penstock.sched.queue import QueueEntry
