@@ -143,8 +143,8 @@ class Explainer:
         real = Bounds(demands, constraint, placement, window, self._excluded_nodes, self._whole_nodes)
         sums = real.below(self._graph.root)
         nodes = self._graph.of_type(NODE)
-        matching = [node for node in nodes if constraint is None or matches(constraint, node)]
-        up = [node for node in matching if node.up and all(above.up for above in node.ancestors())]
+        eligible = [node for node in nodes if constraint is None or matches(constraint, node)]
+        up = [node for node in eligible if node.up and all(above.up for above in node.ancestors())]
         large = [node for node in up if ideal.per_node.get(node.index, 0) > 0]
         free = [node for node in large if real.per_node.get(node.index, 0) > 0]
         needed = self._nodes_needed(demands, ideal)
@@ -152,7 +152,7 @@ class Explainer:
         if nodes:
             stages.append(FunnelStage(_ALL, len(nodes), needed))
             if constraint is not None:
-                stages.append(FunnelStage(_MATCH, len(matching), needed))
+                stages.append(FunnelStage(_MATCH, len(eligible), needed))
             stages.append(FunnelStage(_UP, len(up), needed))
             stages.append(FunnelStage(_LARGE, len(large), needed))
             stages.append(FunnelStage(_FREE, len(free), needed))

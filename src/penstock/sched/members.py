@@ -102,9 +102,9 @@ def _handle_absent_member(state: SchedulerState, job: Job, member: Member, now: 
     """
     numbers = state.intents_of_member.get(member.key, set())
     placing = {number for number in numbers if isinstance(state.intents[number].intent, Place)}
-    again = numbers - placing if job.is_ending else numbers
-    if placing and again:
-        state.intents_to_resend.update(again)
+    to_resend = numbers - placing if job.is_ending else numbers
+    if placing and to_resend:
+        state.intents_to_resend.update(to_resend)
     elif placing and job.workload and member.phase is MemberPhase.PLACING:
         _drop_unstarted(state, job, member, "", now, reached_node=False)
     elif member.phase.is_live:
@@ -284,6 +284,6 @@ def end_repair(state: SchedulerState, job: Job, now: float) -> None:
         evict_group(state, job, now, ExceptionType.INCOMPLETE, missing)
         return
     _mark_incomplete(state, job, missing, now)
-    again = tuple(member.key for member in live if member.is_recreated)
-    if again:
-        open_intent(state, Retract(state.next_intent(), job.id, again, RetractMode.EVICT))
+    recreated = tuple(member.key for member in live if member.is_recreated)
+    if recreated:
+        open_intent(state, Retract(state.next_intent(), job.id, recreated, RetractMode.EVICT))

@@ -226,11 +226,11 @@ class Scheduler:
         self._enqueue_assembled(now)
         for number, key in state.late_members:
             begun = state.jobs.get(number)
-            late = begun.members.get(key) if begun is not None else None
-            if begun is None or late is None or begun.state is not JobState.RUN:
+            member = begun.members.get(key) if begun is not None else None
+            if begun is None or member is None or begun.state is not JobState.RUN:
                 continue
-            if late.phase is MemberPhase.WAITING:
-                gangs.enqueue_late(state, begun, late)
+            if member.phase is MemberPhase.WAITING:
+                gangs.enqueue_late(state, begun, member)
         state.late_members.clear()
         advance_jobs(state, now)
         state.journal.intents.extend(
@@ -326,8 +326,8 @@ class Scheduler:
                 continue
             explained += 1
             if entry.member:
-                late = member_wait_reason(state, entry, now, memo)
-                state.publish_status(job, WorkloadStatus.WAITING, late.message)
+                found = member_wait_reason(state, entry, now, memo)
+                state.publish_status(job, WorkloadStatus.WAITING, found.message)
                 continue
             found = self.wait_reason(job.id, now, memo)
             start_at = job.forecast.start_at if job.forecast is not None else None
