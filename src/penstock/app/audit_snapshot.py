@@ -72,7 +72,7 @@ def _assignments(state: SchedulerState) -> tuple[dict[str, GraphMember], dict[st
             slot = slots.get(member.slot)
             if slot is not None and _node_name(slot) == member.node:
                 taken.add(slot.number)
-                members[member.key] = GraphMember(number, member.node, member.phase.value, _amounts(slot))
+                members[member.key] = GraphMember(number, member.node, member.phase.value, _usage(slot))
         if job is None or job.workload:
             unassigned = (slot for slot in slots.values() if slot.number not in taken)
             empty.update((f"{number}/{slot.number}", _node_name(slot)) for slot in unassigned)
@@ -83,7 +83,7 @@ def _node_name(slot: Slot) -> str:
     return slot.node.name if slot.node is not None else _NO_NODE
 
 
-def _amounts(slot: Slot) -> dict[str, int]:
+def _usage(slot: Slot) -> dict[str, int]:
     usage: dict[str, int] = {}
     for grant in slot.grants:
         usage[grant.vertex.type] = usage.get(grant.vertex.type, 0) + grant.units

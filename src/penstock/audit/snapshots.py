@@ -124,6 +124,5 @@ class GraphSnapshot:
     members: Mapping[str, GraphMember] = field(default_factory=dict)  # members with a slot in the engine
     external_usage: Mapping[str, GraphExternalUsage] = field(default_factory=dict)
     jobs: Mapping[int, JobAssignments] = field(default_factory=dict)
-    empty_slots: Mapping[str, str] = field(
-        default_factory=dict
-    )  # "job/slot" -> node: booked without a member
+    # "job/slot" -> node: booked without a member
+    empty_slots: Mapping[str, str] = field(default_factory=dict)

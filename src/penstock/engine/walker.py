@@ -76,7 +76,7 @@ class Walk:
         self._placement = placement
         self._excluded_nodes = excluded_nodes  # already used by a placement on distinct nodes
         self._full_nodes = full_nodes  # nodes known to fit no slot; None: not recorded
-        self._limit = _limit(policy, order, demands)
+        self._cutoff = _cutoff(policy, order, demands)
         self._slots_made = 0
         self._entered: set[int] = set()
         self.preorder = 0
@@ -125,9 +125,9 @@ class Walk:
                 slot = demand.slot
             elif demand.type == SLOT and pristine:
                 slot = demand
-        if vertex.type == NODE and self._limit is not None and slot is not None:
+        if vertex.type == NODE and self._cutoff is not None and slot is not None:
             node_score = self._node_score(vertex, demands)
-            if node_score >= self._limit.beyond:
+            if node_score >= self._cutoff.beyond:
                 return None
         if matched is None and slot is None and not pristine:
             return None
@@ -235,10 +235,10 @@ class Walk:
         named = {demand.type for demand in demands}
         is_slot_wanted = SLOT in named
         # On a large cluster most nodes are skipped here, at the cost of one comparison each.
-        limit = self._limit if is_slot_wanted and self._policy.node_centric else None
+        cutoff = self._cutoff if is_slot_wanted and self._policy.node_centric else None
         for child in children:
             if child.type == NODE:
-                if limit is not None and (child.id + 2) * NODE_FACTOR >= limit.beyond:
+                if cutoff is not None and (child.id + 2) * NODE_FACTOR >= cutoff.beyond:
                     continue
                 if self._full_nodes is not None and child.index in self._full_nodes:
                     continue
@@ -298,10 +298,10 @@ class Walk:
             slots.append(Candidate(score, 1, choices))
             self._slots_made += 1
             # With distinct nodes only the first slot of a node counts, which is its best.
-            if self._limit is not None and (
+            if self._cutoff is not None and (
                 (place == 0 and vertex.type == NODE) or not self._placement.distinct_nodes
             ):
-                self._limit.note(score)
+                self._cutoff.note(score)
 
     def _pass_up(self, vertex: Vertex, found: Found, to_parent: Found) -> None:
         if self._placement.distinct_nodes and vertex.type == NODE and SLOT in found:
@@ -388,7 +388,7 @@ class _ScoreCutoff:
             self.beyond = -((self._base + self._best[0]) // self._weight)
 
 
-def _limit(policy: Policy, order: SearchOrder, demands: tuple[Demand, ...]) -> _ScoreCutoff | None:
+def _cutoff(policy: Policy, order: SearchOrder, demands: tuple[Demand, ...]) -> _ScoreCutoff | None:
     """A cutoff applies only if low scores win and the request is for a fixed number of equal slots."""
     if policy.high_first or policy.stop_on_first or not order.is_stable:
         return None

@@ -47,7 +47,7 @@ __all__ = [
 class Capacity:
     """The capacity of a node for one resource: whole units such as cores, or one divisible pool.
 
-    A resource `anti-affinity/<topology>/<selector>` only keeps members apart that must not share a node.
+    A resource `anti-affinity/<namespace>/<selector>` only puts conflicting members on different nodes.
     """
 
     resource: str
@@ -59,9 +59,8 @@ class Capacity:
 class NodeSet:
     node: str
     capacity: tuple[Capacity, ...]
-    topology_levels: tuple[
-        tuple[str, str], ...
-    ] = ()  # (level, name), outermost first: (("zone", "a"), ("rack", "7"))
+    # (level, name), outermost first: (("zone", "a"), ("rack", "7"))
+    topology_levels: tuple[tuple[str, str], ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     up: bool = True  # False: nothing is placed there; running members stay
     why: str = ""  # why it is not up, for users
@@ -159,7 +158,7 @@ class EndCause(enum.Enum):
     """Why a member ended, as far as the scheduler acts on it. Everything else is `OTHER` with a message."""
 
     EXITED = ""  # by itself; the wait status says how
-    SIGNALED = "signal"  # by a signal that a user asked for
+    SIGNALED = "signal"  # by a signal that a user has sent
     TIMEOUT = "timeout"  # at its time limit
     NODE_FAILURE = "node-failure"
     GONE = "gone"  # it was deleted

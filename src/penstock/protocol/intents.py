@@ -78,7 +78,7 @@ class EndReason(enum.Enum):
     CANCEL = "cancel"
     TIMEOUT = "timeout"
     JOB_FAILED = "exec"
-    SIGNAL = "signal"  # a signal that a user asked for, which need not end anything
+    SIGNAL = "signal"  # a signal that a user has sent, which need not end anything
     ORPHAN = "left over"  # their job is over
 
 

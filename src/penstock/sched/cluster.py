@@ -1,6 +1,6 @@
 """The nodes that a backend reports, as a graph under an engine, and allocations as JSON values.
 
-Facts change the graph in location; `apply_updates` recomputes the totals once per batch of facts. A node's
+Facts change the graph in place; `apply_updates` recomputes the totals once per batch of facts. A node's
 rank is its position in the order of all nodes: assigned once, kept over restarts, never reused. `booking_of`
 converts an allocation of the engine to JSON values, and `restore` books it again from them, so a store needs
 to keep nothing else. These values locate units by node, because topology levels may change in between.
@@ -57,9 +57,8 @@ class Cluster:
         self.is_synced = False  # a snapshot was handled: before that no request counts as unsatisfiable
         self._external_usage: dict[str, ExternalUsageSet] = {}  # also on nodes that are not known yet
         self._external_usage_on: dict[str, dict[str, None]] = {}  # by node
-        self._to_move: dict[
-            str, None
-        ] = {}  # nodes whose topology has changed, still at their old position in the graph
+        # nodes whose topology has changed, still at their old position in the graph
+        self._to_move: dict[str, None] = {}
         self._is_dirty = False
 
     # Nodes
@@ -86,7 +85,7 @@ class Cluster:
         return True
 
     def remove_node(self, node: str) -> tuple[int, ...]:
-        """Removes a node. Returns the jobs that key nothing any more."""
+        """Removes a node. Returns the jobs that hold nothing any more."""
         known = self.nodes.pop(node, None)
         return self._remove_vertices(known) if known is not None else ()
 
@@ -295,7 +294,7 @@ class Cluster:
         self._is_dirty = True
 
     def _remove_vertices(self, known: ClusterNode) -> tuple[int, ...]:
-        """Removes the vertices of a node. Returns the jobs that key nothing any more."""
+        """Removes the vertices of a node. Returns the jobs that hold nothing any more."""
         for key in self._external_usage_on.get(known.fact.node, ()):
             self.engine.external_usage.remove(key)
         self._is_dirty = True

@@ -132,9 +132,8 @@ def _submit(state: SchedulerState, command: Submit, now: float) -> tuple[int, ..
     if command.key:
         state.submission_keys[command.key] = numbers
         if len(state.submission_keys) > _KEYS_MAX:
-            del state.submission_keys[
-                next(iter(state.submission_keys))
-            ]  # The oldest key; a client does not retry after so many other submissions.
+            # The oldest key; a client does not retry after so many other submissions.
+            del state.submission_keys[next(iter(state.submission_keys))]
     return numbers
 
 

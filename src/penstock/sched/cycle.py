@@ -61,7 +61,7 @@ class _Queue:
 
 
 def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
-    """Walks once; yields between matches. Starts and reservations stay booked in the engine."""
+    """Runs one cycle; yields between matches. Starts and reservations stay booked in the engine."""
     result = CycleResult()
     queues: dict[str, _Queue] = {}
     heap: list[tuple[QueueEntry, int, Iterator[QueueEntry]]] = []

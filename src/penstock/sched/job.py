@@ -110,9 +110,8 @@ class Job:
     has_allocation: bool = False  # the engine has bookings for it
     placed_at: float | None = None
     end_at: float | None = None  # start plus time limit
-    resources_by_node: dict[str, dict[str, str]] = field(
-        default_factory=dict
-    )  # node -> resource -> ids or count, since the last start
+    # node -> resource -> ids or count, since the last start
+    resources_by_node: dict[str, dict[str, str]] = field(default_factory=dict)
     incomplete_since: float | None = None  # since when members of the started group wait for a node
     is_infrastructure_failure: bool = (
         False  # ended by a node failure or an unknown cause, not by itself, a user or its limit

@@ -66,13 +66,15 @@ class SchedulingSpec:
 
 
 def spec_of_submission(submission: Submission, settings: Settings) -> SchedulingSpec:
-    """Reads a submission. An invalid one raises `BadRequest` with the position."""
+    """Reads a submission. An invalid one raises `BadRequest` with the location."""
     jobspec = parse_jobspec(submission.jobspec)
     if len(jobspec.tasks) != 1:
-        raise BadRequest("not one task", where="tasks", found=str(len(jobspec.tasks)), expected="exactly one")
+        raise BadRequest(
+            "a job has one task", where="tasks", found=str(len(jobspec.tasks)), expected="exactly one"
+        )
     if not jobspec.resources:
         raise BadRequest(
-            "nothing is asked for", where="resources", found="[]", expected="at least one resource"
+            "no resources are requested", where="resources", found="[]", expected="at least one resource"
         )
     task = jobspec.tasks[0]
     labels = _labels(jobspec.resources)

@@ -1,8 +1,8 @@
 """Forecasts and promises.
 
-A forecast is the expected start of a pending job, replaced by every deep cycle. A promise is the start that
-the job was first and last given. A start that moves later by more than a minute and a tenth of the wait is a
-slip, and is recorded with its cause.
+A forecast is the expected start of a pending job, replaced by every deep cycle. A promise keeps the first
+expected start of a job, and the latest one that differs from it noticeably. A start that moves later by more
+than a minute and a tenth of the wait is a slip, and is recorded with its cause.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ def update_forecasts(
     state.reservations = {number: float(planned.start_s) for number, planned in reserved.items()}
     fresh = {**starts, **reserved}
     for number, planned in fresh.items():
-        exact = starts.get(
-            number, planned
-        )  # The forecast is more precise than the reservation it starts from.
+        # The forecast is more precise than the reservation it starts from.
+        exact = starts.get(number, planned)
         _update_promise(state, state.jobs[number], float(exact.start_s), number in reserved, now)
     if deep:
         for number in state.planned_starts.keys() - fresh.keys():

@@ -223,6 +223,5 @@ class Recorded:
     drains: tuple[DrainSet, ...] = ()
     queues: tuple[QueueSet, ...] = ()
     inadmissible: tuple[InadmissibleSet, ...] = ()
-    keys: Mapping[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # idempotency keys of recent submissions
+    # idempotency keys of recent submissions
+    keys: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 What is absent from a snapshot is gone. The first snapshot of a term also restores recorded allocations,
 because only then are the nodes known. Each difference between record and snapshot has one repair; the table
-is in ARCHITECTURE.md.
+is in docs/explanation/recovery.md.
 """
 
 from __future__ import annotations

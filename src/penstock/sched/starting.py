@@ -24,7 +24,7 @@ def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) ->
     job.placed_at = now
     job.end_at = None if job.spec.limit_s is None else now + job.spec.limit_s
     job.resources_by_node = _resources_by_node(state, job)
-    _assignment(state, job, found.slots)
+    _assign_slots(state, job, found.slots)
     context: dict[str, object] = {}
     if job.forecast is not None or job.promise is not None:
         promised = job.promise.last_at if job.promise is not None else now
@@ -55,15 +55,15 @@ def _resources_by_node(state: SchedulerState, job: Job) -> dict[str, dict[str, s
     """The units of a job by node and resource: ids of whole units, a count for pools."""
     ids: dict[str, dict[str, list[int]]] = {}
     pools: dict[str, dict[str, int]] = {}
-    for mark in state.cluster.engine.jobs[job.id].claims().values():
-        node = mark.vertex.parent()
-        if not mark.booked or mark.vertex.type == "node" or node is None:
+    for claim in state.cluster.engine.jobs[job.id].claims().values():
+        node = claim.vertex.parent()
+        if not claim.booked or claim.vertex.type == "node" or node is None:
             continue
-        if mark.vertex.divisible:
+        if claim.vertex.divisible:
             counts = pools.setdefault(node.name, {})
-            counts[mark.vertex.type] = counts.get(mark.vertex.type, 0) + mark.units
+            counts[claim.vertex.type] = counts.get(claim.vertex.type, 0) + claim.units
         else:
-            ids.setdefault(node.name, {}).setdefault(mark.vertex.type, []).append(mark.vertex.id)
+            ids.setdefault(node.name, {}).setdefault(claim.vertex.type, []).append(claim.vertex.id)
     by_node: dict[str, dict[str, str]] = {}
     for node_name, resources in ids.items():
         by_node[node_name] = {resource: encode_idset(numbers) for resource, numbers in resources.items()}
@@ -72,7 +72,7 @@ def _resources_by_node(state: SchedulerState, job: Job) -> dict[str, dict[str, s
     return by_node
 
 
-def _assignment(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> None:
+def _assign_slots(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> None:
     """Assigns slots: to members of a workload by their request, to those of a submitted job by index."""
     ordered = sorted(slots, key=lambda slot: (_rank(slot.node), slot.number))
     if job.workload:

@@ -182,13 +182,13 @@ class SchedulerState:
     singletons: set[tuple[str, str]] = field(default_factory=set)  # names with a singleton dependency
 
     # Nodes and intents.
-    ranks: dict[str, int] = field(
-        default_factory=dict
-    )  # of known nodes, and of those recorded before a restart
+    # of known nodes, and of those recorded before a restart
+    ranks: dict[str, int] = field(default_factory=dict)
     drains: dict[str, DrainSet] = field(default_factory=dict)
+    # job, parts, freed slots; until the first snapshot
     allocations_to_restore: list[
         tuple[int, list[tuple[int, JsonObject, int, int | None]], tuple[int, ...]]
-    ] = field(default_factory=list)  # job, parts, freed slots; until the first snapshot
+    ] = field(default_factory=list)
     intents: dict[int, OpenIntent] = field(default_factory=dict)
     intents_of_member: dict[str, set[int]] = field(default_factory=dict)
 

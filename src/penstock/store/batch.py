@@ -184,10 +184,10 @@ def _event_lines(events: Iterable[JobLogged]) -> bytes:
     return "".join(lines).encode()
 
 
-def _job_lines(jobs: Iterable[JobNew], lives: dict[int, JobLive]) -> bytes:
+def _job_lines(jobs: Iterable[JobNew], live_states: dict[int, JobLive]) -> bytes:
     lines = []
     for job in jobs:
-        live = lives.get(job.id) or initial_live(job.id)
+        live = live_states.get(job.id) or initial_live(job.id)
         values = (
             job.id,
             _escaped(job.owner),
