@@ -25,26 +25,26 @@ from tests.cli.terminal import Screen, Terminal, environment, on_terminal, runti
 from tests.store.servers import wait_until
 
 __all__ = [
-    "Place",
     "Running",
+    "Sandbox",
     "kill_supervisors",
     "left_behind",
-    "place_of_its_own",
     "running_instance",
     "tasks_of",
+    "temporary_sandbox",
     "wait_until",
 ]
 
 PENSTOCK = Path(sys.executable).parent / "penstock"
 TIMEOUT_S = 60
-SHAPE = ("--nodes", "4", "--cores", "2")
+NODE_OPTIONS = ("--nodes", "4", "--cores", "2")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A state directory, with or without an instance, and the commands for it."""
+class Sandbox:
+    """A temporary state directory, with or without an instance, and the commands for it."""
 
-    above: Path
+    directory: Path
     state: Path
 
     def environment(self, **extra: str) -> dict[str, str]:
@@ -64,11 +64,11 @@ class Place:
             errors="surrogateescape",
             timeout=TIMEOUT_S,
             check=False,
-            cwd=self.above,
+            cwd=self.directory,
             env=self.environment(**extra),
         )
 
-    def begin(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
+    def launch(self, *arguments: str, **extra: str) -> subprocess.Popen[str]:
         """Starts the command in its own session, so that signals reach no other process."""
         return subprocess.Popen(
             [PENSTOCK, *arguments],
@@ -76,7 +76,7 @@ class Place:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
-            cwd=self.above,
+            cwd=self.directory,
             env=self.environment(**extra),
             start_new_session=True,
         )
@@ -106,7 +106,7 @@ class Place:
         return Terminal(self.state, *arguments, columns=columns, still=False)
 
 
-class Running(Place):
+class Running(Sandbox):
     """A state directory with a running instance."""
 
     __slots__ = ()
@@ -158,36 +158,36 @@ class Running(Place):
 
 
 @contextmanager
-def place_of_its_own() -> Iterator[Place]:
+def temporary_sandbox() -> Iterator[Sandbox]:
     """An empty state directory. Processes left at the end are killed, and the test fails."""
-    above = Path(tempfile.mkdtemp(prefix="penstock-e2e-"))
-    above.chmod(0o755)
-    place = Place(above, above / "state")
+    directory = Path(tempfile.mkdtemp(prefix="penstock-e2e-"))
+    directory.chmod(0o755)
+    sandbox = Sandbox(directory, directory / "state")
     try:
-        yield place
+        yield sandbox
     finally:
-        left = left_behind(place)
+        left = left_behind(sandbox)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(above, ignore_errors=True)
-        shutil.rmtree(runtime(place.state), ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(runtime(sandbox.state), ignore_errors=True)
     assert not left, f"left behind: {left}"
 
 
 @contextmanager
 def running_instance(*arguments: str) -> Iterator[Running]:
     """An instance of four nodes with two cores each, stopped at the end without leftovers."""
-    with place_of_its_own() as place:
-        done = place.call("start", *SHAPE, *arguments)
+    with temporary_sandbox() as sandbox:
+        done = sandbox.call("start", *NODE_OPTIONS, *arguments)
         assert done.returncode == 0, done
-        running = Running(place.above, place.state)
+        running = Running(sandbox.directory, sandbox.state)
         try:
             yield running
         finally:
             if running.paths.socket.exists():
                 stopped = running.call("stop")
                 assert stopped.returncode == 0, stopped
-        wait_until(lambda: not left_behind(place), 5.0)
+        wait_until(lambda: not left_behind(sandbox), 5.0)
 
 
 def tasks_of(running: Running, job: str) -> list[int]:
@@ -207,15 +207,15 @@ def tasks_of(running: Running, job: str) -> list[int]:
 def kill_supervisors(running: Running, job: str) -> None:
     """Kills the supervisors of the tasks, as a machine fault would."""
     tasks = tasks_of(running, job)
-    above = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in tasks}
-    assert above - set(tasks)
-    for pid in above - set(tasks):
+    supervisors = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in tasks}
+    assert supervisors - set(tasks)
+    for pid in supervisors - set(tasks):
         os.kill(pid, signal.SIGKILL)
 
 
-def left_behind(place: Place) -> dict[int, str]:
+def left_behind(sandbox: Sandbox) -> dict[int, str]:
     """Processes that refer to the state directory in their command line or environment."""
-    mark = os.fsencode(place.above)
+    mark = os.fsencode(sandbox.directory)
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

@@ -17,7 +17,7 @@ from pathlib import Path
 import psycopg.conninfo
 import pytest
 
-from tests.e2e.instances import SHAPE, Place, Running, left_behind, place_of_its_own, wait_until
+from tests.e2e.instances import NODE_OPTIONS, Running, Sandbox, left_behind, temporary_sandbox, wait_until
 from tests.store.servers import started_server
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk or give files away")
@@ -154,35 +154,35 @@ def test_a_batch_of_jobs_is_accepted_completely_or_not_at_all(instance: Running)
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    with place_of_its_own() as made:
+def sandbox() -> Iterator[Sandbox]:
+    with temporary_sandbox() as made:
         yield made
         assert not left_behind(made)
 
 
-def tree(place: Place) -> dict[str, bytes]:
-    found = (path for path in place.above.rglob("*") if path.is_file())
-    return {str(path.relative_to(place.above)): path.read_bytes() for path in found}
+def tree(sandbox: Sandbox) -> dict[str, bytes]:
+    found = (path for path in sandbox.directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(sandbox.directory)): path.read_bytes() for path in found}
 
 
-def test_a_directory_with_other_content_is_not_changed(place: Place) -> None:
-    place.state.mkdir()
-    (place.state / "thesis.tex").write_text("precious")
-    before = tree(place)
-    message = place.refused("start", *SHAPE, code=1)
-    assert f"{place.state} is not the state directory of an instance: it contains 'thesis.tex'" in message
+def test_a_directory_with_other_content_is_not_changed(sandbox: Sandbox) -> None:
+    sandbox.state.mkdir()
+    (sandbox.state / "thesis.tex").write_text("precious")
+    before = tree(sandbox)
+    message = sandbox.refused("start", *NODE_OPTIONS, code=1)
+    assert f"{sandbox.state} is not the state directory of an instance: it contains 'thesis.tex'" in message
     assert "--state" in message
-    assert tree(place) == before
+    assert tree(sandbox) == before
 
 
-def test_a_directory_of_a_newer_version_is_not_changed(place: Place) -> None:
-    place.state.mkdir()
-    (place.state / "instance.json").write_text('{"format": 99, "made_by": "7.0"}')
-    before = tree(place)
-    message = place.refused("start", code=1)
-    assert f"{place.state} was written by a newer Penstock (7.0); " in message
+def test_a_directory_of_a_newer_version_is_not_changed(sandbox: Sandbox) -> None:
+    sandbox.state.mkdir()
+    (sandbox.state / "instance.json").write_text('{"format": 99, "made_by": "7.0"}')
+    before = tree(sandbox)
+    message = sandbox.refused("start", code=1)
+    assert f"{sandbox.state} was written by a newer Penstock (7.0); " in message
     assert "use that version, or another --state" in message
-    assert tree(place) == before
+    assert tree(sandbox) == before
 
 
 NO_CORES = '{"format": 1, "id": "a", "nodes": 3, "cores": 0, "gpus": 0, "database": ""}'
@@ -192,85 +192,85 @@ NO_CORES = '{"format": 1, "id": "a", "nodes": 3, "cores": 0, "gpus": 0, "databas
     "text",
     ["", "{", "[]", '{"format": "x"}', '{"format": 1}', NO_CORES, "\udcff"],
 )
-def test_a_corrupt_identity_file_is_refused(place: Place, text: str) -> None:
-    place.state.mkdir()
-    (place.state / "instance.json").write_bytes(os.fsencode(text))
-    before = tree(place)
-    message = place.refused("start", code=1)
-    assert f"{place.state}/instance.json is corrupt (" in message
+def test_a_corrupt_identity_file_is_refused(sandbox: Sandbox, text: str) -> None:
+    sandbox.state.mkdir()
+    (sandbox.state / "instance.json").write_bytes(os.fsencode(text))
+    before = tree(sandbox)
+    message = sandbox.refused("start", code=1)
+    assert f"{sandbox.state}/instance.json is corrupt (" in message
     assert "restore it from a backup, or use another --state" in message
-    assert tree(place) == before
+    assert tree(sandbox) == before
 
 
-def test_a_state_that_is_a_file_is_left_alone(place: Place) -> None:
-    place.state.write_text("a file")
-    message = place.refused("start", code=1)
-    assert f"{place.state} is not a directory" in message
-    assert place.state.read_text() == "a file"
-    assert "no instance runs in" in place.refused("jobs", code=3)
+def test_a_state_that_is_a_file_is_left_alone(sandbox: Sandbox) -> None:
+    sandbox.state.write_text("a file")
+    message = sandbox.refused("start", code=1)
+    assert f"{sandbox.state} is not a directory" in message
+    assert sandbox.state.read_text() == "a file"
+    assert "no instance runs in" in sandbox.refused("jobs", code=3)
 
 
-def test_a_state_below_a_file_is_refused(place: Place) -> None:
-    (place.above / "file").write_text("a file")
-    message = place.refused("start", "--state", str(place.above / "file" / "state"), code=1)
-    assert f"{place.above}/file is not a directory" in message
-
-
-@AS_ROOT
-def test_a_directory_of_another_user_is_not_changed(place: Place) -> None:
-    place.state.mkdir(mode=0o755)
-    os.chown(place.state, 65534, 65534)
-    message = place.refused("start", code=1)
-    assert f"{place.state} belongs to user 65534, not to user 0" in message
-    assert list(place.state.iterdir()) == []
-    assert place.state.stat().st_mode & 0o777 == 0o755
+def test_a_state_below_a_file_is_refused(sandbox: Sandbox) -> None:
+    (sandbox.directory / "file").write_text("a file")
+    message = sandbox.refused("start", "--state", str(sandbox.directory / "file" / "state"), code=1)
+    assert f"{sandbox.directory}/file is not a directory" in message
 
 
 @AS_ROOT
-def test_a_directory_that_the_database_cannot_reach_is_named(place: Place) -> None:
-    place.above.chmod(0o700)
-    message = place.refused("start", code=1)
-    assert f"{place.above} is not accessible to the account 'nobody'" in message
-    assert f"chmod o+x {place.above}" in message
-    place.above.chmod(0o755)
+def test_a_directory_of_another_user_is_not_changed(sandbox: Sandbox) -> None:
+    sandbox.state.mkdir(mode=0o755)
+    os.chown(sandbox.state, 65534, 65534)
+    message = sandbox.refused("start", code=1)
+    assert f"{sandbox.state} belongs to user 65534, not to user 0" in message
+    assert list(sandbox.state.iterdir()) == []
+    assert sandbox.state.stat().st_mode & 0o777 == 0o755
+
+
+@AS_ROOT
+def test_a_directory_that_the_database_cannot_reach_is_named(sandbox: Sandbox) -> None:
+    sandbox.directory.chmod(0o700)
+    message = sandbox.refused("start", code=1)
+    assert f"{sandbox.directory} is not accessible to the account 'nobody'" in message
+    assert f"chmod o+x {sandbox.directory}" in message
+    sandbox.directory.chmod(0o755)
 
 
 # Sockets
 
 
-def test_a_runtime_directory_with_too_long_a_path_is_refused(place: Place) -> None:
+def test_a_runtime_directory_with_too_long_a_path_is_refused(sandbox: Sandbox) -> None:
     deep = f"/tmp/{'d' * 100}"
-    message = place.refused("start", code=2, PENSTOCK_RUNTIME=deep)
+    message = sandbox.refused("start", code=2, PENSTOCK_RUNTIME=deep)
     assert "PENSTOCK_RUNTIME: the path of the runtime directory is too long for a socket" in message
     assert "at most 107 bytes; set PENSTOCK_RUNTIME to a short directory" in message
-    assert not place.state.exists()
+    assert not sandbox.state.exists()
     assert not Path(deep).exists()
 
 
-def test_a_socket_of_another_process_is_not_replaced(place: Place) -> None:
-    path = place.paths.socket
+def test_a_socket_of_another_process_is_not_replaced(sandbox: Sandbox) -> None:
+    path = sandbox.paths.socket
     path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen(1)
-        message = place.refused("start", *SHAPE, code=1)
+        message = sandbox.refused("start", *NODE_OPTIONS, code=1)
         assert f"another instance is listening on {path}" in message
         assert path.is_socket()
-    assert not (place.state / "db").exists()
+    assert not (sandbox.state / "db").exists()
 
 
-def test_a_file_at_the_path_of_the_socket_is_not_removed(place: Place) -> None:
-    path = place.paths.socket
+def test_a_file_at_the_path_of_the_socket_is_not_removed(sandbox: Sandbox) -> None:
+    path = sandbox.paths.socket
     path.parent.mkdir(parents=True)
     path.write_text("precious")
-    message = place.refused("start", *SHAPE, code=1)
+    message = sandbox.refused("start", *NODE_OPTIONS, code=1)
     assert str(path) in message
     assert path.read_text() == "precious"
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999"])
-def test_an_address_that_cannot_be_listened_on_is_named(place: Place, address: str) -> None:
-    done = place.call("start", *SHAPE, "--listen", address)
+def test_an_address_that_cannot_be_listened_on_is_named(sandbox: Sandbox, address: str) -> None:
+    done = sandbox.call("start", *NODE_OPTIONS, "--listen", address)
     assert done.returncode in (1, 2), done
     assert done.stderr.startswith("penstock: ")
     assert address in done.stderr
@@ -303,20 +303,20 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize(("text", "words"), CONFIGURATIONS, ids=lambda value: value[:30])
 def test_an_invalid_configuration_is_refused_before_anything_is_created(
-    place: Place, text: str, words: str
+    sandbox: Sandbox, text: str, words: str
 ) -> None:
-    config = place.above / "penstock.toml"
+    config = sandbox.directory / "penstock.toml"
     config.write_text(text)
-    message = place.refused("start", "--config", str(config), code=2)
+    message = sandbox.refused("start", "--config", str(config), code=2)
     assert words in message
     assert str(config) in message
-    assert not place.state.exists()
+    assert not sandbox.state.exists()
 
 
-def test_a_missing_configuration_file_is_named(place: Place) -> None:
-    message = place.refused("start", "--config", f"{place.above}/none.toml", code=2)
-    assert f"{place.above}/none.toml: cannot read the file (found No such file or directory)" in message
-    assert not place.state.exists()
+def test_a_missing_configuration_file_is_named(sandbox: Sandbox) -> None:
+    message = sandbox.refused("start", "--config", f"{sandbox.directory}/none.toml", code=2)
+    assert f"{sandbox.directory}/none.toml: cannot read the file (found No such file or directory)" in message
+    assert not sandbox.state.exists()
 
 
 @pytest.mark.parametrize(
@@ -331,18 +331,18 @@ def test_a_missing_configuration_file_is_named(place: Place) -> None:
     ids=str,
 )
 def test_invalid_options_of_start_are_refused_before_anything_is_created(
-    place: Place, options: list[str], words: str
+    sandbox: Sandbox, options: list[str], words: str
 ) -> None:
-    refusal = place.refused("start", *options, code=2)
+    refusal = sandbox.refused("start", *options, code=2)
     assert words in refusal
-    assert place.refused("start", "--foreground", *options, code=2) == refusal
-    assert not place.state.exists()
+    assert sandbox.refused("start", "--foreground", *options, code=2) == refusal
+    assert not sandbox.state.exists()
 
 
 # The database
 
 
-def test_start_waits_for_an_unreachable_database_with_one_message(place: Place) -> None:
+def test_start_waits_for_an_unreachable_database_with_one_message(sandbox: Sandbox) -> None:
     """`start` reports it once; the instance responds, and is ready when the database is."""
     with started_server() as server, socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # Nobody listens there yet.
@@ -350,22 +350,22 @@ def test_start_waits_for_an_unreachable_database_with_one_message(place: Place) 
         known = psycopg.conninfo.conninfo_to_dict(server.url)
         there = f"{known['host']}/.s.PGSQL.{known.get('port', 5432)}"
         url = psycopg.conninfo.make_conninfo(server.url, host="127.0.0.1", port=port)
-        process = place.begin("start", *SHAPE, "--database", url)
+        process = sandbox.launch("start", *NODE_OPTIONS, "--database", url)
         assert process.stderr is not None
         message = process.stderr.readline()
         assert message.startswith("penstock: not ready yet: the database ")
         assert message.endswith("127.0.0.1 (database penstock) answers: check that PostgreSQL runs there\n")
         assert str(known["password"]) not in message
-        status = place.call("status")
+        status = sandbox.call("status")
         assert status.returncode == 1
         assert "not ready (the database " in status.stdout
-        assert "the instance is not ready: the database " in place.refused("submit", "true", code=3)
+        assert "the instance is not ready: the database " in sandbox.refused("submit", "true", code=3)
         with forwarded(reserved, there):
             out, err = process.communicate(timeout=60)
             assert (process.returncode, err) == (0, "")
             assert "ready: 4 nodes" in out
-            assert place.call("run", "true").returncode == 0
-            assert place.call("stop").returncode == 0
+            assert sandbox.call("run", "true").returncode == 0
+            assert sandbox.call("stop").returncode == 0
 
 
 @contextlib.contextmanager
@@ -398,14 +398,14 @@ def forwarded(listening: socket.socket, path: str) -> Iterator[None]:
             listening.shutdown(socket.SHUT_RDWR)
 
 
-def test_waiting_for_a_database_can_be_interrupted(place: Place) -> None:
-    process = place.begin("start", *SHAPE, "--database", "postgresql://u:secret@127.0.0.1:9/none")
+def test_waiting_for_a_database_can_be_interrupted(sandbox: Sandbox) -> None:
+    process = sandbox.launch("start", *NODE_OPTIONS, "--database", "postgresql://u:secret@127.0.0.1:9/none")
     assert process.stderr is not None
     assert "secret" not in process.stderr.readline()
-    assert place.call("stop").returncode == 0
+    assert sandbox.call("stop").returncode == 0
     process.communicate(timeout=20)
     assert process.returncode == 3
-    assert not left_behind(place)
+    assert not left_behind(sandbox)
 
 
 # The disk
@@ -435,21 +435,21 @@ def fill(directory: Path) -> Path:
 
 
 @AS_ROOT
-def test_a_start_on_a_full_disk_says_so_and_leaves_nothing(place: Place) -> None:
-    with small_disk(place.state, "2m"):
-        message = place.refused("start", *SHAPE, code=3)
+def test_a_start_on_a_full_disk_says_so_and_leaves_nothing(sandbox: Sandbox) -> None:
+    with small_disk(sandbox.state, "2m"):
+        message = sandbox.refused("start", *NODE_OPTIONS, code=3)
         assert "No space left on device" in message
-        assert not left_behind(place)
+        assert not left_behind(sandbox)
 
 
 @AS_ROOT
-def test_submissions_on_a_full_disk_are_refused_and_nothing_is_lost(place: Place) -> None:
-    with small_disk(place.state, "400m"):
-        place.ok("start", *SHAPE)
-        running = Running(place.above, place.state)
+def test_submissions_on_a_full_disk_are_refused_and_nothing_is_lost(sandbox: Sandbox) -> None:
+    with small_disk(sandbox.state, "400m"):
+        sandbox.ok("start", *NODE_OPTIONS)
+        running = Running(sandbox.directory, sandbox.state)
         try:
             before = [running.submit("--urgency=hold", "true") for _ in range(3)]
-            filling = fill(place.state)
+            filling = fill(sandbox.state)
             taken, message = list(before), ""
             for _ in range(200):  # What is allocated already can still be written to.
                 done = running.call("submit", "--urgency=hold", "--env=PAD=" + "x" * 60_000, "true")
@@ -466,4 +466,4 @@ def test_submissions_on_a_full_disk_are_refused_and_nothing_is_lost(place: Place
             assert set(taken) <= known
         finally:
             assert running.call("stop").returncode == 0
-        assert not left_behind(place)
+        assert not left_behind(sandbox)

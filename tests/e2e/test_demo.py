@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.instances import place_of_its_own, wait_until
+from tests.e2e.instances import temporary_sandbox, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +36,12 @@ def demos() -> set[str]:
 
 
 def test_the_demo_runs_a_real_workload_and_removes_everything() -> None:
-    with place_of_its_own() as place:
+    with temporary_sandbox() as sandbox:
         before = demos()
-        done = place.call("demo")
+        done = sandbox.call("demo")
         assert (done.returncode, done.stderr) == (0, "")
         assert demos() <= before
-        assert not place.state.exists()  # The user's own instance is not touched.
+        assert not sandbox.state.exists()  # The user's own instance is not touched.
     shown = done.stdout
     assert "ready: 4 nodes, 8 cores" in shown
     assert re.search(r" gang +S +4 -         \d\d:\d\d:\d\d needs 4 idle nodes with ", shown)
@@ -58,9 +58,9 @@ def test_the_demo_runs_a_real_workload_and_removes_everything() -> None:
 
 
 def test_ctrl_c_stops_the_demo_and_removes_everything() -> None:
-    with place_of_its_own() as place:
+    with temporary_sandbox() as sandbox:
         before = demos()
-        terminal = place.terminal("demo")
+        terminal = sandbox.terminal("demo")
         terminal.until("--name=giant")
         terminal.press("\x03")
         screen = terminal.end()
@@ -71,9 +71,9 @@ def test_ctrl_c_stops_the_demo_and_removes_everything() -> None:
 
 
 def test_ctrl_c_while_the_instance_starts_removes_everything() -> None:
-    with place_of_its_own() as place:
+    with temporary_sandbox() as sandbox:
         before = demos()
-        terminal = place.terminal("demo")
+        terminal = sandbox.terminal("demo")
         terminal.until("$ penstock start")
         wait_until(lambda: bool(demos() - before))
         terminal.press("\x03")

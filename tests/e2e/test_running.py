@@ -36,7 +36,7 @@ def test_output_and_errors_come_through_their_own_streams(instance: Running) -> 
 
 
 def test_output_comes_while_the_job_runs(instance: Running) -> None:
-    process = instance.begin("run", "sh", "-c", "echo first; read line < /dev/zero; sleep 60")
+    process = instance.launch("run", "sh", "-c", "echo first; read line < /dev/zero; sleep 60")
     assert process.stdout is not None
     assert process.stdout.readline() == "first\n"
     instance.ok("cancel", only_job(instance))
@@ -92,7 +92,7 @@ def test_a_time_limit_is_142(instance: Running) -> None:
 
 
 def test_a_cancelled_job_is_143(instance: Running) -> None:
-    process = instance.begin("run", "sleep", "60")
+    process = instance.launch("run", "sleep", "60")
     job = only_job(instance)
     instance.started(job)
     instance.ok("cancel", "-m", "not today", job)
@@ -102,7 +102,7 @@ def test_a_cancelled_job_is_143(instance: Running) -> None:
 
 
 def test_a_job_that_is_cancelled_before_it_runs_is_1(instance: Running) -> None:
-    process = instance.begin("run", "--urgency=hold", "true")
+    process = instance.launch("run", "--urgency=hold", "true")
     instance.ok("cancel", only_job(instance))
     assert finished(process)[0] == 1
 
@@ -110,7 +110,7 @@ def test_a_job_that_is_cancelled_before_it_runs_is_1(instance: Running) -> None:
 @pytest.mark.parametrize("name", ["TERM", "HUP", "ALRM", "USR1", "USR2"])
 def test_signals_are_passed_on(instance: Running, name: str) -> None:
     trap = f"trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.02; done"
-    process = instance.begin("run", "sh", "-c", trap)
+    process = instance.launch("run", "sh", "-c", trap)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(getattr(signal, f"SIG{name}"))
@@ -163,7 +163,7 @@ def test_attach_shows_everything_from_the_beginning(instance: Running) -> None:
 
 def test_two_can_attach_to_one_job(instance: Running) -> None:
     job = instance.submit("sh", "-c", "sleep 0.5; echo both")
-    readers = [instance.begin("job", "attach", job) for _ in range(2)]
+    readers = [instance.launch("job", "attach", job) for _ in range(2)]
     assert [finished(reader)[:2] for reader in readers] == [(0, "both\n")] * 2
 
 

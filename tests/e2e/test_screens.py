@@ -50,7 +50,7 @@ class Scene(Running):
 @pytest.fixture
 def scene() -> Iterator[Scene]:
     with running_instance() as instance:
-        made = Scene(instance.above, instance.state)
+        made = Scene(instance.directory, instance.state)
         object.__setattr__(made, "ids", _jobs(instance))
         yield made
 
@@ -81,7 +81,7 @@ def steady(text: str, scene: Scene) -> str:
     """The text without what differs from run to run, in the same width."""
     for name, job in scene.ids.items():
         text = text.replace(job, f"ƒ{name[:7]:X<7}")
-    text = re.sub(re.escape(str(scene.above)), "/ABOVE", text)
+    text = re.sub(re.escape(str(scene.directory)), "/ABOVE", text)
     text = re.sub(r"(?<=/output/)\d+", "NUMBER", text)
     text = re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", text)
     text = re.sub(r"\d{4}-\d\d-\d\d", "YYYY-MM-DD", text)

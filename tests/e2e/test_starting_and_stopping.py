@@ -10,12 +10,12 @@ import socket
 from pathlib import Path
 
 from tests.e2e.instances import (
-    SHAPE,
+    NODE_OPTIONS,
     Running,
     left_behind,
-    place_of_its_own,
     running_instance,
     tasks_of,
+    temporary_sandbox,
     wait_until,
 )
 
@@ -79,9 +79,9 @@ def test_kept_tasks_continue_and_are_resumed(tmp_path: Path) -> None:
 
 
 def test_an_instance_in_the_foreground_ends_on_ctrl_c() -> None:
-    with place_of_its_own() as place:
-        process = place.begin("start", *SHAPE, "--foreground")
-        running = Running(place.above, place.state)
+    with temporary_sandbox() as sandbox:
+        process = sandbox.launch("start", *NODE_OPTIONS, "--foreground")
+        running = Running(sandbox.directory, sandbox.state)
         wait_until(lambda: running.call("status").returncode == 0, 60.0)
         job = running.submit("sleep", "600")
         running.started(job)
@@ -89,7 +89,7 @@ def test_an_instance_in_the_foreground_ends_on_ctrl_c() -> None:
         out, err = process.communicate(timeout=30)
         assert (process.returncode, out) == (0, "")
         assert "Traceback" not in err
-        wait_until(lambda: not left_behind(place), 5.0)
+        wait_until(lambda: not left_behind(sandbox), 5.0)
 
 
 def test_an_instance_can_grow_but_not_shrink(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_an_instance_in_the_background_outlives_its_database() -> None:
 def test_terminating_a_pending_run_cancels_its_job() -> None:
     with running_instance() as instance:
         instance.ok("queue", "stop")
-        waiting = instance.begin("run", "--name=waits", "true")
+        waiting = instance.launch("run", "--name=waits", "true")
         wait_until(lambda: bool(instance.json("jobs", "-o", "json")["jobs"]))
         waiting.terminate()
         assert waiting.wait(30) != 0
@@ -135,10 +135,10 @@ def test_terminating_a_pending_run_cancels_its_job() -> None:
 
 
 def test_stop_stops_the_database_that_a_killed_instance_left_running() -> None:
-    with place_of_its_own() as place:
-        done = place.call("start", *SHAPE)
+    with temporary_sandbox() as sandbox:
+        done = sandbox.call("start", *NODE_OPTIONS)
         assert done.returncode == 0, done
-        running = Running(place.above, place.state)
+        running = Running(sandbox.directory, sandbox.state)
         status = running.json("status", "-o", "json")
         os.kill(status["instance"]["pid"], signal.SIGKILL)
         wait_until(lambda: "no instance runs in" in running.refused("jobs", code=3))
@@ -147,7 +147,7 @@ def test_stop_stops_the_database_that_a_killed_instance_left_running() -> None:
         wait_until(lambda: not Path(f"/proc/{status['database']['pid']}").exists())
         for agent in status["agents"]:
             os.kill(agent["pid"], signal.SIGKILL)
-        wait_until(lambda: not left_behind(place))
+        wait_until(lambda: not left_behind(sandbox))
 
 
 def test_a_tcp_port_serves_the_api_to_clients_with_the_token() -> None:

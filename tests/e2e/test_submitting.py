@@ -92,7 +92,7 @@ def test_output_is_written_to_the_given_files(instance: Running, tmp_path: Path)
 def test_the_working_directory_is_the_submitters_or_the_given_one(instance: Running, tmp_path: Path) -> None:
     here, there = instance.submit("pwd"), instance.submit(f"--cwd={tmp_path}", "pwd")
     instance.end(here, there)
-    assert instance.output(here) == f"{instance.above}\n"
+    assert instance.output(here) == f"{instance.directory}\n"
     assert instance.output(there) == f"{tmp_path}\n"
 
 

@@ -1,4 +1,4 @@
-"""Death at every step: whatever failpoint a life ends at, the next one goes on as if nothing had happened."""
+"""Crashes at every failpoint: after a restart the instance continues as if it had not crashed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.protocol.intents import Assignment, Place
 from penstock.sched.commands import CanNeverRun
 from penstock.store.memory import MemoryStore, MemoryTables
 from penstock.store.postgres import PostgresStore
-from tests.instance.terms import Lives, with_loop
+from tests.instance.restarts import RestartingInstance, with_loop
 from tests.sched.driving import settings_of, submission
 from tests.store.servers import fresh_database, started_server
 
@@ -25,15 +25,15 @@ CORES = 2
 
 @st.composite
 def stories(draw: st.DrawFn) -> list[tuple[str, dict[str, object]]]:
-    """Things that happen, in order: jobs, waits, cancellations, nodes and holds that come and go."""
-    told: list[tuple[str, dict[str, object]]] = []
+    """Events in order: jobs, waits, cancellations, nodes and external usage that appear and disappear."""
+    events: list[tuple[str, dict[str, object]]] = []
     for _ in range(draw(st.integers(1, 12))):
         kind = draw(
             st.sampled_from(
-                ["job"] * 5 + ["wait"] * 3 + ["cancel", "node-gone", "node-back", "hold", "hold-gone"]
+                ["job"] * 5 + ["wait"] * 3 + ["cancel", "node-gone", "node-back", "usage", "usage-gone"]
             )
         )
-        told.append(
+        events.append(
             (
                 kind,
                 {
@@ -46,12 +46,12 @@ def stories(draw: st.DrawFn) -> list[tuple[str, dict[str, object]]]:
                 },
             )
         )
-    return told
+    return events
 
 
 @st.composite
 def member_scripts(draw: st.DrawFn) -> list[MemberScript]:
-    """What becomes of members, in the order in which they are placed."""
+    """How members run and end, in the order in which they are placed."""
     return [
         MemberScript(
             runs_s=draw(st.integers(0, 25)),
@@ -71,30 +71,30 @@ def sim(scripts: list[MemberScript]) -> SimBackend:
     placed: dict[str, int] = {}
 
     def script(_place: Place, assignment: Assignment) -> MemberScript:
-        turn = placed[assignment.member] = placed.get(assignment.member, 0) + 1
-        found = scripts[(hash_of(assignment.member) + turn) % len(scripts)]
-        # Nobody is refused for ever: then no group would ever be whole.
-        return found if turn < 4 else replace(found, outcome=Outcome.APPLIED, refused="")
+        attempt = placed[assignment.member] = placed.get(assignment.member, 0) + 1
+        found = scripts[(hash_of(assignment.member) + attempt) % len(scripts)]
+        # No member is refused forever: otherwise its group would never be complete.
+        return found if attempt < 4 else replace(found, outcome=Outcome.APPLIED, refused="")
 
     backend.script_for = script
     return backend
 
 
 def hash_of(text: str) -> int:
-    return sum(ord(letter) * (place + 1) for place, letter in enumerate(text))
+    return sum(ord(letter) * (position + 1) for position, letter in enumerate(text))
 
 
-def play(lives: Lives, story: list[tuple[str, dict[str, object]]]) -> list[int]:
-    """Lets a story happen, and waits until everything is over."""
-    backend = lives.backend
+def play(instance: RestartingInstance, story: list[tuple[str, dict[str, object]]]) -> list[int]:
+    """Plays the events of a story, and waits until all jobs are inactive."""
+    backend = instance.backend
     nodes = dict(backend.nodes)
     numbers: list[int] = []
-    for place, (kind, what) in enumerate(story):
+    for index, (kind, what) in enumerate(story):
         which = int(str(what["which"]))
         names = sorted(nodes)
         name = names[which % len(names)]
         if kind == "job":
-            asked = submission(
+            requested = submission(
                 nodes=what["nodes"],
                 cores=what["cores"],
                 duration_s=what["limit_s"],
@@ -102,49 +102,54 @@ def play(lives: Lives, story: list[tuple[str, dict[str, object]]]) -> list[int]:
                 urgency=what["urgency"],  # type: ignore[arg-type]
             )
             with contextlib.suppress(CanNeverRun):  # Nodes may be gone for the moment.
-                numbers.extend(lives.submit(asked, key=f"key{place}"))
+                numbers.extend(instance.submit(requested, key=f"key{index}"))
         elif kind == "wait":
-            lives.run_until(backend.now + which * 3)
+            instance.run_until(backend.now + which * 3)
         elif kind == "cancel" and numbers:
-            lives.feed(Cancel((numbers[which % len(numbers)],), "enough"))
+            instance.feed(Cancel((numbers[which % len(numbers)],), "enough"))
         elif kind == "node-gone" and len(backend.nodes) > 2 and name in backend.nodes:
-            lives.feed(backend.remove_node(name))
+            instance.feed(backend.remove_node(name))
         elif kind == "node-back" and name not in backend.nodes:
             backend.nodes[name] = nodes[name]
-            lives.feed(nodes[name])
-        elif kind == "hold" and name in backend.nodes:
-            hold = ExternalUsageSet(f"other{which}", name, (("core", 1),))
-            backend.external_usage[hold.key] = hold
-            lives.feed(hold)
-        elif kind == "hold-gone" and f"other{which}" in backend.external_usage:
+            instance.feed(nodes[name])
+        elif kind == "usage" and name in backend.nodes:
+            usage = ExternalUsageSet(f"other{which}", name, (("core", 1),))
+            backend.external_usage[usage.key] = usage
+            instance.feed(usage)
+        elif kind == "usage-gone" and f"other{which}" in backend.external_usage:
             del backend.external_usage[f"other{which}"]
-            lives.feed(ExternalUsageGone(f"other{which}"))
-        lives.settle()
-    for hold in list(backend.external_usage):
-        del backend.external_usage[hold]
-        lives.feed(ExternalUsageGone(hold))
+            instance.feed(ExternalUsageGone(f"other{which}"))
+        instance.settle()
+    for usage_key in list(backend.external_usage):
+        del backend.external_usage[usage_key]
+        instance.feed(ExternalUsageGone(usage_key))
     for name in sorted(nodes):
         if name not in backend.nodes:
             backend.nodes[name] = nodes[name]
-            lives.feed(nodes[name])
-    lives.run_until(backend.now + 10_000)
+            instance.feed(nodes[name])
+    instance.run_until(backend.now + 10_000)
     return numbers
 
 
-def lives_in_memory(scripts: list[MemberScript], deaths: set[int]) -> Lives:
+def instance_in_memory(scripts: list[MemberScript], crash_points: set[int]) -> RestartingInstance:
     tables = MemoryTables()
     backend = sim(scripts)
-    backend.applies_immediately = not deaths
-    return Lives(backend, settings_of("easy", lost_timeout_s=5.0), lambda: MemoryStore(tables), deaths=deaths)
+    backend.applies_immediately = not crash_points
+    return RestartingInstance(
+        backend,
+        settings_of("easy", lost_timeout_s=5.0),
+        lambda: MemoryStore(tables),
+        crash_points=crash_points,
+    )
 
 
 @settings(max_examples=700)
-@given(story=stories(), scripts=member_scripts(), deaths=st.sets(st.integers(1, 150), max_size=6))
+@given(story=stories(), scripts=member_scripts(), crash_points=st.sets(st.integers(1, 150), max_size=6))
 def test_no_death_loses_doubles_or_keeps_anything(
-    story: list[tuple[str, dict[str, object]]], scripts: list[MemberScript], deaths: set[int]
+    story: list[tuple[str, dict[str, object]]], scripts: list[MemberScript], crash_points: set[int]
 ) -> None:
-    lives = lives_in_memory(scripts, deaths)
-    lives.check_over(play(lives, story))
+    instance = instance_in_memory(scripts, crash_points)
+    instance.check_all_inactive(play(instance, story))
 
 
 @settings(max_examples=60)
@@ -152,12 +157,12 @@ def test_no_death_loses_doubles_or_keeps_anything(
 def test_death_at_each_single_point_of_a_story(
     story: list[tuple[str, dict[str, object]]], scripts: list[MemberScript]
 ) -> None:
-    first = lives_in_memory(scripts, set())
-    first.check_over(play(first, story))
-    for point in range(1, first.passed + 1):
-        lives = lives_in_memory(scripts, {point})
-        lives.check_over(play(lives, story))
-        assert lives.lives == 2
+    first = instance_in_memory(scripts, set())
+    first.check_all_inactive(play(first, story))
+    for point in range(1, first.failpoints_passed + 1):
+        instance = instance_in_memory(scripts, {point})
+        instance.check_all_inactive(play(instance, story))
+        assert instance.starts == 2
 
 
 @pytest.mark.slow
@@ -166,15 +171,17 @@ def test_the_same_with_postgresql() -> None:
     with started_server() as server:
 
         @settings(max_examples=20, deadline=None)
-        @given(story=stories(), scripts=member_scripts(), deaths=st.sets(st.integers(1, 60), max_size=4))
+        @given(
+            story=stories(), scripts=member_scripts(), crash_points=st.sets(st.integers(1, 60), max_size=4)
+        )
         def all_of_them(
-            story: list[tuple[str, dict[str, object]]], scripts: list[MemberScript], deaths: set[int]
+            story: list[tuple[str, dict[str, object]]], scripts: list[MemberScript], crash_points: set[int]
         ) -> None:
             url = fresh_database(server)
             opened: list[PostgresStore] = []
 
             def store() -> PostgresStore:
-                while opened:  # The dead have no connections.
+                while opened:  # A crashed process has no connections.
                     run(opened.pop().close())
                 made = PostgresStore(url)
                 run(made.open())
@@ -183,9 +190,11 @@ def test_the_same_with_postgresql() -> None:
 
             try:
                 backend = sim(scripts)
-                backend.applies_immediately = not deaths
-                lives = Lives(backend, settings_of("easy", lost_timeout_s=5.0), store, run, deaths)
-                lives.check_over(play(lives, story))
+                backend.applies_immediately = not crash_points
+                instance = RestartingInstance(
+                    backend, settings_of("easy", lost_timeout_s=5.0), store, run, crash_points
+                )
+                instance.check_all_inactive(play(instance, story))
             finally:
                 for one in opened:
                     run(one.close())
@@ -195,10 +204,10 @@ def test_the_same_with_postgresql() -> None:
 
 def test_an_older_epoch_has_no_effect() -> None:
     tables = MemoryTables()
-    old = Lives(sim([MemberScript(runs_s=5)]), settings_of("easy"), lambda: MemoryStore(tables))
-    new = Lives(old.backend, old.settings, lambda: MemoryStore(tables))
+    old = RestartingInstance(sim([MemberScript(runs_s=5)]), settings_of("easy"), lambda: MemoryStore(tables))
+    new = RestartingInstance(old.backend, old.settings, lambda: MemoryStore(tables))
     numbers = new.submit(submission(nodes=1), key="a")
     with pytest.raises(Exception, match="has taken over"):
         old.submit(submission(nodes=1), key="b")
     new.run_until(100)
-    new.check_over(numbers)
+    new.check_all_inactive(numbers)

@@ -46,19 +46,19 @@ class Large:
 
 
 def test_other_tasks_run_while_a_large_snapshot_is_handled() -> None:
-    """What keeps us in office is among them."""
+    """Among them is the renewal of the Lease."""
 
     async def scenario() -> int:
         backend = Large()
         instance = Instance(Settings(), MemoryStore(), backend)
         running = asyncio.create_task(instance.run())
         await backend.has_reported.wait()
-        turns = 0
+        pauses = 0
         while not instance.is_ready.is_set():
             await asyncio.sleep(0.001)
-            turns += 1
+            pauses += 1
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        return turns
+        return pauses
 
     assert asyncio.run(scenario()) > 10

@@ -32,7 +32,7 @@ from penstock.sched.job import Job, MemberPhase
 from penstock.sched.reasons import WaitCause
 from penstock.sched.settings import QueueSettings, Settings
 from penstock.store.memory import MemoryStore, MemoryTables
-from tests.instance.terms import Lives
+from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import Driver, settings_of
 from tests.sched.workloads import endless, member, only_job, pods
 
@@ -343,13 +343,13 @@ def test_the_assembly_timeout_survives_a_restart() -> None:
     tables = MemoryTables()
     workload = WorkloadSet("w", "stuck", 3, assembly_timeout_s=60.0)
     backend = pods()
-    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    instance = RestartingInstance(backend, settings_of("easy"), lambda: MemoryStore(tables))
     backend.workloads["w"], backend.members["w-0"] = workload, member("w", 0)
-    lives.feed(workload, member("w", 0))
-    lives.run_until(10)
-    lives.begin()
-    lives.run_until(61)
-    lives.check_over([])
+    instance.feed(workload, member("w", 0))
+    instance.run_until(10)
+    instance.restart()
+    instance.run_until(61)
+    instance.check_all_inactive([])
 
 
 @pytest.mark.parametrize("lost", ["the node", "the record"])
@@ -357,17 +357,17 @@ def test_a_member_whose_allocation_is_lost_over_a_restart_counts_as_external_usa
     tables = MemoryTables()
     backend = pods(nodes=2)
     backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
-    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    instance = RestartingInstance(backend, settings_of("easy"), lambda: MemoryStore(tables))
     backend.workloads["w"] = WorkloadSet("w", "gang", 2, distinct_nodes=True)
     backend.members.update({key: member("w", number) for number, key in enumerate(("w-0", "w-1"))})
-    lives.feed(backend.workloads["w"], *backend.members.values())
-    lives.run_until(10)
+    instance.feed(backend.workloads["w"], *backend.members.values())
+    instance.run_until(10)
     if lost == "the node":
         del backend.nodes["node0"]
     else:
         tables.allocations.clear()
-    lives.begin()
-    scheduler = lives.turns.scheduler
+    instance.restart()
+    scheduler = instance.step_runner.scheduler
     assert scheduler is not None
     (job,) = scheduler.state.jobs.values()
     left = {hold.removeprefix("left over: ") for hold in scheduler.state.cluster.external_usage_keys()}
@@ -384,17 +384,17 @@ def test_a_slot_without_a_recorded_member_is_released() -> None:
     tables = MemoryTables()
     backend = pods(nodes=2)
     backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
-    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    instance = RestartingInstance(backend, settings_of("easy"), lambda: MemoryStore(tables))
     backend.workloads["w"] = WorkloadSet("w", "gang", 2)
     backend.members.update({key: member("w", number) for number, key in enumerate(("w-0", "w-1"))})
-    lives.feed(backend.workloads["w"], *backend.members.values())
-    lives.run_until(10)
+    instance.feed(backend.workloads["w"], *backend.members.values())
+    instance.run_until(10)
     ((number, live),) = tables.live.items()
     members = live.detail["members"]
     assert isinstance(members, list)
     tables.live[number] = replace(live, detail={**live.detail, "members": members[1:]})
-    lives.begin()
-    scheduler = lives.turns.scheduler
+    instance.restart()
+    scheduler = instance.step_runner.scheduler
     assert scheduler is not None
     assert len(scheduler.state.cluster.assignments(number)) == 1
     assert scheduler.state.cluster.external_usage_keys() == ["left over: w-0"]

@@ -13,7 +13,7 @@ from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 from penstock.sched.records import InadmissibleGone
 from penstock.sched.scheduler import Scheduler
 from penstock.store.memory import MemoryStore, MemoryTables
-from tests.instance.terms import Lives
+from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import Driver, settings_of
 from tests.sched.workloads import member, only_job, pods
 
@@ -28,18 +28,20 @@ class Cancelled:
     tables: MemoryTables = field(default_factory=MemoryTables)
 
     def __post_init__(self) -> None:
-        self.lives = Lives(self.backend, settings_of("easy"), lambda: MemoryStore(self.tables))
+        self.instance = RestartingInstance(
+            self.backend, settings_of("easy"), lambda: MemoryStore(self.tables)
+        )
         self.backend.workloads["w"] = WorkloadSet("w", "gang", 2)
         self.backend.members.update({f"w-{number}": member("w", number, TOO_LARGE) for number in range(2)})
-        self.lives.feed(self.backend.workloads["w"], *self.backend.members.values())
-        self.lives.run_until(10)
+        self.instance.feed(self.backend.workloads["w"], *self.backend.members.values())
+        self.instance.run_until(10)
         (number,) = self.scheduler.state.jobs
-        self.lives.feed(Cancel((number,), "not today"))
+        self.instance.feed(Cancel((number,), "not today"))
         assert not self.scheduler.state.jobs
 
     @property
     def scheduler(self) -> Scheduler:
-        found = self.lives.turns.scheduler
+        found = self.instance.step_runner.scheduler
         assert found is not None
         return found
 
@@ -50,8 +52,8 @@ class Cancelled:
 def test_members_of_a_cancelled_group_make_no_job_after_a_restart() -> None:
     cancelled = Cancelled()
     for _ in range(2):
-        cancelled.lives.begin()
-        cancelled.lives.run_until(cancelled.backend.now + 10)
+        cancelled.instance.restart()
+        cancelled.instance.run_until(cancelled.backend.now + 10)
         assert cancelled.workloads() == []
 
 
@@ -60,14 +62,14 @@ def test_members_of_a_cancelled_group_make_no_job_after_a_restart() -> None:
 def test_a_new_member_readmits_all_waiting_members(restarts: bool, first: str) -> None:
     cancelled = Cancelled()
     if restarts:
-        cancelled.lives.begin()
+        cancelled.instance.restart()
     waiting = list(cancelled.backend.members.values())
     newcomer = member("w", 2, TOO_LARGE)
     cancelled.backend.members["w-2"] = newcomer
-    cancelled.lives.feed(*((*waiting, newcomer) if first == "who waits" else (newcomer, *waiting)))
+    cancelled.instance.feed(*((*waiting, newcomer) if first == "who waits" else (newcomer, *waiting)))
     (job,) = cancelled.scheduler.state.jobs.values()
     assert sorted(job.members) == ["w-0", "w-1", "w-2"]
-    cancelled.lives.begin()
+    cancelled.instance.restart()
     assert cancelled.workloads() == ["w"]
     assert not cancelled.tables.inadmissible
 
@@ -78,9 +80,9 @@ def test_a_workload_that_is_gone_leaves_no_inadmissible_record(restarts: bool) -
     cancelled.backend.workloads.clear()
     cancelled.backend.members.clear()
     if restarts:
-        cancelled.lives.begin()
+        cancelled.instance.restart()
     else:
-        cancelled.lives.feed(WorkloadGone("w"))
+        cancelled.instance.feed(WorkloadGone("w"))
     assert not cancelled.tables.inadmissible
     assert not cancelled.scheduler.state.inadmissible
 
@@ -102,15 +104,15 @@ def test_the_status_is_published_again_for_waiting_members_and_deleted_ones_do_n
 
 def test_a_group_that_did_not_assemble_makes_no_job_after_a_restart() -> None:
     tables, backend = MemoryTables(), pods(nodes=1)
-    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    instance = RestartingInstance(backend, settings_of("easy"), lambda: MemoryStore(tables))
     backend.workloads["w"], backend.members["w-0"] = (
         WorkloadSet("w", "stuck", 2, assembly_timeout_s=60.0),
         member("w", 0),
     )
-    lives.feed(backend.workloads["w"], backend.members["w-0"])
-    lives.run_until(61)
-    lives.begin()
-    lives.run_until(62)
-    scheduler = lives.turns.scheduler
+    instance.feed(backend.workloads["w"], backend.members["w-0"])
+    instance.run_until(61)
+    instance.restart()
+    instance.run_until(62)
+    scheduler = instance.step_runner.scheduler
     assert scheduler is not None
     assert not scheduler.state.jobs

@@ -12,7 +12,7 @@ from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberGone, Node
 from penstock.sched.job import MemberPhase
 from penstock.sched.scheduler import Scheduler
 from penstock.store.memory import MemoryStore, MemoryTables
-from tests.instance.terms import Lives
+from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import Driver, settings_of
 from tests.sched.workloads import endless, member, only_job, pods
 
@@ -33,20 +33,20 @@ def zones_of(scheduler: Scheduler) -> dict[str, str]:
     return found
 
 
-def running_life(backend: SimBackend, *, cpu: int = 400, **workload: object) -> Lives:
-    """A group of two that runs."""
+def instance_with_group(backend: SimBackend, *, cpu: int = 400, **workload: object) -> RestartingInstance:
+    """An instance in which a group of two runs."""
     backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
     tables = MemoryTables()
-    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    instance = RestartingInstance(backend, settings_of("easy"), lambda: MemoryStore(tables))
     backend.workloads["w"] = WorkloadSet("w", "gang", 2, **workload)  # type: ignore[arg-type]
     backend.members.update({f"w-{number}": member("w", number, cpu=cpu) for number in range(2)})
-    lives.feed(backend.workloads["w"], *backend.members.values())
-    lives.run_until(10)
-    return lives
+    instance.feed(backend.workloads["w"], *backend.members.values())
+    instance.run_until(10)
+    return instance
 
 
-def scheduler_of(lives: Lives) -> Scheduler:
-    found = lives.turns.scheduler
+def scheduler_of(instance: RestartingInstance) -> Scheduler:
+    found = instance.step_runner.scheduler
     assert found is not None
     return found
 
@@ -59,11 +59,11 @@ def test_members_run_on_when_the_topology_of_their_nodes_changed_over_a_restart(
     backend = pods(nodes=2)
     for node in backend.nodes:
         in_zone(backend, node, before)
-    lives = running_life(backend, distinct_nodes=True)
+    instance = instance_with_group(backend, distinct_nodes=True)
     for node in backend.nodes:
         in_zone(backend, node, after)
-    lives.begin()
-    scheduler = scheduler_of(lives)
+    instance.restart()
+    scheduler = scheduler_of(instance)
     (job,) = scheduler.state.jobs.values()
     assert [one.phase for one in job.members.values()] == [MemberPhase.RUNNING] * 2
     assert scheduler.state.cluster.assignments(job.id) == {one.slot: one.node for one in job.members.values()}
@@ -134,19 +134,19 @@ def test_units_of_a_resource_missing_at_a_restart_are_not_free_when_it_returns()
     full = backend.nodes["node0"] = replace(plain, capacity=(*plain.capacity, GPU))
     backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
     tables = MemoryTables()
-    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    instance = RestartingInstance(backend, settings_of("easy"), lambda: MemoryStore(tables))
     asking = replace(member("w", 0), requests=(("cpu", 400), (GPU.resource, 1)))
     backend.workloads["w"], backend.members["w-0"] = WorkloadSet("w", "one", 1), asking
-    lives.feed(backend.workloads["w"], asking)
-    lives.run_until(10)
+    instance.feed(backend.workloads["w"], asking)
+    instance.run_until(10)
     backend.nodes["node0"] = plain
-    lives.begin()
+    instance.restart()
     backend.nodes["node0"] = full
     backend.workloads["v"] = WorkloadSet("v", "other", 1)
     backend.members["v-0"] = replace(asking, workload="v", member="v-0")
-    lives.feed(full, backend.workloads["v"], backend.members["v-0"])
-    lives.run_until(20)
-    state = scheduler_of(lives).state
+    instance.feed(full, backend.workloads["v"], backend.members["v-0"])
+    instance.run_until(20)
+    state = scheduler_of(instance).state
     states = {job.workload: job.state for job in state.jobs.values()}
     assert states == {"w": JobState.RUN, "v": JobState.SCHED}
 
@@ -158,19 +158,19 @@ def test_a_workload_whose_members_have_all_ended_keeps_its_placement_rules(rule:
     in_zone(backend, "node0", "a")
     in_zone(backend, "node1", "b")
     is_distinct = rule == "distinct_nodes"
-    lives = running_life(backend, cpu=500 if is_distinct else 300, **{rule: is_distinct or "zone"})
+    instance = instance_with_group(backend, cpu=500 if is_distinct else 300, **{rule: is_distinct or "zone"})
     for key in ("w-0", "w-1"):
         del backend.members[key]
         backend.runs.pop(key, None)
-    lives.feed(MemberGone("w-0"), MemberGone("w-1"))
+    instance.feed(MemberGone("w-0"), MemberGone("w-1"))
     if restarts:
-        lives.begin()
+        instance.restart()
     cpu = 400 if is_distinct else 600
     newcomers = [member("w", number, cpu=cpu) for number in (2, 3)]
     backend.members.update({one.member: one for one in newcomers})
-    lives.feed(*newcomers)
-    lives.run_until(20)
-    (job,) = scheduler_of(lives).state.jobs.values()
+    instance.feed(*newcomers)
+    instance.run_until(20)
+    (job,) = scheduler_of(instance).state.jobs.values()
     paths = [one.node for one in job.members.values() if one.phase is not MemberPhase.ENDED]
     if is_distinct:
         assert sorted(paths) == ["node0", "node1"]

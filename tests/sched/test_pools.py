@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_nodes
 from penstock.protocol.facts import Capacity, ExternalUsageGone, ExternalUsageSet, MemberSet, WorkloadSet
 from penstock.store.memory import MemoryStore, MemoryTables
-from tests.instance.terms import Lives
+from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import Driver, settings_of
 
 CPU = Capacity("cpu", 8, divisible=True)
@@ -77,21 +77,21 @@ def test_a_pool_missing_at_a_restart_is_still_booked_when_it_returns() -> None:
     port = Capacity("port/80", 1, divisible=True)
     backend = SimBackend({node.node: node for node in uniform_nodes(1, (CPU, port))})
     backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
-    lives = Lives(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    instance = RestartingInstance(backend, settings_of("easy"), lambda: MemoryStore(tables))
     amounts = (("cpu", 1), ("port/80", 1))
     backend.workloads["w"], backend.members["w-0"] = (
         WorkloadSet("w", "w", 1),
         MemberSet("w", "w-0", 0, amounts),
     )
-    lives.feed(backend.workloads["w"], backend.members["w-0"])
-    lives.run_until(10)
+    instance.feed(backend.workloads["w"], backend.members["w-0"])
+    instance.run_until(10)
     with_port = dict(backend.nodes)
     backend.nodes = {node.node: node for node in uniform_nodes(1, (CPU,))}
-    lives.begin()
+    instance.restart()
     backend.nodes = with_port
     observed = [one for one in backend.snapshot().statuses if one.member == "w-0"]
-    lives.feed(*with_port.values(), *observed)
-    lives.feed(WorkloadSet("v", "v", 1), MemberSet("v", "v-0", 0, amounts))
-    lives.run_until(20)
-    assert lives.turns.scheduler is not None
-    assert len(lives.turns.scheduler.state.cluster.engine.jobs) == 1
+    instance.feed(*with_port.values(), *observed)
+    instance.feed(WorkloadSet("v", "v", 1), MemberSet("v", "v-0", 0, amounts))
+    instance.run_until(20)
+    assert instance.step_runner.scheduler is not None
+    assert len(instance.step_runner.scheduler.state.cluster.engine.jobs) == 1

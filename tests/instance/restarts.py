@@ -1,7 +1,8 @@
-"""An instance that can die at any failpoint and restarts: real steps and stores, a simulated backend.
+"""An instance that can crash at any failpoint and restarts: real steps and stores, a simulated backend.
 
-`Lives` is the loop of an instance on a virtual clock. A failpoint can end the process within a step.
-The next one starts with the recorded state and a snapshot of the backend, which has gone on meanwhile.
+`RestartingInstance` is the loop of an instance on a virtual clock. A failpoint can end the process within a
+step. The next process starts with the recorded state and a snapshot of the backend, which has continued
+meanwhile.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from penstock.sched.settings import Settings
 from penstock.sched.state import Reply
 from penstock.store.port import Store
 
-__all__ = ["Lives", "run_plain"]
+__all__ = ["RestartingInstance", "run_without_loop", "with_loop"]
 
 T = TypeVar("T")
 
 
-def run_plain(work: Coroutine[Any, Any, T]) -> T:
+def run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine that never really waits, without an event loop."""
     try:
-        work.send(None)
+        coroutine.send(None)
     except StopIteration as done:
         value: T = done.value
         return value
-    raise AssertionError("it waits for something")
+    raise AssertionError("the coroutine waits for something")
 
 
-class _Port:
+class _BackendAdapter:
     """The simulated backend behind the `Backend` protocol."""
 
     def __init__(self, backend: SimBackend) -> None:
@@ -64,57 +65,59 @@ class _Port:
 
 
 @dataclass
-class Lives:
+class RestartingInstance:
     backend: SimBackend
     settings: Settings
-    store: Callable[[], Store]
-    run: Callable[[Coroutine[Any, Any, Any]], Any] = run_plain
-    deaths: set[int] = field(default_factory=set)  # at which failpoints, counted over all lives
-    passed: int = 0
-    lives: int = 0
+    open_store: Callable[[], Store]
+    run: Callable[[Coroutine[Any, Any, Any]], Any] = run_without_loop
+    crash_points: set[int] = field(default_factory=set)  # numbers of failpoints, counted over all starts
+    failpoints_passed: int = 0
+    starts: int = 0
     logs: dict[int, list[JobEvent]] = field(default_factory=dict)
-    turns: StepRunner = field(init=False)
-    now_used: Store = field(init=False)
+    step_runner: StepRunner = field(init=False)
+    store: Store = field(init=False)
 
     def __post_init__(self) -> None:
-        self.begin()
+        self.restart()
 
-    def _see(self, changes: Sequence[Change]) -> None:
+    def _record_events(self, changes: Sequence[Change]) -> None:
         for change in changes:
             if isinstance(change, JobLogged):
                 self.logs.setdefault(change.id, []).append(change.event)
 
-    def _die_here(self, _name: str) -> None:
-        self.passed += 1
-        if self.passed in self.deaths:
+    def _pass_failpoint(self, _name: str) -> None:
+        self.failpoints_passed += 1
+        if self.failpoints_passed in self.crash_points:
             raise failpoints.Crash
 
-    def _guarded(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-        """Does something; None if it was the last thing of this life."""
+    def _run_to_crash(self, action: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        """The result of an action; None if the process crashed in it."""
         try:
-            with failpoints.armed(self._die_here):
-                result: T = self.run(work())
+            with failpoints.armed(self._pass_failpoint):
+                result: T = self.run(action())
                 return result
         except failpoints.Crash:
             return None
 
-    def begin(self) -> None:
-        """Starts the instance, again if it dies at once."""
+    def restart(self) -> None:
+        """Starts the instance from its recorded state, again if it crashes while it starts."""
         while True:
-            self.lives += 1
-            self.now_used = self.store()
-            self.turns = StepRunner(self.settings, self.now_used, _Port(self.backend), self._see)
-            if self._guarded(lambda: self.turns.begin(self.backend.now)) is None:
+            self.starts += 1
+            self.store = self.open_store()
+            self.step_runner = StepRunner(
+                self.settings, self.store, _BackendAdapter(self.backend), self._record_events
+            )
+            if self._run_to_crash(lambda: self.step_runner.begin(self.backend.now)) is None:
                 continue
             snapshot = self.backend.snapshot()
-            if self._guarded(lambda: self.turns.step([snapshot], self.backend.now)) is not None:  # noqa: B023
+            if self._run_to_crash(lambda: self.step_runner.step([snapshot], self.backend.now)) is not None:  # noqa: B023
                 return
 
     def feed(self, *inputs: Fact | Command) -> tuple[Reply, ...] | None:
-        """Handles inputs; None if the instance died."""
-        replies = self._guarded(lambda: self.turns.step(inputs, self.backend.now))
+        """Handles inputs; None if the instance crashed, and was restarted."""
+        replies = self._run_to_crash(lambda: self.step_runner.step(inputs, self.backend.now))
         if replies is None:
-            self.begin()
+            self.restart()
         return replies
 
     def submit(self, *submissions: Submission, key: str) -> tuple[int, ...]:
@@ -129,16 +132,17 @@ class Lives:
                 return numbers
 
     def settle(self) -> None:
+        """Handles facts and runs cycles until nothing is left to do at the present time."""
         while True:
             facts = self.backend.advance(self.backend.now)
-            scheduler = self.turns.scheduler
+            scheduler = self.step_runner.scheduler
             assert scheduler is not None
             if facts:
                 self.feed(*facts)
             elif scheduler.is_dirty:
-                done = self._guarded(self._decide)
+                done = self._run_to_crash(self._decide)
                 if done is None:
-                    self.begin()
+                    self.restart()
             else:
                 return
 
@@ -146,17 +150,15 @@ class Lives:
         async def advance(cycle: CycleSteps) -> Step | None:
             return advance_once(cycle)
 
-        await self.turns.decide(self.backend.now, deep=False, advance=advance, hurry=lambda: True)
+        await self.step_runner.decide(self.backend.now, deep=False, advance=advance, hurry=lambda: True)
         return True
 
     def run_until(self, at: float) -> None:
         while True:
             self.settle()
-            assert self.turns.scheduler is not None
-            times = [
-                time for time in (self.backend.next_at(), self.turns.scheduler.wake_at()) if time is not None
-            ]
-            soon = min(times, default=None)
+            assert self.step_runner.scheduler is not None
+            wakeups = (self.backend.next_at(), self.step_runner.scheduler.wake_at())
+            soon = min((time for time in wakeups if time is not None), default=None)
             if soon is None or soon > at:
                 break
             facts = self.backend.advance(max(soon, self.backend.now))
@@ -166,16 +168,16 @@ class Lives:
     def rows(self) -> list[Any]:
         from penstock.store.port import JobFilter
 
-        return list(self.run(self.now_used.jobs(JobFilter(limit=100_000))))
+        return list(self.run(self.store.jobs(JobFilter(limit=100_000))))
 
     def log(self, job: int) -> list[JobEvent]:
-        return list(self.run(self.now_used.log(job)))
+        return list(self.run(self.store.log(job)))
 
-    def check_over(self, numbers: Sequence[int]) -> None:
-        """Nothing lost, nothing twice, everything freed once; the logs lead to the states."""
+    def check_all_inactive(self, numbers: Sequence[int]) -> None:
+        """No job is lost, none ran twice, all resources were freed once; the eventlogs lead to the states."""
         assert self.backend.violations == []
-        assert self.turns.scheduler is not None
-        state = self.turns.scheduler.state
+        assert self.step_runner.scheduler is not None
+        state = self.step_runner.scheduler.state
         assert not state.jobs, {job.id: (job.state, job.members) for job in state.jobs.values()}
         assert not state.cluster.engine.jobs
         assert not state.intents
