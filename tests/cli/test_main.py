@@ -33,17 +33,31 @@ def test_help_names_every_command_and_succeeds(flag: str) -> None:
 
 def test_no_command_shows_the_usage_as_an_error() -> None:
     done = run()
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("usage: penstock COMMAND")
 
 
 def test_an_unknown_command_is_named_in_the_error() -> None:
     done = run("schedule")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
-    assert "no command 'schedule'" in done.stderr
-    assert "usage: penstock COMMAND" in done.stderr
+    assert done.stderr == "penstock: no command 'schedule'\nTry `penstock --help`.\n"
+
+
+def test_an_unknown_command_suggests_the_nearest_one() -> None:
+    done = run("timelime")
+    assert done.returncode == 2
+    assert done.stderr == "penstock: no command 'timelime'; did you mean 'timeline'?\nTry `penstock --help`.\n"
+
+
+@pytest.mark.parametrize("group", ["job", "queue", "resource", "dev"])
+def test_a_group_without_a_subcommand_shows_its_help_as_an_error(group: str) -> None:
+    done = run(group)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == run(group, "--help").stdout
+    assert len(done.stderr.splitlines()) > 5
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -101,6 +101,9 @@ def run_click(argv: list[str]) -> int:
 
 
 def _usage_error(error: click.ClickException) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):  # A group without a subcommand.
+        print(error.format_message(), file=sys.stderr)
+        return exits.USAGE
     print_error(error.format_message().rstrip("."))
     context = getattr(error, "ctx", None)
     if isinstance(context, click.Context):

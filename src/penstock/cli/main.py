@@ -30,7 +30,6 @@ class CommandEntry:
 _JOBS: Final = "Jobs"
 _CLUSTER: Final = "Cluster"
 _TOOLS: Final = "Tools"
-_EXIT_NO_COMMAND: Final = 1
 
 COMMANDS: Final[dict[str, CommandEntry]] = {
     "submit": CommandEntry("penstock.cli.submit:submit", "submit jobs and print their ids", _JOBS),
@@ -109,7 +108,7 @@ def main() -> None:
         complete()
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage(), file=sys.stdout if argv else sys.stderr)
-        sys.exit(0 if argv else _EXIT_NO_COMMAND)
+        sys.exit(exits.OK if argv else exits.USAGE)
     if argv[0] == "--version":
         from importlib.metadata import version
 
@@ -117,8 +116,8 @@ def main() -> None:
         sys.exit(0)
     entry = COMMANDS.get(argv[0])
     if entry is None:
-        print(f"penstock: no command {argv[0]!r}{_near(argv[0])}\n\n{_usage()}", file=sys.stderr)
-        sys.exit(_EXIT_NO_COMMAND)
+        print(f"penstock: no command {argv[0]!r}{_near(argv[0])}\nTry `penstock --help`.", file=sys.stderr)
+        sys.exit(exits.USAGE)
     sys.exit(_run(entry, argv))
 
 
