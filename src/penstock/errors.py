@@ -32,6 +32,10 @@ class BadRequest(PenstockError):
         self.expected = _cut(expected, _WHERE_MAX)
         super().__init__(self._text())
 
+    def at(self, where: str) -> BadRequest:
+        """The same error at another position, for example at the option that the user typed."""
+        return type(self)(self.summary, where=where, found=self.found, expected=self.expected)
+
     def _text(self) -> str:
         text = f"{self.where}: {self.summary}" if self.where else self.summary
         facts = []

@@ -147,7 +147,7 @@ REFUSALS = [
     (["submit", "-q", "bacth", "app"], 1, "did you mean 'batch'?"),
     (["submit", "-n1001", "app"], 1, "asks 1001 nodes"),
     (["submit", "--nods=2", "app"], 2, "--nodes"),
-    (["submit"], 2, "job command and arguments are missing"),
+    (["submit"], 2, "penstock: no command (expected COMMAND [ARGUMENTS...], or --jobspec FILE)"),
     (["submit", "-t", "inf", "app"], 2, "finite"),
     (["submit", "--cc=1", "--bcc=1", "app"], 2, "give either --cc or --bcc"),
     (["jobs", "-f", "runing"], 2, "did you mean running?"),

@@ -48,7 +48,9 @@ def test_an_unknown_command_is_named_in_the_error() -> None:
 def test_an_unknown_command_suggests_the_nearest_one() -> None:
     done = run("timelime")
     assert done.returncode == 2
-    assert done.stderr == "penstock: no command 'timelime'; did you mean 'timeline'?\nTry `penstock --help`.\n"
+    assert (
+        done.stderr == "penstock: no command 'timelime'; did you mean 'timeline'?\nTry `penstock --help`.\n"
+    )
 
 
 @pytest.mark.parametrize("group", ["job", "queue", "resource", "dev"])

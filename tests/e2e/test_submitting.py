@@ -205,7 +205,7 @@ def test_a_dependency_on_an_inactive_job_is_decided_at_once(instance: Running) -
     after = instance.submit(f"--dependency=afterok:{good}", f"--dependency=afternotok:{bad}", "true")
     assert instance.end(after)[0]["result"] == "COMPLETED"
     message = instance.refused("submit", f"--dependency=afterok:{bad}", "true", code=1)
-    assert f"afterok: job {bad} failed or was canceled" in message
+    assert f"--dependency afterok:{bad}: the job failed or was canceled" in message
 
 
 def test_a_job_whose_task_was_lost_is_requeued_if_allowed(instance: Running) -> None:

@@ -66,7 +66,7 @@ def test_a_duration_is_read_in_seconds(text: str, seconds: float) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(BadDuration) as caught:
         parse_duration(text)
-    assert caught.value.summary == "not a duration"
+    assert caught.value.summary == "invalid duration"
     assert caught.value.where == "duration"
     assert caught.value.found == repr(text)
     assert caught.value.expected
@@ -105,7 +105,7 @@ def test_a_duration_is_printed_in_the_unit_that_suits_it(seconds: float, text: s
 
 @pytest.mark.parametrize("seconds", [-1.0, -math.inf, math.nan])
 def test_what_is_no_duration_cannot_be_printed(seconds: float) -> None:
-    with pytest.raises(BadDuration, match="not a duration"):
+    with pytest.raises(BadDuration, match="invalid duration"):
         format_duration(seconds)
 
 

@@ -82,11 +82,11 @@ def test_a_dependency_releases_a_job_or_ends_it(scheme: str, status: int, runs: 
 
 def test_unsatisfiable_dependencies_are_refused_in_the_words_of_flux() -> None:
     driver = Driver(pool_of(4), settings_of())
-    with pytest.raises(Conflict, match=r"dependency: afterok: id .* job not found"):
+    with pytest.raises(Conflict, match=r"dependency afterok:.*: no such job"):
         driver.submit(submission(dependencies=after("afterok", 12345)))
-    with pytest.raises(BadRequest, match='dependency scheme "never" not supported'):
+    with pytest.raises(BadRequest, match="unknown dependency scheme"):
         driver.submit(submission(dependencies=[{"scheme": "never", "value": "1"}]))
-    with pytest.raises(BadRequest, match="is not a valid jobid"):
+    with pytest.raises(BadRequest, match="invalid job id"):
         driver.submit(submission(dependencies=[{"scheme": "afterok", "value": "!"}]))
     assert not driver.scheduler.state.jobs
 
@@ -148,7 +148,7 @@ def test_a_stopped_queue_starts_nothing_and_a_disabled_one_accepts_nothing() -> 
         driver.submit(submission(queue="debug"))
     with pytest.raises(BadRequest, match="longer than the queue allows"):
         driver.submit(submission(queue="debug", duration_s=61))
-    with pytest.raises(BadRequest, match="Invalid queue 'none' specified"):
+    with pytest.raises(BadRequest, match=r"no such queue \(found 'none'; expected "):
         driver.submit(submission(queue="none"))
     driver.feed(QueueChange("batch", started=True))
     driver.settle()

@@ -273,7 +273,7 @@ class InstanceService:
         for job_id, error in outcomes.items():
             if error is not None:
                 is_inactive = await self._records.exists(job_id)
-                message = "job is inactive" if is_inactive else "unknown job id"
+                message = "job is inactive" if is_inactive else "no such job"
                 failures.append(CancelFailure(encode_jobid(job_id), message))
         return CancelResult(canceled, failures)
 

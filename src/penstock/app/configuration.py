@@ -49,7 +49,7 @@ from penstock.engine import parse_policy
 from penstock.errors import BadRequest
 from penstock.model.constraint import parse_constraint
 from penstock.model.document import parse_document
-from penstock.model.duration import parse_duration
+from penstock.model.duration import BadDuration, parse_duration
 from penstock.podspec.nodes import parse_topology_levels
 from penstock.sched.settings import DEFAULT_QUEUE, QueueSettings, Settings, parse_backfill
 from penstock.store.port import Retention
@@ -108,18 +108,22 @@ def read_configuration(
     path: Path | None, *, policy: str = "", match_policy: str = "", queue_depth: int | None = None
 ) -> Configuration:
     """Reads the file, if one is given. Arguments, which are command options, override it."""
-    if policy:
-        parse_backfill(policy)
-    if match_policy:
-        parse_policy(match_policy)
+    for option, value, parse in (
+        ("--policy", policy, parse_backfill),
+        ("--match-policy", match_policy, parse_policy),
+    ):
+        try:
+            if value:
+                parse(value)
+        except BadRequest as error:
+            raise error.at(option) from None
     file = _read(path) if path is not None else _File()
     try:
         return _configuration(file, policy, match_policy, queue_depth)
     except BadRequest as error:
         if path is None:
             raise
-        where = f"{path}: {error.where}" if error.where else str(path)
-        raise BadRequest(error.summary, where=where, found=error.found, expected=error.expected) from error
+        raise error.at(f"{path}: {error.where}" if error.where else str(path)) from error
 
 
 def _configuration(file: _File, policy: str, match_policy: str, queue_depth: int | None) -> Configuration:
@@ -138,9 +142,9 @@ def _configuration(file: _File, policy: str, match_policy: str, queue_depth: int
         match_policy=match_policy or file.match_policy,
         queue_depth=depth,
         forecast_depth=file.forecast_depth,
-        lost_timeout_s=parse_duration(file.lost_timeout),
-        grace_s=parse_duration(file.grace),
-        gang_repair_timeout_s=parse_duration(file.gang_repair_timeout),
+        lost_timeout_s=_duration("lost_timeout", file.lost_timeout),
+        grace_s=_duration("grace", file.grace),
+        gang_repair_timeout_s=_duration("gang_repair_timeout", file.gang_repair_timeout),
     )
     days = file.retention.days
     retention = Retention(None if days is None else days * 86400.0, file.retention.jobs)
@@ -171,13 +175,13 @@ def _kube(section: _Kube, settings: Settings) -> KubeOptions:
             scheduler_names=tuple(section.scheduler_names),
             topology_levels=parse_topology_levels(section.topology_levels),
             queues=tuple(queue.name for queue in settings.queues),
-            assembly_timeout_s=parse_duration(section.assembly_timeout),
-            limit_default_s=_seconds(section.limit_default),
+            assembly_timeout_s=_duration("kube.assembly_timeout", section.assembly_timeout),
+            limit_default_s=_seconds("kube.limit_default", section.limit_default),
             binds_in_flight_max=section.binds_in_flight,
         ),
         lease_namespace=section.lease_namespace,
         lease_name=section.lease_name,
-        audit_every_s=parse_duration(section.audit_every),
+        audit_every_s=_duration("kube.audit_every", section.audit_every),
     )
 
 
@@ -197,7 +201,11 @@ def _read(path: Path) -> _File:
     try:
         return msgspec.convert(document, _File)
     except msgspec.ValidationError as error:
-        raise BadRequest("invalid configuration", where=str(path), found=str(error)) from error
+        # "Expected `array`, got `object` - at `$.queues`"
+        problem, _, place = str(error).replace("`", "").partition(" - at ")
+        key = place.removeprefix("$").removeprefix(".")
+        summary = problem[:1].lower() + problem[1:]
+        raise BadRequest(summary, where=f"{path}: {key}" if key else str(path)) from error
 
 
 def _check_keys(path: Path, document: dict[str, object]) -> None:
@@ -234,12 +242,19 @@ def _queue(queue: _Queue, default_policy: str) -> QueueSettings:
     return QueueSettings(
         name=queue.name,
         backfill=parse_backfill(queue.policy or default_policy),
-        duration_default_s=_seconds(queue.duration_default),
-        duration_max_s=_seconds(queue.duration_max),
+        duration_default_s=_seconds(f"{where}.duration_default", queue.duration_default),
+        duration_max_s=_seconds(f"{where}.duration_max", queue.duration_max),
         constraint=constraint,
         constraint_text=text,
     )
 
 
-def _seconds(text: str) -> int | None:
-    return ceil(parse_duration(text)) if text else None
+def _seconds(key: str, text: str) -> int | None:
+    return ceil(_duration(key, text)) if text else None
+
+
+def _duration(key: str, text: str) -> float:
+    try:
+        return parse_duration(text)
+    except BadDuration as error:
+        raise error.at(key) from None

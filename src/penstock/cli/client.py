@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, urlencode
 
-from penstock.errors import Conflict, Unavailable
+from penstock.errors import BadRequest, Conflict, Unavailable
 from penstock.model.jobid import encode_jobid, parse_jobid
 from penstock.paths import InstancePaths, paths_of
 
@@ -56,7 +56,14 @@ class RequestRefused(Conflict):
         self.status = status
         self.kind = str(error.get("kind", ""))
         self.where = str(error.get("where", ""))
+        self.error = error
         super().__init__(str(error.get("message") or error.get("summary") or f"status {status}"))
+
+    def at(self, where: str) -> RequestRefused:
+        """The same error at another position, for example at the option that the user typed."""
+        summary, found, expected = (str(self.error.get(key, "")) for key in ("summary", "found", "expected"))
+        message = str(BadRequest(summary, where=where, found=found, expected=expected))
+        return RequestRefused(self.status, {**self.error, "where": where, "message": message})
 
 
 @dataclass(frozen=True, slots=True)

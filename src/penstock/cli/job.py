@@ -23,8 +23,7 @@ from penstock.cli.terminal import (
     printable,
     width,
 )
-from penstock.cli.times import clock, day_and_time, span
-from penstock.model.duration import parse_duration
+from penstock.cli.times import clock, day_and_time, parse_span, span
 from penstock.model.jobid import ENCODINGS, encode_jobid, parse_jobid
 
 __all__ = ["job"]
@@ -272,7 +271,7 @@ def wait(client: ApiClient, ids: tuple[str, ...], timeout: str | None, output_fo
     """Wait until jobs are inactive; exit 1 if one of them did not complete."""
     from penstock.cli.fields import job_field
 
-    deadline = None if timeout is None else time.monotonic() + parse_duration(timeout)
+    deadline = None if timeout is None else time.monotonic() + parse_span(timeout, "--timeout")
     inactive: list[Doc] = []
     code = exits.OK
     for id_ in ids:

@@ -22,7 +22,7 @@ from penstock.cli.jobspecs import (
 )
 from penstock.cli.terminal import print_error
 from penstock.errors import BadRequest
-from penstock.model.idset import parse_idset
+from penstock.model.idset import BadIdset, parse_idset
 
 __all__ = ["JobOptions", "job_options", "submissions_of"]
 
@@ -135,11 +135,16 @@ def submissions_of(options: JobOptions) -> list[dict[str, Any]]:
     now = time.time()
     if values["cc"] and values["bcc"]:
         raise click.UsageError("give either --cc or --bcc, not both")
+    option = "--cc" if values["cc"] else "--bcc"
     copies = values["cc"] or values["bcc"]
     if not copies:
         return [{"jobspec": build_jobspec(request, now), **extra}]
+    try:
+        numbers = parse_idset(copies, ids_max=_COPIES_MAX)
+    except BadIdset as error:
+        raise error.at(option) from None
     submissions = []
-    for number in parse_idset(copies, ids_max=_COPIES_MAX):
+    for number in numbers:
         one = substitute(request, str(number))
         if values["cc"]:
             one = replace(one, environment={**one.environment, "FLUX_JOB_CC": str(number)})
@@ -187,8 +192,10 @@ def _read_jobspec(path: str) -> Any:
         else:
             with open(path, encoding="utf-8") as stream:
                 text = stream.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest("cannot read the jobspec", where=path, found=str(error)) from error
+    except OSError as error:
+        raise BadRequest(f"cannot read the jobspec: {error.strerror}", where=path) from error
+    except UnicodeDecodeError as error:
+        raise BadRequest("the jobspec is not UTF-8", where=path, found=str(error)) from error
     try:
         return json.loads(text)
     except ValueError:

@@ -183,7 +183,7 @@ def _query(ids: tuple[str, ...], options: dict[str, Any]) -> dict[str, object]:
         "queue": options["queue"],
         "name": options["name"],
         "owner": options["user"],
-        "since": parse_when(since, time.time(), past=True) if since else None,
+        "since": parse_when(since, time.time(), "--since", past=True) if since else None,
         "limit": options["count"],
     }
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from penstock.cli.times import parse_when
+from penstock.cli.times import parse_span, parse_when
 from penstock.errors import BadRequest
 from penstock.model.duration import BadDuration, parse_duration
 
@@ -71,7 +71,7 @@ class JobRequest:
 
 def build_jobspec(request: JobRequest, now: float) -> dict[str, Any]:
     if not request.command:
-        _refuse("job command and arguments are missing", "command", expected="COMMAND [ARGUMENTS...]")
+        _refuse("no command", "", expected="COMMAND [ARGUMENTS...], or --jobspec FILE")
     resources, count, per_resource = _resources(request.size)
     system: dict[str, Any] = {
         "duration": parse_time_limit(request.time_limit) if request.time_limit else 0.0,
@@ -84,7 +84,8 @@ def build_jobspec(request: JobRequest, now: float) -> dict[str, Any]:
         system["queue"] = request.queue
     dependencies = [parse_dependency(text) for text in request.dependencies]
     if request.begin_time:
-        dependencies.append({"scheme": "begin-time", "value": str(parse_when(request.begin_time, now))})
+        begin_at = parse_when(request.begin_time, now, "--begin-time")
+        dependencies.append({"scheme": "begin-time", "value": str(begin_at)})
     if dependencies:
         system["dependencies"] = dependencies
     if request.requires:
@@ -193,13 +194,16 @@ def _shell_options(request: JobRequest) -> dict[str, Any]:
 
 def parse_time_limit(text: str) -> float:
     """A time limit in seconds. A number without a unit is in minutes."""
-    seconds = float(text) * 60 if re.fullmatch(r"[0-9]+(\.[0-9]*)?", text) else parse_duration(text)
+    if re.fullmatch(r"[0-9]+(\.[0-9]*)?", text):
+        return float(text) * 60
+    expected = "minutes such as 30, or a number with ms, s, m, h or d such as 90s"
+    try:
+        seconds = parse_duration(text)
+    except BadDuration as error:
+        raise BadDuration(error.summary, where="--time-limit", found=error.found, expected=expected) from None
     if math.isinf(seconds):
         raise BadDuration(
-            "the time limit must be finite",
-            where="--time-limit",
-            found=repr(text),
-            expected="30, 90s, 1.5h, 2d",
+            "the time limit must be finite", where="--time-limit", found=repr(text), expected=expected
         )
     return seconds
 
@@ -229,7 +233,7 @@ def parse_dependency(text: str) -> dict[str, Any]:
 def parse_signal(text: str) -> dict[str, Any]:
     """`[SIG][@TIME]`: by default USR1, 60 seconds before the time limit."""
     name, at, time_left = text.partition("@")
-    seconds = parse_duration(time_left) if at and time_left else _SIGNAL_DEFAULT_S
+    seconds = parse_span(time_left, "--signal") if at and time_left else _SIGNAL_DEFAULT_S
     if not name:
         return {"signum": int(signal.SIGUSR1), "timeleft": seconds}
     if name.isdecimal() and 1 <= int(name) <= 64:

@@ -34,6 +34,6 @@ def run(client: ApiClient, options: JobOptions) -> int:
         raise click.UsageError("run starts one job; use submit for --cc with several ids")
     from penstock.cli.attach import attach_to
 
-    done = send(client, jobs, options.values["queue"] or "")
+    done = send(client, jobs, options)
     sys.stdout.flush()
     return attach_to(client, done[0]["id"], label=options.values["label_io"])

@@ -8,11 +8,12 @@ and the instance returns the ids of the jobs that it has already created.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 import click
 
-from penstock.cli.client import ApiClient, Doc, StreamBroken
+from penstock.cli.client import ApiClient, Doc, RequestRefused, StreamBroken
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.job_options import JobOptions, job_options, submissions_of
 from penstock.cli.terminal import ProgressLine, print_json, print_line, printable
@@ -20,6 +21,14 @@ from penstock.cli.terminal import ProgressLine, print_json, print_line, printabl
 __all__ = ["send", "submit"]
 
 _BATCH: Final = 1000
+_IN_BATCH: Final = re.compile(r"jobs\[[0-9]+\]\.")
+_OPTIONS_BY_PATH: Final = {
+    "attributes.system.queue": "--queue",
+    "attributes.system.dependencies": "--dependency",
+    "attributes.system.constraints": "--requires",
+    "attributes.system.duration": "--time-limit",
+    "resources": "",  # Several options together describe the resources.
+}
 
 
 @click.command(context_settings={**SETTINGS, "allow_interspersed_args": False})
@@ -33,7 +42,7 @@ def submit(client: ApiClient, options: JobOptions, output_format: str) -> None:
         for job in jobs:
             print_line(json.dumps(job["jobspec"]))
         return
-    done = send(client, jobs, options.values["queue"] or "")
+    done = send(client, jobs, options)
     if output_format == "json":
         print_json({"jobs": done})
         return
@@ -41,11 +50,11 @@ def submit(client: ApiClient, options: JobOptions, output_format: str) -> None:
         print_line(printable(job["id"]))
 
 
-def send(client: ApiClient, jobs: list[dict[str, Any]], queue: str = "") -> list[Doc]:
-    """Submits jobs; returns a document with the id of each, in order."""
+def send(client: ApiClient, jobs: list[dict[str, Any]], options: JobOptions) -> list[Doc]:
+    """Submits jobs; returns a document with the id of each, in order. Errors name the options."""
     from secrets import token_hex
 
-    client.remember("queue", queue)
+    client.remember("queue", options.values["queue"] or "")
     submitted: list[Doc] = []
     progress = ProgressLine("submitting", len(jobs))
     try:
@@ -57,6 +66,21 @@ def send(client: ApiClient, jobs: list[dict[str, Any]], queue: str = "") -> list
                 response = client.post("/v1/jobs", body)
             submitted += response["jobs"]
             progress.show(len(submitted))
+    except RequestRefused as error:
+        if options.values["jobspec_file"]:
+            raise
+        raise _in_options(error) from None
     finally:
         progress.close()
     return submitted
+
+
+def _in_options(error: RequestRefused) -> RequestRefused:
+    """The error with the option that was typed in place of its path in the jobspec."""
+    if error.kind == "DependencyRefused":
+        return RequestRefused(error.status, {**error.error, "message": f"--{error}"})
+    path = _IN_BATCH.sub("", error.where)
+    for prefix, option in _OPTIONS_BY_PATH.items():
+        if path == prefix or path.startswith((f"{prefix}.", f"{prefix}[")):
+            return error.at(option)
+    return error

@@ -20,7 +20,7 @@ from penstock.cli.terminal import (
     styled,
     width,
 )
-from penstock.model.duration import parse_duration
+from penstock.cli.times import parse_span
 
 __all__ = ["styled_lines", "timeline"]
 
@@ -38,8 +38,8 @@ def timeline(
     client: ApiClient, since: str | None, until: str | None, svg_file: str | None, output_format: str
 ) -> None:
     """Draw the jobs of each node over time: ended, running, reserved and forecast."""
-    since_s = None if since is None else parse_duration(since.removeprefix("-"))
-    until_s = None if until is None else parse_duration(until.removeprefix("+"))
+    since_s = None if since is None else parse_span(since.removeprefix("-"), "--since")
+    until_s = None if until is None else parse_span(until.removeprefix("+"), "--until")
     document = client.get("/v1/timeline", since_s=since_s, until_s=until_s)
     if output_format == "json":
         print_json(document)
@@ -60,7 +60,7 @@ def _write(path: str, document: dict[str, Any]) -> None:
         with open(path, "w", encoding="utf-8") as stream:
             stream.write(timeline_svg(document))
     except OSError as error:
-        raise CommandExit(FAILED, f"cannot write the image: {error}") from error
+        raise CommandExit(FAILED, f"{path}: cannot write the image: {error.strerror}") from error
 
 
 def styled_lines(chart: Chart) -> list[str]:

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from datetime import datetime, timedelta
 
 from penstock.errors import BadRequest
-from penstock.model.duration import parse_duration
+from penstock.model.duration import BadDuration, parse_duration
 
-__all__ = ["clock", "day_and_time", "parse_when", "span"]
+__all__ = ["clock", "day_and_time", "parse_span", "parse_when", "span"]
 
 _CLOCK = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?")
 
 
-def parse_when(text: str, now: float, *, past: bool = False) -> float:
+def parse_span(text: str, option: str) -> float:
+    """The seconds of a duration that the user gave with `option`."""
+    try:
+        return parse_duration(text)
+    except BadDuration as error:
+        raise error.at(option) from None
+
+
+def parse_when(text: str, now: float, option: str, *, past: bool = False) -> float:
     """Seconds since 1970 for `now`, `+1h`, `-30m`, `14:30`, or an ISO date and time.
 
-    A time of day means its next occurrence, or its last one if `past`.
+    A time of day means its next occurrence, or its last one if `past`. Errors name the `option`.
     """
     body = text.strip()
     if body == "now":
         return now
     if body[:1] in ("+", "-"):
-        span_s = parse_duration(body[1:])
-        if not math.isinf(span_s):
-            return now + span_s if body[0] == "+" else now - span_s
+        with contextlib.suppress(BadDuration):
+            span_s = parse_duration(body[1:])
+            if not math.isinf(span_s):
+                return now + span_s if body[0] == "+" else now - span_s
     if match := _CLOCK.fullmatch(body):
         today = datetime.fromtimestamp(now).astimezone()
         at = today.replace(hour=int(match[1]), minute=int(match[2]), second=int(match[3] or 0), microsecond=0)
@@ -38,8 +48,8 @@ def parse_when(text: str, now: float, *, past: bool = False) -> float:
         return datetime.fromisoformat(body).astimezone().timestamp()
     except (ValueError, OverflowError):
         raise BadRequest(
-            "not a point in time",
-            where="time",
+            "invalid time",
+            where=option,
             found=repr(text[:80]),
             expected="now, +1h, -30m, 14:30, 2026-06-21 or 2026-06-21T08:00",
         ) from None

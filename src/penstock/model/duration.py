@@ -29,10 +29,10 @@ def parse_duration(text: str) -> float:
     match = _DURATION.fullmatch(text) if len(text) <= _LENGTH_MAX else None
     if match is None:
         raise BadDuration(
-            "not a duration",
+            "invalid duration",
             where="duration",
             found=repr(text[:80]),
-            expected="a number of seconds, or one with ms, s, m, h or d, or inf",
+            expected="seconds such as 30, a number with ms, s, m, h or d such as 90s, or inf",
         )
     number = float(match[1] + (match[2] or ""))
     unit: str = match[3] or "s"
@@ -48,7 +48,7 @@ def format_duration(seconds: float) -> str:
     """Formats a duration in a suitable unit: `1.500s`, `90s` as `1.5m`, `inf`."""
     if math.isnan(seconds) or seconds < 0:
         raise BadDuration(
-            "not a duration", where="duration", found=repr(seconds), expected="zero or more seconds"
+            "invalid duration", where="duration", found=repr(seconds), expected="zero or more seconds"
         )
     if math.isinf(seconds):
         return "inf"

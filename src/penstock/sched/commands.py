@@ -65,7 +65,7 @@ class UnknownObject(Conflict):
 
 
 class UnknownJobId(UnknownObject):
-    def __init__(self, job: int, note: str = "unknown job id") -> None:
+    def __init__(self, job: int, note: str = "no such job") -> None:
         super().__init__(f"{encode_jobid(job)}: {note}")
         self.job = job
 
@@ -140,8 +140,7 @@ def _submit(state: SchedulerState, command: Submit, now: float) -> tuple[int, ..
 def _located(error: BadRequest, index: int, count: int) -> BadRequest:
     if count == 1:
         return error
-    where = f"jobs[{index}]" + (f".{error.where}" if error.where else "")
-    return type(error)(error.summary, where=where, found=error.found, expected=error.expected)
+    return error.at(f"jobs[{index}]" + (f".{error.where}" if error.where else ""))
 
 
 def _validated(

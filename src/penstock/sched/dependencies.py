@@ -98,7 +98,7 @@ def parse_dependencies(found: object) -> tuple[tuple[Dependency, ...], float | N
         return (), None
     if not isinstance(found, list) or len(found) > _DEPENDENCIES_MAX:
         raise BadRequest(
-            "not a list of dependencies", where=where, expected=f"a list of at most {_DEPENDENCIES_MAX}"
+            "invalid list of dependencies", where=where, expected=f"a list of at most {_DEPENDENCIES_MAX}"
         )
     depends: dict[Dependency, None] = {}
     begin_at: float | None = None
@@ -108,7 +108,10 @@ def parse_dependencies(found: object) -> tuple[tuple[Dependency, ...], float | N
         value = one.get("value", "") if isinstance(one, dict) else ""
         if not isinstance(scheme, str) or not isinstance(value, str):
             raise BadRequest(
-                "not a dependency", where=here, found=repr(one)[:80], expected="scheme and value, both texts"
+                "invalid dependency",
+                where=here,
+                found=repr(one)[:80],
+                expected="scheme and value, both texts",
             )
         if scheme == "begin-time":
             at = _begin_time(value, here)
@@ -117,9 +120,7 @@ def parse_dependencies(found: object) -> tuple[tuple[Dependency, ...], float | N
         name = _ALIASES.get(scheme, scheme)
         known = {known.value: known for known in Scheme}
         if name not in known:
-            raise BadRequest(
-                f'dependency scheme "{scheme}" not supported', where=here, found=scheme, expected=_KNOWN
-            )
+            raise BadRequest("unknown dependency scheme", where=here, found=repr(scheme), expected=_KNOWN)
         if name == Scheme.SINGLETON.value:
             depends[Dependency(Scheme.SINGLETON)] = None
             continue
@@ -127,10 +128,10 @@ def parse_dependencies(found: object) -> tuple[tuple[Dependency, ...], float | N
             target = parse_jobid(value)
         except BadRequest as error:
             raise BadRequest(
-                f'dependency: {scheme}: "{value}" is not a valid jobid',
+                "invalid job id",
                 where=here,
-                found=value,
-                expected="a job id",
+                found=repr(f"{scheme}:{value}"),
+                expected=f"a job id, for example {scheme}:ƒ1 or {scheme}:1234",
             ) from error
         depends[Dependency(known[name], target, value)] = None
     return tuple(depends), begin_at
@@ -142,9 +143,7 @@ def _begin_time(value: str, where: str) -> float:
     except ValueError:
         at = -1.0
     if not 0 <= at < 1e11:
-        raise BadRequest(
-            f"Invalid begin-time={value}", where=where, found=value, expected="seconds since 1970"
-        )
+        raise BadRequest("invalid begin-time", where=where, found=repr(value), expected="seconds since 1970")
     return at
 
 
@@ -158,17 +157,15 @@ class DependencyRefused(Conflict):
 
 def dependency_error(dependency: Dependency, progress: JobProgress | None) -> DependencyRefused | None:
     """The error that refuses a submission with this dependency; None if it is pending or satisfied."""
-    scheme, typed = dependency.scheme.value, dependency.typed or encode_jobid(dependency.job)
+    described = f"dependency {dependency.scheme.value}:{dependency.typed or encode_jobid(dependency.job)}"
     if progress is None:
-        return DependencyRefused(dependency, f"dependency: {scheme}: id {typed}: job not found")
+        return DependencyRefused(dependency, f"{described}: no such job")
     if dependency_state(dependency.scheme, progress) is not DependencyState.UNSATISFIABLE:
         return None
     why = {
-        Scheme.AFTER_OK: f"dependency: afterok: job {typed} failed or was canceled",
-        Scheme.AFTER_NOT_OK: f"dependency: afternotok: job {typed} succeeded"
-        if progress.is_completed
-        else f"dependency: afternotok: job {typed} never started",
-        Scheme.AFTER_START: f"dependency: after: {typed} never started",
-        Scheme.AFTER_EXCEPT: f"dependency: afterexcept: job {typed}: no exception",
+        Scheme.AFTER_OK: "the job failed or was canceled",
+        Scheme.AFTER_NOT_OK: "the job succeeded" if progress.is_completed else "the job never started",
+        Scheme.AFTER_START: "the job never started",
+        Scheme.AFTER_EXCEPT: "the job had no exception",
     }
-    return DependencyRefused(dependency, why[dependency.scheme])
+    return DependencyRefused(dependency, f"{described}: {why[dependency.scheme]}")

@@ -94,6 +94,4 @@ class Settings:
             if queue.name == name:
                 return queue
         known = ", ".join(queue.name for queue in self.queues)
-        raise BadRequest(
-            f"Invalid queue '{name}' specified", where="attributes.system.queue", found=name, expected=known
-        )
+        raise BadRequest("no such queue", where="attributes.system.queue", found=repr(name), expected=known)

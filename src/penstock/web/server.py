@@ -88,14 +88,18 @@ def listen_tcp(address: str) -> socket.socket:
     """A listening socket for `127.0.0.1:PORT` or `[::1]:PORT`; port 0 chooses a free one."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    expected = "127.0.0.1:PORT or [::1]:PORT; for other machines put a proxy with TLS in front"
+    expected = "127.0.0.1:PORT or [::1]:PORT; remote clients need a TLS proxy"
     try:
         parsed = ipaddress.ip_address(host)
         number = int(port)
     except ValueError:
-        raise BadRequest("not an address to listen on", found=repr(address), expected=expected) from None
+        raise BadRequest(
+            "invalid address", where="--listen", found=repr(address), expected=expected
+        ) from None
     if not parsed.is_loopback or not 0 <= number <= 65535:
-        raise BadRequest("not a loopback address and port", found=repr(address), expected=expected)
+        raise BadRequest(
+            "not a loopback address and port", where="--listen", found=repr(address), expected=expected
+        )
     listening = socket.socket(socket.AF_INET6 if parsed.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
