@@ -268,7 +268,7 @@ def test_output_and_signals_of_pods_are_refused_with_what_to_do_instead() -> Non
         asyncio.run(service.stream_output(CALLER, job, follow=True))
     with pytest.raises(Conflict, match="a pod cannot be sent a signal; `penstock cancel`"):
         asyncio.run(service.signal_job(CALLER, job, SignalRequest(15)))
-    with pytest.raises(Conflict, match="kubectl apply"):
+    with pytest.raises(Conflict, match="create pods with kubectl and with the schedulerName"):
         asyncio.run(service.submit_jobs(CALLER, SubmitRequest([])))
 
 

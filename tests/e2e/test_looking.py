@@ -99,7 +99,7 @@ def test_other_formats_and_fields(instance: Running, mixed: dict[str, str]) -> N
     assert (reasons["bad"], reasons["late"], reasons["good"]) == ("Exit 3", "Timeout", "Exit 0")
     table = instance.ok("jobs", "-o", "why")
     assert "held by " + mixed["runs"] in table
-    assert "it is held" in table
+    assert f"held; `penstock release {mixed['held']}` releases it" in table
     assert instance.ok("jobs", "-no", "{id.dec}", mixed["runs"]).strip().isdecimal()
     for preset in ("long", "deps", "endreason", "why"):
         assert len(instance.ok("jobs", "-a", "-o", preset).splitlines()) > len(mixed)
@@ -157,11 +157,14 @@ def test_why_names_the_missing_resources_and_the_jobs_that_hold_them(
     shown = instance.ok("job", "why", mixed["gang"])
     assert f"{mixed['gang']}: needs 4 idle nodes with 1 core each, 2 of 4 qualify" in shown
     assert f"; held by {mixed['runs']} (ends " in shown
-    assert "2 found, 4 needed  <- too few" in shown
-    assert "`penstock release` releases it" in instance.ok("job", "why", mixed["held"])
-    assert f"it depends on after-success={mixed['gang']}" in instance.ok("job", "why", mixed["after"])
-    assert "not pending" in instance.ok("job", "why", mixed["runs"])
-    assert "it is over: FAILED" in instance.ok("job", "why", mixed["bad"])
+    assert shown.count("2 found, 4 needed") == 2
+    assert shown.count("<- too few") == 1  # Only the stage that fails first is marked.
+    assert "enough free  2 found, 4 needed  <- too few" in shown
+    held = mixed["held"]
+    assert instance.ok("job", "why", held) == f"{held}: held; `penstock release {held}` releases it\n"
+    assert f": depends on after-success={mixed['gang']}" in instance.ok("job", "why", mixed["after"])
+    assert instance.ok("job", "why", mixed["runs"]) == f"{mixed['runs']}: not pending: it is running\n"
+    assert "has ended: FAILED" in instance.ok("job", "why", mixed["bad"])
     document = instance.json("job", "why", "-o", "json", mixed["gang"])
     assert document["kind"] == "resources"
     assert [blocker["job"] for blocker in document["blockers"]] == [mixed["runs"]]

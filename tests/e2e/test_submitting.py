@@ -146,7 +146,7 @@ def test_the_more_urgent_job_starts_first(instance: Running) -> None:
 def test_a_held_job_waits_for_its_release(instance: Running) -> None:
     job = instance.submit("--urgency=hold", "true")
     assert "held" in instance.ok("jobs", job)
-    assert instance.job(job)["reason"] == "it is held; `penstock release` releases it"
+    assert instance.job(job)["reason"] == f"held; `penstock release {job}` releases it"
     instance.ok("release", job)
     assert instance.end(job)[0]["result"] == "COMPLETED"
 
@@ -157,6 +157,16 @@ def test_a_begin_time_is_waited_for(instance: Running) -> None:
     assert "begin@" in instance.ok("jobs", job)
     (ended,) = instance.end(job)
     assert ended["t_run"] >= began + 1.4
+
+
+def test_a_job_before_its_begin_time_says_that_time(instance: Running) -> None:
+    job = instance.submit("--begin-time=2031-05-06T07:08", "true")
+    reason = "starts no earlier than its begin time, May06 07:08"
+    assert instance.ok("job", "why", job) == f"{job}: {reason}\n"
+    assert instance.ok("job", "when", job) == f"{job} {reason}\n"
+    assert instance.ok("jobs", "-no", "{reason}", job) == f"{reason}\n"
+    assert reason in instance.ok("job", "show", job)
+    instance.ok("cancel", job)
 
 
 def test_dependencies_of_each_scheme(instance: Running) -> None:

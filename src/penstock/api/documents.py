@@ -289,13 +289,12 @@ def wait_explanation(
         ahead=[encode_jobid(other) for other in ahead],
         forecast=_forecast(pending.forecast),
         suggestion=_suggestion(reason),
+        begin_at=pending.begin_at,
     )
 
 
 def _suggestion(reason: WaitReason) -> str:
-    """What the user can do about the reason; empty if there is nothing to suggest."""
-    if reason.cause is WaitCause.HELD:
-        return "`penstock release` releases it"
+    """What the user can do about the reason; empty if there is nothing to suggest beyond its message."""
     if reason.cause is WaitCause.PRIORITY:
         return "a shorter time limit (-t) may let it fit before the job that it must not delay"
     if reason.cause is WaitCause.QUEUE_STOPPED:

@@ -336,6 +336,7 @@ class WaitExplanation(ResponseBody, frozen=True):
     ahead: list[str]
     forecast: ForecastInfo
     suggestion: str
+    begin_at: float | None = None
 
 
 class CancelFailure(ResponseBody, frozen=True):

@@ -166,8 +166,8 @@ class InstanceService:
     async def submit_jobs(self, caller: Caller, request: SubmitRequest) -> SubmitResult:
         if self._is_of_pods:
             raise Conflict(
-                "this instance schedules the pods of a Kubernetes cluster: "
-                "use `kubectl apply` with the schedulerName of this instance"
+                "this instance schedules pods, not processes: "
+                "create pods with kubectl and with the schedulerName of this instance"
             )
         jobs = tuple(
             Submission(bytes(job.jobspec).decode(), caller.user, job.urgency, job.requeue)
@@ -256,7 +256,7 @@ class InstanceService:
         if found is not None:
             return found
         _, live = await self._records.rows(job)
-        reason = WaitReason(WaitCause.NONE, f"it is over: {live.result}")
+        reason = WaitReason(WaitCause.NONE, f"has ended: {live.result}")
         return wait_explanation(job, live.state, reason, PendingInfo(), ())
 
     async def cancel_jobs(self, caller: Caller, request: CancelRequest) -> CancelResult:

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from penstock.cli import exits
 from penstock.cli.client import ApiClient, Doc, NoInstance, RequestRefused, StreamBroken, job_path
+from penstock.cli.fields import job_field
 from penstock.cli.terminal import SLOW_S, is_terminal, print_error, printable, styled, width
 from penstock.cli.times import clock, span
 from penstock.errors import Unavailable
@@ -276,7 +277,7 @@ class _WaitingLine:
 def waiting_text(job: Doc, now: float) -> str:
     """`ƒX starts in about 5m (14:05:10): REASON`."""
     start_at = (job.get("forecast") or {}).get("start_at")
-    reason = job.get("reason") or "waiting for resources"
+    reason = job_field(job, "reason", now) or "waiting for resources"
     if start_at is None:
         return f"{job['id']} {reason}"
     left = max(0.0, start_at - now)

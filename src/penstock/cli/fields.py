@@ -13,7 +13,7 @@ from penstock.cli.times import clock
 from penstock.model.duration import format_duration
 from penstock.model.jobid import ENCODINGS, encode_jobid, parse_jobid
 
-__all__ = ["HEADINGS", "PRESETS", "job_field"]
+__all__ = ["HEADINGS", "PRESETS", "job_field", "reason_text"]
 
 PRESETS: Final = {
     "default": "{id.f58:>12} ?:{queue:<8.8} +:{username:<8} {name:<10.10+} {status_abbrev:>2.2} "
@@ -90,7 +90,6 @@ _DERIVED: Final[dict[str, Callable[[Doc], Cell]]] = {
     "dependencies": lambda job: ",".join(job.get("dependencies") or ()),
     "inactive_reason": lambda job: _inactive_reason(job),
     "sched.t_estimate": lambda job: _plain((job.get("forecast") or {}).get("start_at")),
-    "sched.reason_pending": lambda job: _plain(job.get("reason")),
     "sched.jobs_ahead": lambda job: _plain(job.get("jobs_ahead")),
 }
 _TIMED: Final[dict[str, Callable[[Doc, float], Cell]]] = {
@@ -99,6 +98,8 @@ _TIMED: Final[dict[str, Callable[[Doc, float], Cell]]] = {
     "contextual_info": lambda job, now: _info(job, now),
     "contextual_time": lambda job, now: _time(job, now),
     "forecast": lambda job, now: _forecast(job, now),
+    "reason": lambda job, now: _reason(job, now),
+    "sched.reason_pending": lambda job, now: _reason(job, now),
 }
 
 
@@ -183,6 +184,15 @@ def _forecast(job: Doc, now: float) -> str:
     if job["state"] not in _PENDING or start_at is None:
         return ""
     return "now" if start_at <= now else clock(start_at, now)
+
+
+def reason_text(reason: str, kind: str, begin_at: float | None, now: float) -> str:
+    """The reason of a pending job; if it waits for its begin time, with that time on the local clock."""
+    return f"{reason}, {clock(begin_at, now)}" if kind == "begin-time" and begin_at is not None else reason
+
+
+def _reason(job: Doc, now: float) -> str:
+    return reason_text(job.get("reason") or "", job.get("reason_kind") or "", job.get("begin_at"), now)
 
 
 def _inactive_reason(job: Doc) -> str:

@@ -12,6 +12,7 @@ import click
 from penstock.cli import exits
 from penstock.cli.client import ApiClient, Doc, job_path
 from penstock.cli.eventlogs import EventLines
+from penstock.cli.fields import job_field, reason_text
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.terminal import (
     has_colours,
@@ -82,7 +83,7 @@ def _job_fields(found: Doc, now: float) -> list[tuple[str, str]]:
         ("begins after", "" if found.get("begin_at") is None else day_and_time(found["begin_at"])),
         ("depends on", ",".join(found.get("dependencies") or ()) if found["state"] == "DEPEND" else ""),
         ("starts", starts if found["state"] != "INACTIVE" and found.get("t_run") is None else ""),
-        ("reason", found.get("reason", "")),
+        ("reason", str(job_field(found, "reason", now))),
         ("exception", error),
         ("exit code", "" if found.get("returncode") is None else str(found["returncode"])),
         ("attempt", str(found["attempt"]) if found.get("attempt", 1) > 1 else ""),
@@ -187,11 +188,18 @@ def why(client: ApiClient, id_: str, output_format: str) -> None:
 def _why_sentence(found: Doc, now: float) -> str:
     """`needs 4 nodes with 2 free cores each, 0 of 4 have them; held by ƒA (ends 14:05:10) and 3 more`."""
     if not _names_blockers(found):
-        return found["sentence"] or "not pending"
+        reason = reason_text(found["sentence"], found["kind"], found.get("begin_at"), now)
+        return reason or _not_pending(found)
     blockers = found["blockers"]
     names = ", ".join(_blocker(blocker, now) for blocker in blockers[:_BLOCKERS_MAX])
     more = len(blockers) - _BLOCKERS_MAX
     return f"{found['clause']}; held by {names}" + (f" and {more} more" if more > 0 else "")
+
+
+def _not_pending(found: Doc) -> str:
+    return {"RUN": "not pending: it is running", "CLEANUP": "not pending: it is ending"}.get(
+        found["state"], "not pending"
+    )
 
 
 def _names_blockers(found: Doc) -> bool:
@@ -201,16 +209,17 @@ def _names_blockers(found: Doc) -> bool:
 
 def _blocker(blocker: Doc, now: float) -> str:
     name = str(blocker.get("who") or blocker.get("job") or "")
-    if blocker.get("node"):
-        name += f" on {blocker['node']}"
     until = blocker.get("until")
     return name if until is None else f"{name} (ends {clock(until, now)})"
 
 
 def _why_fields(found: Doc, now: float) -> list[tuple[str, str]]:
     fields: list[tuple[str, str]] = []
+    has_failed = False
     for step in found.get("steps") or ():
-        mark = "" if step["passed"] >= step["needed"] else "  <- too few"
+        # Only the first stage that leaves too few is the reason; those after it have fewer to choose from.
+        mark = "" if has_failed or step["passed"] >= step["needed"] else "  <- too few"
+        has_failed = has_failed or bool(mark)
         fields.append((str(step["name"]), f"{step['passed']} found, {step['needed']} needed{mark}"))
     blockers = found.get("blockers") or ()
     if _names_blockers(found) and len(blockers) <= _BLOCKERS_MAX:
@@ -222,7 +231,8 @@ def _why_fields(found: Doc, now: float) -> list[tuple[str, str]]:
             fields.append(("must not delay", f"{blocker.get('who') or blocker.get('job') or ''}{start}"))
         else:
             fields.append(("held by", _blocker(blocker, now)))
-    if found.get("jobs_ahead"):
+    is_said = found.get("kind") == "behind" and found.get("ahead") == [each.get("job") for each in blockers]
+    if found.get("jobs_ahead") and not is_said:
         first = ", ".join(found.get("ahead") or ())
         word = "job" if found["jobs_ahead"] == 1 else "jobs"
         fields.append(("ahead", f"{found['jobs_ahead']} {word}" + (f": {first}" if first else "")))
@@ -253,6 +263,8 @@ def when(client: ApiClient, id_: str, output_format: str) -> None:
     elif forecast.get("start_at") is not None:
         start = _start_text(forecast, now)
         text = "starts now" if start == "now" else f"starts at {start}"
+    elif found.get("reason_kind") == "begin-time":
+        text = str(job_field(found, "reason", now))
     else:
         text = f"has no forecast start: {found.get('reason') or 'not planned yet'}"
     print_line(printable(f"{found['id']} {text}"))
@@ -269,8 +281,6 @@ def when(client: ApiClient, id_: str, output_format: str) -> None:
 @click.option("-t", "--timeout", metavar="FSD", help="Stop waiting after this duration.")
 def wait(client: ApiClient, ids: tuple[str, ...], timeout: str | None, output_format: str) -> int:
     """Wait until jobs are inactive; exit 1 if one of them did not complete."""
-    from penstock.cli.fields import job_field
-
     deadline = None if timeout is None else time.monotonic() + parse_span(timeout, "--timeout")
     inactive: list[Doc] = []
     code = exits.OK

@@ -107,11 +107,11 @@ def _own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
         needed = workload.size if workload else "?"
         return WaitReason(WaitCause.ASSEMBLING, f"{ready} of {needed} members are ready")
     if job.open_dependencies:
-        return WaitReason(WaitCause.DEPENDENCY, f"it depends on {', '.join(sorted(job.open_dependencies))}")
+        return WaitReason(WaitCause.DEPENDENCY, f"depends on {', '.join(sorted(job.open_dependencies))}")
     if job.waits_for_begin_time:
-        return WaitReason(WaitCause.BEGIN_TIME, "its begin time has not come yet")
+        return WaitReason(WaitCause.BEGIN_TIME, "starts no earlier than its begin time")
     if job.urgency == URGENCY_HOLD:
-        return WaitReason(WaitCause.HELD, "it is held; `penstock release` releases it")
+        return WaitReason(WaitCause.HELD, f"held; `penstock release {encode_jobid(job.id)}` releases it")
     queue = state.queue_state(job.queue)
     if not queue.started:
         reason = f": {queue.reason_stopped}" if queue.reason_stopped else ""
@@ -164,7 +164,7 @@ def _behind(state: SchedulerState, entry: QueueEntry | None) -> WaitReason:
     name = encode_jobid(number)
     return WaitReason(
         WaitCause.PRIORITY,
-        f"starting it now would delay {name}, which is before it",
+        f"starting it now would delay {name}, which is ahead of it",
         f"behind {name}",
         blockers=(WaitBlocker(name, number, start),),
     )
