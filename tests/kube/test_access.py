@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import BadRequest
 from penstock.kube.access import find_access, from_kubeconfig, in_cluster
-from penstock.kube.credentials import StaticToken
+from penstock.kube.credentials import Anonymous, StaticToken
 from penstock.kube.tls import TlsConfig
 from tests.kube.exec_plugin import V1
 from tests.kube.kubeconfigs import SERVER, config, write
@@ -27,9 +27,8 @@ class TestKubeconfig:
     def test_paths_are_relative_to_the_file(self, tmp_path: Path) -> None:
         cluster = {**SERVER, "certificate-authority": "pki/ca.crt", "tls-server-name": "kube"}
         user = {"client-certificate": "/abs/me.crt", "client-key": "me.key"}
-        access = from_kubeconfig(write(tmp_path / "config", config(cluster, user, namespace="batch")))
+        access = from_kubeconfig(write(tmp_path / "config", config(cluster, user)))
         assert access.server == "https://example:6443"
-        assert access.namespace == "batch"
         assert access.tls == TlsConfig(
             ca_file=tmp_path / "pki/ca.crt",
             certificate_file=Path("/abs/me.crt"),
@@ -46,7 +45,6 @@ class TestKubeconfig:
         )
         access = from_kubeconfig(write(tmp_path / "config", text))
         assert not access.tls.verify
-        assert access.namespace == "default"
         assert asyncio.run(access.credential.identity()).token == "0123"
 
     def test_files_are_merged_and_the_first_definition_wins(
@@ -56,21 +54,21 @@ class TestKubeconfig:
         one = write(
             tmp_path / "one", {"contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}]}
         )
-        other = config({**SERVER, "certificate-authority": "ca"}, {"token": "t"}, namespace="of the second")
+        other = config({**SERVER, "certificate-authority": "ca"}, {"token": "t"})
+        other["contexts"][0]["context"]["user"] = "nobody"  # Not used: the first file defines the context.
         two = write(tmp_path / "sub" / "two", other)
         missing = tmp_path / "missing"
         monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, ["", missing, one, two])))
         access = from_kubeconfig(None)
         assert access.server == "https://example:6443"
         assert access.tls.ca_file == tmp_path / "sub" / "ca"
-        assert access.namespace == "default"
         assert isinstance(access.credential, StaticToken)
 
     def test_the_first_file_defines_context_and_user(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         one = config(SERVER, {"token": "mine"})
-        there = {"cluster": "c", "user": "u", "namespace": "of the second"}
+        there = {"cluster": "c"}
         two = {
             **config({"server": "https://other:6443"}, {"token": "not mine"}),
             "current-context": "there",
@@ -80,9 +78,9 @@ class TestKubeconfig:
         monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
         monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, files)))
         access = find_access()
-        assert (access.server, access.namespace) == ("https://example:6443", "default")
+        assert access.server == "https://example:6443"
         assert asyncio.run(access.credential.identity()).token == "mine"
-        assert find_access(context="there").namespace == "of the second"
+        assert isinstance(find_access(context="there").credential, Anonymous)
 
     def test_a_token_file_takes_precedence_over_a_token(self, tmp_path: Path) -> None:
         (tmp_path / "token").write_text("of the file")
@@ -197,13 +195,12 @@ class TestInCluster:
     def account(self, root: Path) -> Path:
         (root / "token").write_text("first\n")
         (root / "ca.crt").write_text("")
-        (root / "namespace").write_text("batch")
         return root
 
     def test_the_service_account_is_used(self, tmp_path: Path) -> None:
         variables = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
         access = in_cluster(self.account(tmp_path), variables)
-        assert (access.server, access.namespace) == ("https://[fd00::1]:6443", "batch")
+        assert access.server == "https://[fd00::1]:6443"
         assert asyncio.run(access.credential.identity()).token == "first"
 
     def test_a_missing_variable_or_file_is_named(self, tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ class Access:
     server: str
     tls: TlsConfig = field(default_factory=TlsConfig)
     credential: Credential = field(default_factory=Anonymous)
-    namespace: str = "default"
     proxy: str = ""
     headers: tuple[tuple[str, str], ...] = ()
 
@@ -90,7 +89,6 @@ class _User(msgspec.Struct, rename="kebab", kw_only=True):
 class _Context(msgspec.Struct, rename="kebab", kw_only=True):
     cluster: str | None = None
     user: str | None = None
-    namespace: str | None = None
 
 
 class _NamedCluster(msgspec.Struct, kw_only=True):
@@ -162,11 +160,8 @@ def in_cluster(root: Path = _SERVICE_ACCOUNT, environ: Mapping[str, str] | None 
                 found="nothing",
                 expected="a mounted service account token (automountServiceAccountToken)",
             )
-    namespace = "default"
-    if (root / "namespace").is_file():
-        namespace = (root / "namespace").read_text().strip() or namespace
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return Access(server, TlsConfig(ca_file=root / "ca.crt"), TokenFile(root / "token"), namespace)
+    return Access(server, TlsConfig(ca_file=root / "ca.crt"), TokenFile(root / "token"))
 
 
 def from_kubeconfig(path: Path | None = None, context: str = "") -> Access:
@@ -205,7 +200,6 @@ def from_kubeconfig(path: Path | None = None, context: str = "") -> Access:
         server,
         tls,
         _credential(user_file, user, user_path, cluster, tls),
-        selected.namespace or "default",
         _proxy(cluster.proxy_url or "", f"{cluster_path}.proxy-url"),
         _impersonation_headers(user, user_path),
     )
