@@ -160,9 +160,11 @@ REFUSALS = [
     (["job", "wait", "fNJ"], 1, "fNJ: Exit 3"),
     (["cancel", "fNK"], 1, "ƒNK: unknown job id; did you mean"),
     (["cancel"], 2, "--all"),
+    (["stop", "--timeout", "abc"], 2, "'abc' is not a valid number of seconds"),
+    (["submit", "-N", "two", "app"], 2, "'two' is not a valid number"),
     (["urgency", "fSZYcoq", "3"], 1, "once resources are allocated"),
     (["urgency", "fNH", "99"], 2, "invalid urgency"),
-    (["queue", "stop", "bacth"], 1, "'bacth' is not a valid queue; did you mean 'batch'?"),
+    (["queue", "stop", "bacth"], 1, "no such queue 'bacth'; did you mean 'batch'?"),
     (["queue", "stop"], 2, "Named queues are defined. Specify queues or use --all."),
     (["resource", "drain", "nod3"], 1, "did you mean 'node3'?"),
 ]

@@ -52,7 +52,7 @@ FLAGS = [
     (["submit", "--signal=NOPE", "true"], 2, "unknown signal"),
     (["submit", "--requires=(a", "true"], 2, "parenthesis"),
     (["submit", "--requires=cpu:7", "true"], 2, "cpu:7"),
-    (["submit", "--requires=a,", "true"], 2, "--requires: "),
+    (["submit", "--requires=a,", "true"], 2, "--requires: a property name is missing (found 'a,'; "),
     (["submit", "--env==x", "true"], 2, "invalid variable"),
     (["submit", "--dependency=afterok", "true"], 2, "SCHEME:VALUE"),
     (["submit", "--jobspec=/nonexistent"], 2, "/nonexistent: cannot read the jobspec: No such file"),
@@ -63,7 +63,7 @@ FLAGS = [
     (["job", "show", "f0"], 2, "not a job id"),
     (["job", "show", "ƒzzzzzzzzzzzzz"], 2, "not a job id"),
     (["job", "wait", "-t", "long", "f1"], 2, "--timeout: invalid duration (found 'long'; "),
-    (["cancel"], 2, "give job ids, or --all"),
+    (["cancel"], 2, "no job ids (expected IDS or --all)"),
     (["resource", "drain", "node[0-", "x"], 2, "invalid node list"),
     (
         ["timeline", "--svg", "/nonexistent/plan.svg"],

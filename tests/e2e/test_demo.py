@@ -43,7 +43,7 @@ def test_the_demo_runs_a_real_workload_and_removes_everything() -> None:
         assert demos() <= before
         assert not sandbox.state.exists()  # The user's own instance is not touched.
     shown = done.stdout
-    assert "ready: 4 nodes, 8 cores" in shown
+    assert "ready: 4 nodes with 2 cores each" in shown
     assert re.search(r" gang +S +4 -         \d\d:\d\d:\d\d needs 4 idle nodes with ", shown)
     assert "starting it now would delay" in shown
     assert re.search(r" stuck +TO ", shown)

@@ -49,7 +49,12 @@ def test_a_drained_node_starts_no_job_and_running_jobs_continue(instance: Runnin
 
 def test_a_reason_is_kept_unless_it_is_forced(instance: Running) -> None:
     instance.ok("resource", "drain", "2-3", "first")
-    instance.ok("resource", "drain", "node[2-3]", "second")
+    done = instance.call("resource", "drain", "node[2-3]", "second")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines() == [
+        f"penstock: {node}: already drained (first); --force replaces the reason"
+        for node in ("node2", "node3")
+    ]
     assert "first" in instance.ok("resource", "drain")
     instance.ok("resource", "drain", "--force", "node[2-3]", "second")
     assert "second" in instance.ok("resource", "drain")

@@ -42,7 +42,7 @@ def test_pending_jobs_survive_a_stop_and_running_jobs_are_cancelled(tmp_path: Pa
         assert not instance.paths.socket.exists()
         assert "no instance runs in" in instance.refused("jobs", code=3)
 
-        assert "ready: 4 nodes, 8 cores" in instance.ok("start")  # It knows its shape.
+        assert "ready: 4 nodes with 2 cores each" in instance.ok("start")  # It knows its shape.
         ended = instance.job(first)
         assert (ended["result"], ended["exception"]["note"]) == ("CANCELED", "the instance was stopped")
         assert instance.job(gang)["state"] == "SCHED"

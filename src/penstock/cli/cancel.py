@@ -45,7 +45,7 @@ def cancel(
 ) -> int:
     """Cancel jobs: pending jobs do not start, running jobs are terminated."""
     if bool(ids) == (all_jobs or states is not None):
-        raise click.UsageError("give job ids, or --all")
+        raise click.UsageError("no job ids (expected IDS or --all)")
     body: dict[str, object] = {"note": message}
     if ids:
         for text in ids:

@@ -37,6 +37,7 @@ from penstock.devcluster.registry import (
 )
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import BadRequest, Conflict, Unavailable
+from penstock.model.resource_types import format_count
 from penstock.paths import InstancePaths, paths_of
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def cluster(
     from penstock.devcluster.reaper import CleanupPaths
 
     if not _QUANTITY.fullmatch(memory):
-        raise BadRequest("not a quantity", where="--memory", found=memory, expected="for example 32Gi")
+        raise BadRequest("invalid quantity", where="--memory", found=memory, expected="for example 32Gi")
     binaries = find_binaries()
     home = registry_directory(os.environ)
     cluster_dir = Path(os.path.abspath(directory)) if directory is not None else home / CLUSTER
@@ -208,9 +209,10 @@ def _check(dev_cluster: DevCluster, name: str) -> None:
 
 def _print_ready(dev_cluster: DevCluster, paths: InstancePaths, no_penstock: bool, took_s: float) -> None:
     settings = dev_cluster.settings
-    gpus = f", {settings.gpus} gpus" if settings.gpus else ""
+    gpus = f", {format_count(settings.gpus, 'GPU')}" if settings.gpus else ""
+    size = f"{settings.cpu} CPUs, {settings.memory} memory{gpus}"
     lines = [
-        f"ready after {took_s:.1f} s: {settings.nodes} nodes of {settings.cpu} cpus, {settings.memory}{gpus}",
+        f"ready after {took_s:.1f} s: {format_count(settings.nodes, 'node')}, each with {size}",
         "",
         f"  export KUBECONFIG={dev_cluster.kubeconfig}",
     ]
@@ -222,7 +224,7 @@ def _print_ready(dev_cluster: DevCluster, paths: InstancePaths, no_penstock: boo
     lines += ["", "try in another terminal:", *(f"  {name} dev kubectl {text}" for text in examples)]
     if not no_penstock:
         lines.append(f"  {name} jobs -a")
-    lines += ["", "Ctrl-C stops the cluster and removes everything."]
+    lines += ["", "Ctrl-C stops the cluster and removes its files."]
     click.echo("\n".join(lines))
 
 

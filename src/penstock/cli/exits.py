@@ -11,13 +11,14 @@ from typing import Final
 __all__ = ["FAILED", "NO_INSTANCE", "OK", "TEXT", "USAGE", "CommandExit"]
 
 OK: Final = 0
-FAILED: Final = 1  # the job or the operation failed
+FAILED: Final = 1  # the job or the operation failed, or the request is unsatisfiable
 USAGE: Final = 2  # the command line or the request is invalid
 NO_INSTANCE: Final = 3  # no instance runs, or it does not answer
 
 TEXT: Final = (
-    "Exit codes: 0 success; 1 the job or the operation failed; 2 invalid usage or request;\n"
-    "3 no instance runs, or it does not answer. run and job attach exit with the job's code."
+    "Exit codes: 0 success; 1 the job or the operation failed, or the job can never run here;\n"
+    "2 invalid usage or request; 3 no instance runs, or it does not answer. run and job attach\n"
+    "exit with the job's code."
 )
 
 

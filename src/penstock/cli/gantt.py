@@ -17,6 +17,7 @@ from penstock.cli.times import clock, span
 __all__ = ["ASCII_FILLS", "BLOCK_FILLS", "Bar", "Chart", "draw"]
 
 BLOCK_FILLS: Final = {"ran": "·", "running": "█", "overrun": "▓", "reserved": "▒", "forecast": "░"}
+_NAMES: Final = {"ran": "ended"}  # in the legend
 ASCII_FILLS: Final = {"ran": ".", "running": "#", "overrun": "!", "reserved": "=", "forecast": "-"}
 _LANES_MAX: Final = 6
 _LETTERS: Final = string.ascii_uppercase + string.ascii_lowercase
@@ -129,7 +130,7 @@ def _legend(
     if not jobs:
         return ["", "no jobs"]
     kinds = dict.fromkeys(part["kind"] for node in document["nodes"] for part in node["spans"])
-    samples = [f"{fills[kind] * 3} {kind}" for kind in fills if kind in kinds]
+    samples = [f"{fills[kind] * 3} {_NAMES.get(kind, kind)}" for kind in fills if kind in kinds]
     lines = ["", *wrap("  ".join(samples), columns, drop_whitespace=True), ""]
     # If there are too many jobs, ended ones are left out, the oldest first.
     ended = [job for job, part in jobs.items() if part["kind"] == "ran"]
@@ -137,7 +138,8 @@ def _legend(
     for job, part in [item for item in jobs.items() if item[0] not in hidden][:_LEGEND_MAX]:
         until = "no end" if part["to"] is None else clock(part["to"], now)
         name = part["name"] if len(part["name"]) <= 16 else part["name"][:15] + "+"
-        text = f"{letters[job]}  {job:<12} {name:<16} {clock(part['from'], now)} - {until}  {part['kind']}"
+        kind = _NAMES.get(part["kind"], part["kind"])
+        text = f"{letters[job]}  {job:<12} {name:<16} {clock(part['from'], now)} - {until}  {kind}"
         lines.append(text if len(text) <= columns else text[: columns - 1] + "+")
     if len(jobs) > _LEGEND_MAX:
         lines.append(f"... and {len(jobs) - _LEGEND_MAX} more jobs")

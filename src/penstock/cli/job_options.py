@@ -27,7 +27,13 @@ from penstock.model.idset import BadIdset, parse_idset
 __all__ = ["JobOptions", "job_options", "submissions_of"]
 
 _COPIES_MAX: Final = 100_000
-_COUNT: Final = click.IntRange(min=1)
+
+
+class _Count(click.IntRange):
+    name = "number"  # for the error message
+
+
+_COUNT: Final = _Count(min=1)
 
 _OPTIONS: Final = (
     click.option(

@@ -26,12 +26,15 @@ def queue() -> None:
     """List queues, and enable, disable, start or stop them."""
 
 
-@queue.command("list", context_settings=SETTINGS)
+@queue.command("list", context_settings=SETTINGS, short_help="List queues; * marks the default queue.")
 @with_client
 @json_option
 @click.option("-n", "--no-header", is_flag=True, help="Omit the header line.")
 def list_(client: ApiClient, no_header: bool, output_format: str) -> None:
-    """List queues; * marks the default queue."""
+    """List queues; * marks the default queue.
+
+    EN: job submission is enabled. ST: scheduling is started.
+    """
     response = client.get("/v1/queues")
     if output_format == "json":
         print_json(response)
@@ -81,9 +84,7 @@ def _chosen(client: ApiClient, names: tuple[str, ...]) -> list[Doc]:
     for name in names:
         if name not in known:
             hint = client.did_you_mean()
-            raise exits.CommandExit(
-                exits.FAILED, f"'{name}' is not a valid queue" + (f"; {hint}" if hint else "")
-            )
+            raise exits.CommandExit(exits.FAILED, f"no such queue '{name}'" + (f"; {hint}" if hint else ""))
     return [each for each in found if not names or each["name"] in names]
 
 

@@ -97,7 +97,10 @@ class _Reader:
 def _term(word: str) -> dict[str, Any]:
     operator, colon, value = word.partition(":")
     if not colon:
-        return {"properties": word.split(",")}
+        names = word.split(",")
+        if not all(names):
+            _fail("a property name is missing", repr(word))
+        return {"properties": names}
     name = _OPERATORS.get(operator)
     if name is None or not value:
         _fail("unknown operator or missing value", repr(word))
@@ -106,5 +109,8 @@ def _term(word: str) -> dict[str, Any]:
 
 def _fail(summary: str, found: str) -> NoReturn:
     raise BadRequest(
-        summary, where="--requires", found=found, expected="such as 'a,b', 'a|b', '-host:n7' or 'rank:0-3'"
+        summary,
+        where="--requires",
+        found=found,
+        expected="for example 'a,b', 'a|b', '-host:n7' or 'rank:0-3'",
     )

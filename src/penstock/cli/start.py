@@ -24,6 +24,7 @@ from penstock.cli.daemon_process import exec_daemon, spawn_daemon
 from penstock.cli.group import SETTINGS, json_option, state_option
 from penstock.cli.terminal import ProgressLine, print_error, print_json, print_line
 from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
+from penstock.model.resource_types import format_count
 from penstock.paths import InstancePaths, paths_of
 
 __all__ = ["start"]
@@ -147,22 +148,18 @@ def _say_ready(status: dict[str, Any], paths: InstancePaths) -> None:
         if not status["instance"]["ready"]:
             print_line(f"penstock: standby: the leader for {settings['server']} is {settings['leader']}")
             return
-        nodes = status["nodes"]["up"]
+        nodes = format_count(status["nodes"]["up"], "node")
         names = ", ".join(settings["schedulers"])
-        print_line(f"penstock: ready: {nodes} nodes of {settings['server']}; policy {settings['policy']}")
+        print_line(f"penstock: ready: {nodes} of {settings['server']}; policy {settings['policy']}")
         print_line(
             f"schedules pods with schedulerName {names}; try `penstock jobs -a`, `penstock resource list`"
         )
         return
-    total = settings["nodes"] * settings["cores"]
-    note = (
-        f" (more than the {os.cpu_count()} of this machine: oversubscribed)"
-        if settings["oversubscribed"]
-        else ""
-    )
-    print_line(
-        f"penstock: ready: {settings['nodes']} nodes, {total} cores{note}; policy {settings['policy']}"
-    )
+    nodes, cores = format_count(settings["nodes"], "node"), format_count(settings["cores"], "core")
+    each = " each" if settings["nodes"] > 1 else ""
+    machine = format_count(os.cpu_count() or 1, "core")
+    note = f" (oversubscribed: this machine has {machine})" if settings["oversubscribed"] else ""
+    print_line(f"penstock: ready: {nodes} with {cores}{each}{note}; policy {settings['policy']}")
     print_line(f"state {paths.state}; try `penstock run hostname`, `penstock jobs -a`, `penstock stop`")
 
 

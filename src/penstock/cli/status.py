@@ -56,7 +56,7 @@ def _status_fields(found: Doc, now: float) -> list[tuple[str, str, bool]]:
     kind = "embedded" if database["embedded"] else "external"
     server = f" {database['server_version']}" if database.get("server_version") else ""
     pid = f", pid {database['pid']}" if database.get("pid") else ""
-    depth = "all" if settings["queue_depth"] is None else settings["queue_depth"]
+    depth = "unlimited" if settings["queue_depth"] is None else settings["queue_depth"]
     up_down = "unknown" if nodes["up"] is None else f"{nodes['up']} up, {nodes['down']} down"
     oversubscribed = ", oversubscribed" if settings.get("oversubscribed") else ""
     return [
@@ -67,9 +67,9 @@ def _status_fields(found: Doc, now: float) -> list[tuple[str, str, bool]]:
         ("database", f"{database['state']}, {kind}, PostgreSQL{server}{pid}",
          database["state"] == "up"),
         ("jobs", ", ".join(counts) or "unknown", True),
-        ("nodes", up_down, not nodes["down"]),
-        ("policy", f"{settings['policy']}, match {settings['match_policy']}, "
-         f"depth {depth}, forecast {settings['forecast_depth']}{oversubscribed}", True),
+        ("nodes", up_down + oversubscribed, not nodes["down"]),
+        ("policy", f"{settings['policy']}, match policy {settings['match_policy']}, "
+         f"queue depth {depth}, {settings['forecast_depth']} forecasts", True),
     ]  # fmt: skip
 
 

@@ -24,13 +24,17 @@ __all__ = ["stop"]
 _POLL_S: Final = 0.1
 
 
+class _Seconds(click.FloatRange):
+    name = "number of seconds"  # for the error message
+
+
 @click.command(context_settings=SETTINGS)
 @with_client
 @json_option
 @click.option("--keep-tasks", is_flag=True, help="Leave running jobs running; the next start resumes them.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=_Seconds(min=0),
     default=120.0,
     metavar="SECONDS",
     show_default=True,
