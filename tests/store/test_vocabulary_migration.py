@@ -64,7 +64,15 @@ def old_url(server: Server) -> str:
     async def write() -> None:
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
             assert await migrate(connection, MIGRATIONS[:OLD_VERSION]) == (1, 2, 3)
-            active = (1, Jsonb({"depends_on": [2]}), "ns/job/a", "RUN", "", None, Jsonb(OLD_DETAIL))
+            active = (
+                1,
+                Jsonb({"work": "ns/job/a", "depends_on": [2]}),
+                "ns/job/a",
+                "RUN",
+                "",
+                None,
+                Jsonb(OLD_DETAIL),
+            )
             ended = (2, Jsonb({}), "ns/job/b", "INACTIVE", "FAILED", 4.5, Jsonb(PLAIN_DETAIL))
             for row in (active, ended):
                 await connection.execute(INSERT_JOB, row)
@@ -92,7 +100,7 @@ def test_rows_of_the_earlier_version_keep_their_values_under_the_renamed_keys(ol
     jobs, inadmissible, history = asyncio.run(_migrated(old_url))
     # Job 2 is inactive and is read because job 1 depends on it: the view was renamed with its definition.
     assert [row.new for row in jobs] == [
-        JobNew(1, "ada", "sleep", 1.5, {"depends_on": [2]}, "ns/job/a"),
+        JobNew(1, "ada", "sleep", 1.5, {"workload": "ns/job/a", "depends_on": [2]}, "ns/job/a"),
         JobNew(2, "ada", "sleep", 1.5, {}, "ns/job/b"),
     ]
     assert [row.live.state for row in jobs] == [JobState.RUN, JobState.INACTIVE]

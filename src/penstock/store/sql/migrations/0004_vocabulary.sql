@@ -33,4 +33,6 @@ SET detail = jsonb_set(detail, '{members}', (
 ))
 WHERE jsonb_path_exists(detail, '$.members[*].owed');
 
+UPDATE jobs SET spec = renamed(spec, 'work', 'workload') WHERE workload <> '' AND spec ? 'work';
+
 DROP FUNCTION renamed;
