@@ -74,7 +74,7 @@ def test_anti_affinity_applies_across_groups(namespace: Namespace) -> None:
     assert len(set(namespace.nodes_of("db"))) == 4
     namespace.create(bare_pod("late", "100m", app="db"), bare_pod("other", "100m"))
     namespace.wait_bound("other", 1)
-    assert "Unschedulable" in namespace.wait_reason("db", "those with app=db are kept apart")
+    assert "Unschedulable" in namespace.wait_reason("db", "anti-affinity with app=db is not met")
     namespace.delete("StatefulSet", "db")
     wait_for(lambda: len(namespace.pods("db")) == 1, "the pods of the StatefulSet to go")
     namespace.wait_bound("db", 1)
@@ -87,7 +87,7 @@ def test_anti_affinity_of_foreign_pods_is_respected(namespace: Namespace) -> Non
     namespace.create(*others)
     namespace.wait_bound("web", 4)
     namespace.create(bare_pod("ours", "100m", app="web"))
-    namespace.wait_reason("web", "those with app=web are kept apart")
+    namespace.wait_reason("web", "anti-affinity with app=web is not met")
     node = namespace.get("Pod", "other-2")["spec"]["nodeName"]
     namespace.delete("Pod", "other-2")
     namespace.wait(

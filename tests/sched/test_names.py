@@ -16,7 +16,7 @@ from penstock.protocol.facts import (
 )
 from penstock.sched.job import Job, Member, dump, load
 from tests.sched.driving import Driver, settings_of
-from tests.sched.test_gangs import endless, only_job, pods
+from tests.sched.test_sched_gangs import endless, only_job, pods
 
 
 def named(number: int, cpu: int = 400) -> MemberSet:
