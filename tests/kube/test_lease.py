@@ -77,6 +77,10 @@ def test_the_second_candidate_waits_and_acquires_at_once_after_a_release() -> No
             assert now() - released_at < 2.5
         assert two.is_leader()
         assert server.spec["leaseTransitions"] == 1
+        with pytest.raises(LeaseLost):
+            await one.renew()
+        assert not one.is_leader()
+        assert server.spec["holderIdentity"] == "two"
 
     run(scenario())
 
