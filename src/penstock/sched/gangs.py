@@ -65,6 +65,8 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         return
     job = state.jobs.get(state.job_of_member.get(fact.member, 0))
     if job is not None and job.members[fact.member].phase is MemberPhase.ENDED:
+        if job.members[fact.member].started_at is not None:
+            return  # It has run: the report is outdated, and a replacement has a key of its own.
         _detach(state, job, fact.member)
         job = None
     if job is not None and job.workload != fact.workload:
