@@ -130,9 +130,6 @@ class Client:
     ) -> wire.CommandResult:
         return self.request(lambda id_: wire.EndTask(id_, self.epoch, member, key, number, grace_s, why))
 
-    def retract(self, member: str) -> wire.CommandResult:
-        return self.request(lambda number: wire.RetractTask(number, self.epoch, member))
-
     def probe(self, member: str) -> wire.CommandResult:
         return self.request(lambda number: wire.ProbeTask(number, self.epoch, member))
 

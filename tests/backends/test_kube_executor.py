@@ -29,7 +29,7 @@ from penstock.kube.types import Pod, UnstructuredObject
 from penstock.model.jobid import encode_jobid
 from penstock.podspec.keys import JOB_ANNOTATION
 from penstock.protocol.facts import Fact, IntentResult, MemberGone, MemberStatus, Outcome, Phase
-from penstock.protocol.intents import Assignment, End, EndReason, Intent, Place, Retract, RetractMode
+from penstock.protocol.intents import Assignment, End, EndReason, Evict, Intent, Place
 from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import as_controller, job, native_group, node, owned_by, pod
 
@@ -362,7 +362,7 @@ def test_our_deadline_is_removed_when_a_group_is_evicted() -> None:
     context = FakeContext(
         job_with_our_deadline(1010), pod(owner=owned_by("Job", "train"), node="n1", placed=True)
     )
-    execute(context, client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))
+    execute(context, client, Evict(2, 77, ("uid-a",)))
     assert sorted(client.verbs()) == ["evict", "patch"]
     assert deadline(client) == (None, None, None)
 
@@ -371,7 +371,7 @@ def test_the_owners_deadline_stays_when_a_group_is_evicted() -> None:
     client = FakeClient()
     job_object = job(started=1000.0, activeDeadlineSeconds=5000)
     context = FakeContext(job_object, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    execute(context, client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))
+    execute(context, client, Evict(2, 77, ("uid-a",)))
     assert client.verbs() == ["evict"]
 
 
@@ -443,14 +443,14 @@ def test_retry_after_of_a_busy_server_is_respected(monkeypatch: pytest.MonkeyPat
     assert time.monotonic() - began >= 0.05
 
 
-# Retracting
+# Evicting
 
 
 def test_an_eviction_that_a_disruption_budget_refuses_occupies_no_worker() -> None:
     budget = TooManyRequests(429, causes=("DisruptionBudget",))
     client = FakeClient(evict=[budget, budget, Unreachable("no route")])
     context = FakeContext(BOUND, pod("b"))
-    evict = Retract(2, 77, ("uid-a",), RetractMode.EVICT)
+    evict = Evict(2, 77, ("uid-a",))
     place = Place(1, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
     facts = execute(context, client, evict, place, want=2)
     assert facts == [IntentResult(1, "uid-b", Outcome.APPLIED), IntentResult(2, "uid-a", Outcome.APPLIED)]
@@ -467,17 +467,7 @@ def test_an_eviction_that_a_disruption_budget_refuses_occupies_no_worker() -> No
 )
 def test_evictions(responses: dict[str, list[object]], outcome: Outcome) -> None:
     client = FakeClient(**responses)
-    assert outcomes(execute(FakeContext(BOUND), client, Retract(2, 77, ("uid-a",), RetractMode.EVICT))) == [
-        outcome
-    ]
-
-
-def test_forget_succeeds_only_for_pods_without_a_node() -> None:
-    forget = Retract(2, 77, ("uid-a", "uid-b", "uid-c"), RetractMode.FORGET)
-    client = FakeClient()
-    facts = execute(FakeContext(pod("a"), pod("b", node="n1")), client, forget, want=3)
-    assert outcomes(facts) == [Outcome.APPLIED, Outcome.CONFLICT, Outcome.GONE]
-    assert client.requests == []
+    assert outcomes(execute(FakeContext(BOUND), client, Evict(2, 77, ("uid-a",)))) == [outcome]
 
 
 def test_paused_actions_are_dropped_with_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +478,7 @@ def test_paused_actions_are_dropped_with_the_term(monkeypatch: pytest.MonkeyPatc
         client = FakeClient(evict=[TooManyRequests(429, causes=("DisruptionBudget",))])
         context = FakeContext(BOUND)
         queue = IntentExecutor(client, context, lambda: NOW)  # type: ignore[arg-type]
-        queue.put(Retract(2, 77, ("uid-a",), RetractMode.EVICT))
+        queue.put(Evict(2, 77, ("uid-a",)))
         for pause_s in (0.01, 0.1):  # one term each
             worker = asyncio.create_task(queue.run_worker())
             await asyncio.sleep(pause_s)
@@ -571,7 +561,7 @@ OF_A_JOB = (job(started=1900.0), pod(owner=owned_by("Job", "train"), node="n1", 
 
 
 @pytest.mark.parametrize("known", [(BOUND,), OF_A_JOB], ids=["by itself", "of a job"])
-@pytest.mark.parametrize("intent", [END, Retract(2, 77, ("uid-a",), RetractMode.EVICT)], ids=["end", "evict"])
+@pytest.mark.parametrize("intent", [END, Evict(2, 77, ("uid-a",))], ids=["end", "evict"])
 def test_nothing_is_ended_or_evicted_without_leadership(
     known: tuple[Pod | UnstructuredObject, ...], intent: Intent
 ) -> None:
@@ -589,7 +579,7 @@ def test_nothing_is_ended_or_evicted_without_leadership(
 
 @pytest.mark.parametrize(
     ("intent", "verb"),
-    [(PLACE, "bind"), (Retract(2, 77, ("uid-a",), RetractMode.EVICT), "evict"), (END, "delete")],
+    [(PLACE, "bind"), (Evict(2, 77, ("uid-a",)), "evict"), (END, "delete")],
 )
 def test_an_internal_error_in_an_action_is_reported_as_unknown(
     intent: Intent, verb: str, caplog: pytest.LogCaptureFixture
@@ -626,7 +616,7 @@ def test_a_pod_that_requests_more_than_can_be_counted_fits_nowhere() -> None:
 
 @pytest.mark.parametrize(
     ("intent", "verb"),
-    [(END, "delete"), (Retract(2, 77, ("uid-a",), RetractMode.EVICT), "evict"), (PLACE, "bind")],
+    [(END, "delete"), (Evict(2, 77, ("uid-a",)), "evict"), (PLACE, "bind")],
 )
 def test_an_intent_that_is_repeated_while_it_is_open_is_executed_once(intent: Intent, verb: str) -> None:
     """As after every snapshot, when the scheduler repeats all open intents."""

@@ -20,9 +20,8 @@ from penstock.protocol.facts import Capacity, EndCause, Outcome, Phase
 from penstock.protocol.intents import (
     End,
     EndReason,
+    Evict,
     Intent,
-    Retract,
-    RetractMode,
     StatusUpdate,
     WorkloadStatus,
 )
@@ -35,8 +34,8 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_every_intent_type_has_its_failpoints() -> None:
-    assert set(INTENTS) == set(get_args(Intent))
+def test_every_intent_type_with_an_effect_has_its_failpoints() -> None:
+    assert set(INTENTS) == set(get_args(Intent)) - {Evict}  # An eviction is refused.
     for points in INTENTS.values():
         assert points.before in REGISTRY
         assert points.after in REGISTRY
@@ -71,14 +70,17 @@ def test_the_tasks_of_a_job_run_with_their_ranks_and_local_ids() -> None:
     run(test)
 
 
-def test_retract_end_and_a_repeated_end_of_a_started_member() -> None:
+def test_an_eviction_is_refused_and_an_end_can_be_repeated() -> None:
     async def test(site: Site) -> None:
         async with instance(site) as one:
             await one.start()
             await one.apply(place(site, "echo up >> up; exec sleep 1000"))
             await eventually(lambda: site.lines("up"), "the task runs")
-            await one.apply(Retract(2, 1, ("1/1/0",), RetractMode.FORGET))
-            assert await one.intent_result(2) == (Outcome.CONFLICT, "the task has started")
+            await one.apply(Evict(2, 1, ("1/1/0",)))
+            assert await one.intent_result(2) == (
+                Outcome.CONFLICT,
+                "a task has no controller that would replace it",
+            )
             await one.apply(End(3, 1, ("1/1/0",), signal.SIGTERM, 5.0, EndReason.CANCEL))
             assert (await one.intent_result(3))[0] is Outcome.APPLIED
             ended = await one.member_status("1/1/0", Phase.ENDED)
@@ -89,17 +91,14 @@ def test_retract_end_and_a_repeated_end_of_a_started_member() -> None:
     run(test)
 
 
-def test_a_member_that_was_ended_or_retracted_first_never_starts_on_any_node() -> None:
+def test_a_member_that_was_ended_first_never_starts_on_any_node() -> None:
     async def test(site: Site) -> None:
         async with instance(site, nodes=2) as one:
             await one.start()
             await one.apply(End(1, 1, ("1/1/0",), signal.SIGTERM, 5.0, EndReason.CANCEL))
             assert (await one.intent_result(1))[0] is Outcome.GONE
-            await one.apply(Retract(2, 2, ("2/1/0",), RetractMode.FORGET))
-            assert (await one.intent_result(2, "2/1/0"))[0] is Outcome.APPLIED
-            for intent, member in ((3, "1/1/0"), (4, "2/1/0")):
-                await one.apply(place(site, "echo ran >> ran", assignment(member, "node1"), intent=intent))
-                assert (await one.intent_result(intent, member))[0] is Outcome.GONE
+            await one.apply(place(site, "echo ran >> ran", assignment("1/1/0", "node1"), intent=2))
+            assert (await one.intent_result(2))[0] is Outcome.GONE
             assert site.lines("ran") == []
 
     run(test)
@@ -269,7 +268,7 @@ import asyncio, signal, sys
 from tests.backends.local_rig import Instance, Site, place
 from penstock.backends.local import LocalSettings
 from penstock.paths import InstancePaths
-from penstock.protocol.intents import End, EndReason, RetractMode, Retract
+from penstock.protocol.intents import End, EndReason
 from pathlib import Path
 
 async def main():
@@ -280,7 +279,6 @@ async def main():
     await one.start()
     await one.apply(place(site, "echo ran >> ran"))
     await one.apply(End(2, 1, ("8/1/0",), signal.SIGTERM, 1.0, EndReason.CANCEL))
-    await one.apply(Retract(3, 1, ("9/1/0",), RetractMode.FORGET))
     await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -302,10 +300,8 @@ def test_intents_can_be_repeated_after_a_crash_of_the_instance(point: str) -> No
             await two.start()
             await two.apply(place(site, "echo ran >> ran"))
             await two.apply(End(2, 1, ("8/1/0",), signal.SIGTERM, 1.0, EndReason.CANCEL))
-            await two.apply(Retract(3, 1, ("9/1/0",), RetractMode.FORGET))
             assert (await two.intent_result(1))[0] is Outcome.APPLIED
             assert (await two.intent_result(2, "8/1/0"))[0] is Outcome.GONE
-            assert (await two.intent_result(3, "9/1/0"))[0] is Outcome.APPLIED
             assert (await two.member_status("1/1/0", Phase.ENDED)).status == 0
             assert site.lines("ran") == ["ran"]
 

@@ -16,7 +16,6 @@ def pods(nodes: int = 2, cpu: int = 1000) -> SimBackend:
 
 
 def member(workload: str, number: int, cpu: int = 400, **more: object) -> MemberSet:
-    # Type: ignore[arg-type].
     return MemberSet(workload, f"{workload}-{number}", number, (("cpu", cpu),), **more)
 
 

@@ -1,5 +1,5 @@
-"""Migration 4 renames tables, columns and JSON keys. Rows that the earlier version wrote keep their
-values."""
+"""Migration 4 renames tables, columns and JSON keys, migration 5 the kind of an intent. Rows that the earlier
+version wrote keep their values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from servers import Server, fresh_database
 
 from penstock.engine import slot_request
 from penstock.model.job import JobState
+from penstock.protocol.intents import IntentKind
 from penstock.sched.job import Job, MemberPhase, load
 from penstock.sched.jobspec import SchedulingSpec
-from penstock.sched.records import InadmissibleSet, JobNew, JobRow
+from penstock.sched.records import InadmissibleSet, IntentNew, JobNew, JobRow
 from penstock.store.migrate import migrate
 from penstock.store.port import JobFilter
 from penstock.store.postgres import PostgresStore
@@ -80,6 +81,10 @@ def old_url(server: Server) -> str:
                 "INSERT INTO given_up (work, members, reason)"
                 " VALUES ('ns/job/b', '{m1,m2}', 'CANCELED: by ada')"
             )
+            await connection.execute(
+                "INSERT INTO intents (id, job, kind, payload)"
+                """ VALUES (7, 1, 'retract', '{"members": ["b"], "how": "evict"}')"""
+            )
 
     asyncio.run(write())
     return url
@@ -125,6 +130,21 @@ def test_rows_of_the_earlier_version_keep_their_values_under_the_renamed_keys(ol
         "unassembled": True,
     }
     assert [row.live.detail for row in history] == [row.live.detail for row in reversed(jobs)]
+
+
+def test_an_eviction_of_the_earlier_version_is_still_open(old_url: str) -> None:
+    async def intents() -> tuple[IntentNew, ...]:
+        store = PostgresStore(old_url)
+        await store.open()
+        try:
+            _, recorded = await store.take_over(100.0)
+            return recorded.intents
+        finally:
+            await store.close()
+
+    (intent,) = asyncio.run(intents())
+    assert (intent.id, intent.job, intent.kind) == (7, 1, IntentKind.EVICT)
+    assert intent.payload["members"] == ["b"]
 
 
 def test_the_scheduler_loads_a_job_that_the_earlier_version_wrote(old_url: str) -> None:

@@ -49,12 +49,8 @@ STARTING = (
 DEAD_SUPERVISOR = ("agent.exit.before", "agent.exit.after")
 TOMBSTONE = ("agent.gone.before", "agent.gone.after")
 MIGRATING = ("store.migrate.before", "store.migrate.after")
-# Only groups of a cluster are retracted, never submitted jobs: tests/backends/test_local_backend.py covers
-# it. Only instances in a cluster claim one: tests/store/test_store_conformance.py covers it.
-OTHER_SUITES = (
-    *("local.retract.before", "local.retract.after"),
-    *("store.claim_cluster.before", "store.claim_cluster.after"),
-)
+# Only instances in a cluster claim one: tests/store/test_store_conformance.py covers it.
+OTHER_SUITES = (*("store.claim_cluster.before", "store.claim_cluster.after"),)
 
 
 def test_every_failpoint_has_a_test() -> None:

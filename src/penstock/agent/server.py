@@ -146,8 +146,6 @@ class Agent:
                 self._start(command)
             case wire.EndTask():
                 self._send_result(command.id, command.member, *self._end(command))
-            case wire.RetractTask():
-                self._send_result(command.id, command.member, *self._retract(command.member))
             case wire.ProbeTask():
                 known = self._tasks.get(command.member)
                 if known is not None:
@@ -205,17 +203,6 @@ class Agent:
                 return CommandOutcome.CONFLICT, f"{command.signal} is not a signal number"
             request = EndRequest(command.key, command.signal, command.grace_s, command.why)
             self._tasks.request_end(task, request)
-        except (OSError, PenstockError) as error:
-            return CommandOutcome.CONFLICT, _explain(error, self._directory.path)
-        return CommandOutcome.APPLIED, ""
-
-    def _retract(self, member: str) -> tuple[CommandOutcome, str]:
-        task = self._tasks.get(member)
-        try:
-            if task is None:
-                self._tasks.add_tombstone(member)
-            else:
-                self._tasks.retract(task)
         except (OSError, PenstockError) as error:
             return CommandOutcome.CONFLICT, _explain(error, self._directory.path)
         return CommandOutcome.APPLIED, ""

@@ -378,21 +378,6 @@ class Tasks:
         self._directory.add_tombstone(member)
         self._tombstones.add(member)
 
-    def retract(self, task: AgentTask) -> None:
-        """Removes a task that has not started, and forbids its start. Raises `Conflict` if it has started."""
-        if task.stage is not TaskStage.ACCEPTED or task.pidfd is not None or task.is_unmanaged:
-            raise Conflict("the task has started")
-        lock = task.directory.try_lock()
-        if lock is None:
-            raise Conflict("the task is starting")
-        try:
-            if task.directory.started() is not None:
-                raise Conflict("the task has started")
-            self.add_tombstone(task.spec.member)
-            self._remove(task)
-        finally:
-            os.close(lock)
-
     def release(self, member: str) -> None:
         """Removes an ended task or a tombstone; its end is recorded elsewhere."""
         task = self._tasks.get(member)

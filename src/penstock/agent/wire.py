@@ -2,7 +2,7 @@
 
     backend                     agent
     attach(version, epoch)      hello, a report for every known task, complete; later, reports of changes
-    start, end, retract         result: applied, conflict or gone
+    start, end                  result: applied, conflict or gone
     probe                       a report, or result gone
     release, shutdown           no reply
     any invalid command         rejected; the agent closes the connection
@@ -36,7 +36,6 @@ __all__ = [
     "ProbeTask",
     "ReleaseTasks",
     "ReportsComplete",
-    "RetractTask",
     "Shutdown",
     "StartTask",
     "TaskReport",
@@ -76,14 +75,6 @@ class EndTask(_Message, frozen=True, tag="end"):
     why: str
 
 
-class RetractTask(_Message, frozen=True, tag="retract"):
-    """The member must never start here. A conflict if it has started."""
-
-    id: int
-    epoch: int
-    member: str
-
-
 class ProbeTask(_Message, frozen=True, tag="probe"):
     id: int
     epoch: int
@@ -102,7 +93,7 @@ class Shutdown(_Message, frozen=True, tag="shutdown"):
     kill: bool
 
 
-AgentCommand = Attach | StartTask | EndTask | RetractTask | ProbeTask | ReleaseTasks | Shutdown
+AgentCommand = Attach | StartTask | EndTask | ProbeTask | ReleaseTasks | Shutdown
 
 
 class Hello(_Message, frozen=True, tag="hello"):

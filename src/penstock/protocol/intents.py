@@ -15,11 +15,10 @@ __all__ = [
     "Assignment",
     "End",
     "EndReason",
+    "Evict",
     "Intent",
     "IntentKind",
     "Place",
-    "Retract",
-    "RetractMode",
     "StatusUpdate",
     "WorkloadStatus",
 ]
@@ -29,7 +28,7 @@ class IntentKind(enum.Enum):
     """What an intent is, as stores record it."""
 
     PLACE = "place"
-    RETRACT = "retract"
+    EVICT = "evict"
     END = "end"
 
 
@@ -57,19 +56,13 @@ class Place:
     spec: Mapping[str, object] = field(default_factory=dict)  # what a backend needs to start a submitted job
 
 
-class RetractMode(enum.Enum):
-    """How placed members are withdrawn. The scheduler orders evictions only."""
-
-    FORGET = "forget"  # it has not started, and must never start
-    EVICT = "evict"  # remove it; its controller creates a replacement
-
-
 @dataclass(frozen=True, slots=True)
-class Retract:
+class Evict:
+    """Remove these members; their controllers create replacements."""
+
     intent: int
     job: int
     members: tuple[str, ...]
-    mode: RetractMode
 
 
 class EndReason(enum.Enum):
@@ -94,7 +87,7 @@ class End:
     reason: EndReason
 
 
-Intent = Place | Retract | End
+Intent = Place | Evict | End
 
 
 class WorkloadStatus(enum.Enum):

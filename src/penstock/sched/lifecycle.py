@@ -14,8 +14,7 @@ from penstock.protocol.facts import EndCause, MemberSet, Requeue
 from penstock.protocol.intents import (
     End,
     EndReason,
-    Retract,
-    RetractMode,
+    Evict,
     WorkloadStatus,
 )
 from penstock.sched.dependencies import DependencyState, JobProgress, Scheme, dependency_state
@@ -159,7 +158,7 @@ def evict_group(
         state.dequeue(job.id, member.key)
     live = tuple(member.key for member in job.live_members())
     if live:
-        open_intent(state, Retract(state.next_intent(), job.id, live, RetractMode.EVICT))
+        open_intent(state, Evict(state.next_intent(), job.id, live))
     state.jobs_to_advance[job.id] = None
 
 

@@ -12,7 +12,7 @@ import signal
 
 from penstock.model.job import ExceptionType, JobState
 from penstock.protocol.facts import EndCause, ExternalUsageSet, IntentResult, MemberStatus, Outcome, Phase
-from penstock.protocol.intents import End, EndReason, Place, Retract, RetractMode, WorkloadStatus
+from penstock.protocol.intents import End, EndReason, Evict, Place, WorkloadStatus
 from penstock.sched.gangs import member_gone
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.lifecycle import (
@@ -183,12 +183,11 @@ def intent_resolved(state: SchedulerState, fact: IntentResult, now: float) -> No
     job = state.jobs.get(intent.job)
     member = job.members.get(fact.member) if job is not None else None
     if not isinstance(intent, Place):
-        if fact.outcome is not Outcome.CONFLICT or isinstance(intent, Retract):
+        if fact.outcome is not Outcome.CONFLICT or isinstance(intent, Evict):
             resolve_intent(state, fact.intent, fact.member)
-        if isinstance(intent, Retract) and job is not None and member is not None and member.phase.is_live:
-            if fact.outcome is Outcome.APPLIED and intent.mode is RetractMode.FORGET:
-                return_to_queue(state, job, member, now)
-        elif fact.outcome is Outcome.GONE and job is not None and member is not None:
+        # After an eviction, the end of the member is reported on its own.
+        is_gone = fact.outcome is Outcome.GONE and isinstance(intent, End)
+        if is_gone and job is not None and member is not None:
             member_ended(state, job, member, 9, EndCause.GONE, now)
         return
     resolve_intent(state, fact.intent, fact.member)
@@ -286,4 +285,4 @@ def end_repair(state: SchedulerState, job: Job, now: float) -> None:
     _mark_incomplete(state, job, missing, now)
     recreated = tuple(member.key for member in live if member.is_recreated)
     if recreated:
-        open_intent(state, Retract(state.next_intent(), job.id, recreated, RetractMode.EVICT))
+        open_intent(state, Evict(state.next_intent(), job.id, recreated))

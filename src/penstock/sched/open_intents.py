@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.protocol.intents import Intent, IntentKind, Place, Retract
+from penstock.protocol.intents import Evict, Intent, IntentKind, Place
 from penstock.sched.records import IntentDone, IntentNew
 from penstock.sched.state import OpenIntent, SchedulerState
 
@@ -18,10 +18,10 @@ def open_intent(state: SchedulerState, intent: Intent) -> None:
             "end_at": intent.end_at,
         }
         kind = IntentKind.PLACE
-    elif isinstance(intent, Retract):
+    elif isinstance(intent, Evict):
         members = set(intent.members)
-        payload = {"members": list(intent.members), "how": intent.mode.value}
-        kind = IntentKind.RETRACT
+        payload = {"members": list(intent.members)}
+        kind = IntentKind.EVICT
     else:
         members = set(intent.members)
         payload = {

@@ -18,11 +18,10 @@ from penstock.protocol.intents import (
     Assignment,
     End,
     EndReason,
+    Evict,
     Intent,
     IntentKind,
     Place,
-    Retract,
-    RetractMode,
 )
 from penstock.sched.cluster import Cluster
 from penstock.sched.dependencies import DependencyState, Scheme, dependency_state
@@ -165,8 +164,8 @@ def _intent(state: SchedulerState, row: IntentNew) -> Intent:
         return End(
             row.id, row.job, members, cast(int, row.payload["signal"]), grace_s, EndReason(row.payload["why"])
         )
-    if row.kind is IntentKind.RETRACT:
-        return Retract(row.id, row.job, members, RetractMode(row.payload["how"]))
+    if row.kind is IntentKind.EVICT:
+        return Evict(row.id, row.job, members)
     job = state.jobs[row.job]
     assignments = tuple(
         Assignment(member.key, member.index, member.node, member.grants)

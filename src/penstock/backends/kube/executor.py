@@ -40,7 +40,7 @@ from penstock.podspec.controllers import Controller
 from penstock.podspec.keys import JOB_ANNOTATION
 from penstock.podspec.pod_status import full_name, is_bound_by_us, is_terminal
 from penstock.protocol.facts import Fact, IntentResult, MemberGone, Outcome
-from penstock.protocol.intents import Assignment, End, Place, Retract, RetractMode
+from penstock.protocol.intents import Assignment, End, Evict, Place
 
 __all__ = ["ExecutorContext", "IntentExecutor"]
 
@@ -83,12 +83,12 @@ class IntentExecutor:
         # By intent: members that are not bound yet; without an entry, a binding of the intent has failed.
         self._unbound: dict[int, set[str]] = {}
 
-    def put(self, intent: Place | Retract | End) -> None:
+    def put(self, intent: Place | Evict | End) -> None:
         match intent:
             case Place():
                 self._put_place(intent)
-            case Retract():
-                self._put_retract(intent)
+            case Evict():
+                self._put_evict(intent)
             case End():
                 self._put_end(intent)
 
@@ -322,25 +322,21 @@ class IntentExecutor:
             return False
         return True
 
-    # Retracting
+    # Evicting
 
-    def _put_retract(self, intent: Retract) -> None:
+    def _put_evict(self, intent: Evict) -> None:
         cache = self._context.cache
         for member in intent.members:
             pod = cache.pod(member)
             job = cache.job_of(pod) if pod is not None else None
-            if job is not None and intent.mode is RetractMode.EVICT:
+            if job is not None:
                 self._put_deadline(job, None, ())
-            self._queue.put((intent.intent, member), partial(self._retract, intent, member), [member])
+            self._queue.put((intent.intent, member), partial(self._evict_member, intent, member), [member])
 
-    async def _retract(self, intent: Retract, member: str) -> float | None:
+    async def _evict_member(self, intent: Evict, member: str) -> float | None:
         pod = self._context.cache.pod(member)
         if pod is None:
             self._report_result(intent.intent, member, Outcome.GONE)
-            return None
-        if intent.mode is RetractMode.FORGET:
-            outcome = Outcome.CONFLICT if pod.spec.node_name else Outcome.APPLIED
-            self._report_result(intent.intent, member, outcome)
             return None
         evicted = await self._evict(pod) if self._context.may_act() else None
         if evicted is None:

@@ -38,13 +38,12 @@ from penstock.protocol.facts import (
     Snapshot,
     end_cause_of,
 )
-from penstock.protocol.intents import End, Intent, Place, Retract, StatusUpdate
+from penstock.protocol.intents import End, Evict, Intent, Place, StatusUpdate
 
 __all__ = ["INTENTS", "LocalBackend", "NodeStatus"]
 
 INTENTS: Final[Mapping[type[Intent], FailpointPair]] = {
     Place: register_pair("local.place", "the local backend sends a placement to its agents"),
-    Retract: register_pair("local.retract", "the local backend retracts a placement"),
     End: register_pair("local.end", "the local backend asks agents to end members"),
 }
 
@@ -120,6 +119,9 @@ class LocalBackend:
 
     async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
         for intent in intents:
+            if isinstance(intent, Evict):
+                self._refuse_eviction(intent)
+                continue
             points = INTENTS[type(intent)]
             reach(points.before)
             match intent:
@@ -127,8 +129,6 @@ class LocalBackend:
                     self._place(epoch, intent)
                 case End():
                     self._end(epoch, intent)
-                case Retract():
-                    self._retract(epoch, intent)
             reach(points.after)
             await asyncio.sleep(0)
 
@@ -253,19 +253,18 @@ class LocalBackend:
                 agent.send(
                     assignment.member,
                     start,
-                    self._result_handler(place.intent, assignment.member, agent, forgets=False),
+                    self._result_handler(place.intent, assignment.member, agent, is_placement=True),
                 )
             except BadRequest as error:
                 del self._agent_of_member[assignment.member]
                 self._report_result(place.intent, assignment.member, Outcome.CONFLICT, str(error))
 
     def _result_handler(
-        self, intent: int, member: str, agent: AgentConnection, *, forgets: bool | None = None
+        self, intent: int, member: str, agent: AgentConnection, *, is_placement: bool
     ) -> Callable[[wire.CommandResult | None], None]:
         """Returns a callback that reports the outcome of an intent for a member.
 
-        `forgets`: True, an applied command removes the member from the agent; False, a command that is not
-        applied does; None, neither does.
+        A member whose placement is not applied is not on that agent.
         """
 
         def report(result: wire.CommandResult | None) -> None:
@@ -275,14 +274,14 @@ class LocalBackend:
                 )
                 return
             outcome = _OUTCOMES[result.outcome]
-            if forgets is (outcome is Outcome.APPLIED):
+            if is_placement and outcome is not Outcome.APPLIED:
                 self._agent_of_member.pop(member, None)
                 agent.members.pop(member, None)
             self._report_result(intent, member, outcome, result.detail)
 
         return report
 
-    # End and retract
+    # End
 
     def _end(self, epoch: int, end: End) -> None:
         key = f"{end.intent}"
@@ -291,23 +290,19 @@ class LocalBackend:
             def command(number: int, member: str = member) -> wire.AgentCommand:
                 return wire.EndTask(number, epoch, member, key, end.signal, end.grace_s, end.reason.value)
 
-            self._send_to_member(end.intent, member, command, forgets=None)
+            self._send_to_member(end.intent, member, command)
 
-    def _retract(self, epoch: int, retract: Retract) -> None:
-        for member in retract.members:
+    def _refuse_eviction(self, evict: Evict) -> None:
+        """Refuses what the scheduler orders for members with a controller only; a task has none."""
+        for member in evict.members:
+            detail = "a task has no controller that would replace it"
+            self._report_result(evict.intent, member, Outcome.CONFLICT, detail)
 
-            def command(number: int, member: str = member) -> wire.AgentCommand:
-                return wire.RetractTask(number, epoch, member)
-
-            self._send_to_member(retract.intent, member, command, forgets=True)
-
-    def _send_to_member(
-        self, intent: int, member: str, command: Callable[[int], wire.AgentCommand], *, forgets: bool | None
-    ) -> None:
+    def _send_to_member(self, intent: int, member: str, command: Callable[[int], wire.AgentCommand]) -> None:
         """Sends a command to the member's agent; if none is known, to all, so that none starts it later."""
         agent = self._agent_of_member.get(member)
         if agent is not None:
-            agent.send(member, command, self._result_handler(intent, member, agent, forgets=forgets))
+            agent.send(member, command, self._result_handler(intent, member, agent, is_placement=False))
             return
         results: list[tuple[Outcome, str]] = []
 

@@ -29,7 +29,7 @@ from penstock.protocol.facts import (
     WorkloadSet,
     end_cause_of,
 )
-from penstock.protocol.intents import Assignment, End, EndReason, Intent, Place, Retract
+from penstock.protocol.intents import Assignment, End, EndReason, Evict, Intent, Place
 
 __all__ = ["MemberScript", "SimBackend", "SimulatedRun", "uniform_nodes"]
 
@@ -151,9 +151,9 @@ class SimBackend:
                 case End():
                     for member in intent.members:
                         self._end(intent, member)
-                case Retract():
+                case Evict():
                     for member in intent.members:
-                        self._retract(intent, member)
+                        self._evict(intent, member)
 
     def _place(self, intent: Place, assignment: Assignment) -> None:
         known = self.runs.get(assignment.member)
@@ -233,7 +233,7 @@ class SimBackend:
                 ),
             )
 
-    def _retract(self, intent: Retract, member: str) -> None:
+    def _evict(self, intent: Evict, member: str) -> None:
         if member in self.runs:
             self.schedule(
                 0.0,

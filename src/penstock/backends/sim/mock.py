@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from penstock.protocol.backend import Sink
 from penstock.protocol.facts import Capacity, IntentResult, MemberStatus, NodeSet, Outcome, Phase, Snapshot
-from penstock.protocol.intents import End, Intent, Place, Retract, StatusUpdate
+from penstock.protocol.intents import End, Evict, Intent, Place, StatusUpdate
 
 __all__ = ["MockBackend"]
 
@@ -41,7 +41,7 @@ class MockBackend:
                         sink(IntentResult(intent.intent, assignment.member, Outcome.APPLIED))
                         sink(MemberStatus(assignment.member, Phase.RUNNING, now, assignment.node))
                         sink(MemberStatus(assignment.member, Phase.ENDED, now, assignment.node))
-                case End() | Retract():
+                case End() | Evict():
                     for member in intent.members:
                         sink(IntentResult(intent.intent, member, Outcome.GONE))
 
