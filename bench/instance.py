@@ -204,12 +204,12 @@ def measure_long_queue(jobs: int, shapes: int, nodes: int = 1000, cores: int = 4
     spent: list[float] = []
     for now in (2.0, 3.0):
         began = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-        scheduler.state.mark_dirty()
+        scheduler.state.queue.mark_dirty()
         while scheduler.is_dirty:
             for _ in scheduler.plan(now, deep=False):
                 pass
         spent.append(resource.getrusage(resource.RUSAGE_SELF).ru_utime - began)
-    return LongQueue(jobs, shapes, jobs - len(scheduler.state.pending), spent[0], spent[1])
+    return LongQueue(jobs, shapes, jobs - len(scheduler.state.queue), spent[0], spent[1])
 
 
 async def _serve_mock(paths: InstancePaths, nodes: int, cores: int) -> None:

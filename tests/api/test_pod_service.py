@@ -23,10 +23,10 @@ from penstock.model.constraint import TAINTS_PROPERTY, Properties, Taint, encode
 from penstock.model.job import JobState
 from penstock.protocol.commands import Drain
 from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberSet, NodeSet, WorkloadGone, WorkloadSet
+from penstock.sched.journal import live_of
 from penstock.sched.records import JobLive, JobNew
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import QueueSettings, Settings
-from penstock.sched.state import live_of
 from tests.api.contexts import CALLER, context
 from tests.sched.driving import Driver, nodes_of, submission
 
@@ -67,7 +67,7 @@ def jobs(driver: Driver) -> dict[str, JobSummary]:
 
 
 def rows(driver: Driver, workload: str) -> tuple[JobNew, JobLive]:
-    found = live_jobs.rows_of(driver.scheduler, driver.scheduler.state.job_of_workload[workload])
+    found = live_jobs.rows_of(driver.scheduler, driver.scheduler.state.workloads.job_of(workload))
     assert found is not None
     return found
 
@@ -107,13 +107,13 @@ def test_a_workload_looks_the_same_when_it_is_inactive() -> None:
     driver = pods(node("a"), node("b"))
     driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=5)
     gang(driver, "w", 2, 2500, limit_s=60)
-    job = driver.scheduler.state.jobs[driver.scheduler.state.job_of_workload["w"]]
+    job = driver.scheduler.state.job_of_workload("w")
     new = rows(driver, "w")[0]
     before = jobs(driver)["w"]
     driver.run_until(10)
     driver.feed(WorkloadGone("w"))
     driver.settle()
-    after = job_summary(new, live_of(job), driver.scheduler.state.ranks)
+    after = job_summary(new, live_of(job), driver.scheduler.state.nodes.ranks)
     assert after.state is JobState.INACTIVE
     for key in ("ntasks", "ncores", "nnodes", "nodelist", "duration_s", "owner"):
         assert getattr(after, key) == getattr(before, key)
@@ -128,7 +128,7 @@ def test_a_node_that_refused_a_member_is_not_among_its_nodes() -> None:
     gang(driver, "w", 1, 1000)
     doc = jobs(driver)["w"]
     assert (doc.nodelist, doc.nnodes, doc.ncores) == ("b", 1, 1)
-    log = live_jobs.log_of(driver.scheduler, driver.scheduler.state.job_of_workload["w"]) or []
+    log = live_jobs.log_of(driver.scheduler, driver.scheduler.state.workloads.job_of("w")) or []
     assert [event.context["note"] for event in log if event.name == "exception"] == [
         "a refused w-0: OutOfcpu"
     ]
@@ -141,7 +141,7 @@ def test_members_have_names_and_shares_of_pools_have_no_resource_set() -> None:
     assert [(one.member, one.name) for one in member_infos(live)] == [
         ("uid-w-0", "w-0"), ("uid-w-1", "w-1"),
     ]  # fmt: skip
-    assert rset_document(new, live, driver.scheduler.state.ranks) is None
+    assert rset_document(new, live, driver.scheduler.state.nodes.ranks) is None
 
 
 def test_allocations_and_external_usage_reduce_what_is_free() -> None:
@@ -263,7 +263,7 @@ def test_output_and_signals_of_pods_are_refused_with_what_to_do_instead() -> Non
     driver = pods(node("a"))
     gang(driver, "w", 2, 1000)
     service = service_of(driver)
-    job = driver.scheduler.state.job_of_workload["w"]
+    job = driver.scheduler.state.workloads.job_of("w")
     with pytest.raises(Conflict, match=r"`kubectl logs w-0 -n team` \(the first of 2\)"):
         asyncio.run(service.stream_output(CALLER, job, follow=True))
     with pytest.raises(Conflict, match="a pod cannot be sent a signal; `penstock cancel`"):

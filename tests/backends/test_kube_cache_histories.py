@@ -111,12 +111,12 @@ def test_no_state_is_left_when_all_objects_are_deleted(seed: int) -> None:
     cluster.settle()
     state = cluster.scheduler.state
     assert not state.jobs
-    assert not state.workloads
+    assert not state.workloads.known()
     assert not state.intents
     assert not list(state.cluster.engine.jobs)
     assert not state.cluster.external_usage_keys()
-    assert not state.members_by_node or not any(state.members_by_node.values())
-    assert not state.members_of_next_job or not any(state.members_of_next_job.values())
+    assert not state.members.nodes()
+    assert not state.workloads.has_next_members()
 
 
 def test_the_cost_of_a_change_does_not_depend_on_the_size_of_the_cluster() -> None:

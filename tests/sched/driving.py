@@ -10,7 +10,7 @@ from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_node
 from penstock.model.job import JobEvent
 from penstock.protocol.commands import Command, Submission, Submit
 from penstock.protocol.facts import Capacity, Fact, Requeue
-from penstock.protocol.intents import Assignment, Place
+from penstock.protocol.intents import Assignment, Place, StatusUpdate
 from penstock.sched.records import AllocationNew, Change, JobLogged, Recorded
 from penstock.sched.recovery import scheduler_from
 from penstock.sched.scheduler import Scheduler, Step
@@ -77,6 +77,7 @@ class Driver:
     logs: dict[int, list[JobEvent]] = field(default_factory=dict)
     inputs: list[tuple[float, tuple[Fact | Command, ...]]] = field(default_factory=list)
     starts: dict[int, float] = field(default_factory=dict)
+    statuses: dict[str, StatusUpdate] = field(default_factory=dict)  # by workload: the last published
 
     def __post_init__(self) -> None:
         self.scheduler = scheduler_from(self.settings, Recorded(), 0.0)
@@ -127,6 +128,7 @@ class Driver:
         self.backend.apply(1, step.intents)
         self.backend.probe(step.probes)
         self.backend.forget(step.forgotten)
+        self.statuses.update({update.workload: update for update in step.status_updates})
 
     def settle(self) -> None:
         """Passes and facts of this instant, until nothing more happens in it."""

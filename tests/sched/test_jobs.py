@@ -187,10 +187,10 @@ def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cau
     assert job.forecast is not None
     assert job.forecast.start_at == 100
     driver.run_until(114)
-    driver.scheduler.state.mark_dirty()
+    driver.scheduler.state.queue.mark_dirty()
     driver.settle()
     driver.run_until(300)
-    driver.scheduler.state.mark_dirty()
+    driver.scheduler.state.queue.mark_dirty()
     driver.settle()
     slips = [event for event in driver.logs[behind] if event.name == "promise" and "cause" in event.context]
     assert slips
@@ -314,7 +314,7 @@ def test_within_a_pass_nothing_delays_a_reservation_made_earlier_in_it(
         (number,) = driver.submit(submission(cores=cores, duration_s=limit_s))
         limits[number] = limit_s
     driver.settle()
-    promised = dict(driver.scheduler.state.reservations)
+    promised = dict(driver.scheduler.state.plans.reservations)
     driver.run()
     for number, start in promised.items():
         assert driver.starts[number] <= start

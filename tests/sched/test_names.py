@@ -87,7 +87,7 @@ def test_a_resized_member_is_a_blocker_by_its_name() -> None:
     driver.feed(WorkloadSet("x", "waits", 1), MemberSet("x", "x-0", 0, (("cpu", 500),)))
     driver.settle()
     state = driver.scheduler.state
-    why = driver.scheduler.wait_reason(state.job_of_workload["x"], driver.now)
+    why = driver.scheduler.wait_reason(state.workloads.job_of("x"), driver.now)
     assert "more: web-0" in [blocker.name for blocker in why.blockers]
 
 

@@ -86,7 +86,7 @@ def test_a_node_with_a_changed_topology_moves_when_no_job_uses_it() -> None:
     assert zones_of(driver.scheduler) == {"node0": "a"}
     driver.feed(WorkloadSet("z", "zoned", 1, within="zone"), member("z", 0, cpu=901))
     driver.settle()
-    waiting = driver.scheduler.state.jobs[driver.scheduler.state.job_of_workload["z"]]
+    waiting = driver.scheduler.state.job_of_workload("z")
     assert waiting.state is JobState.SCHED, "what its daemons use is not forgotten on the way"
     driver.feed(member("z", 0, cpu=900))
     driver.settle()
@@ -192,12 +192,12 @@ def test_a_late_member_that_was_not_ready_for_a_while_is_placed_later(workload: 
     driver.feed(WorkloadSet(name, "grow", 1), replace(member("w", 1, cpu=300), workload=name))
     driver.settle()
     state = driver.scheduler.state
-    job = state.jobs[state.job_of_workload[name]]
+    job = state.job_of_workload(name)
     assert job.members["w-1"].node == "node0"
-    assert state.job_of_member["w-1"] == job.id
+    assert state.members.job_of("w-1") == job.id
     driver.feed(MemberGone("w-0"))
     driver.settle()
-    assert state.job_of_member["w-1"] == job.id
+    assert state.members.job_of("w-1") == job.id
 
 
 def test_what_is_absent_from_a_snapshot_is_gone() -> None:
@@ -211,6 +211,6 @@ def test_what_is_absent_from_a_snapshot_is_gone() -> None:
     driver.backend.workloads = {"w": WorkloadSet("w", "one", 1)}
     driver.feed(driver.backend.snapshot())
     state = driver.scheduler.state
-    assert list(state.workloads) == ["w"]
+    assert state.workloads.known() == ["w"]
     assert state.cluster.external_usage_keys() == []
     assert only_job(driver).members["w-0"].phase is MemberPhase.RUNNING

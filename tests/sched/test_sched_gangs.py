@@ -77,7 +77,7 @@ def test_the_units_of_a_member_are_released_when_it_ends() -> None:
     driver.feed(WorkloadSet("w", "gang", 2), member("w", 0), member("w", 1))
     driver.feed(WorkloadSet("later", "one", 1), member("later", 0, cpu=500))
     driver.run_until(5)
-    waiting = driver.scheduler.state.jobs[driver.scheduler.state.job_of_workload["later"]]
+    waiting = driver.scheduler.state.job_of_workload("later")
     assert waiting.state is JobState.SCHED
     driver.run_until(11)
     assert waiting.state is JobState.RUN
@@ -208,7 +208,7 @@ def test_external_usage_without_an_end_gives_no_promise_and_blocks_no_job() -> N
     driver.feed(WorkloadSet("second", "small", 1), member("second", 0, cpu=200))
     driver.settle()
     state = driver.scheduler.state
-    first, second = (state.jobs[state.job_of_workload[name]] for name in ("first", "second"))
+    first, second = (state.job_of_workload(name) for name in ("first", "second"))
     assert first.state is JobState.SCHED
     assert first.forecast is None
     assert second.state is JobState.RUN
@@ -223,7 +223,7 @@ def test_a_lost_member_holds_its_units_until_it_returns_or_times_out() -> None:
     driver.feed(WorkloadSet("x", "next", 1), member("x", 0, cpu=800))
     driver.run_until(20)
     state = driver.scheduler.state
-    following = state.jobs[state.job_of_workload["x"]]
+    following = state.job_of_workload("x")
     assert following.state is JobState.SCHED
     driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, "node0"))
     driver.run_until(40)
@@ -320,7 +320,7 @@ def test_a_waiting_group_that_loses_a_member_assembles_again() -> None:
     driver.feed(WorkloadSet("w", "gang", 2), member("w", 0, cpu=500), member("w", 1, cpu=500))
     driver.settle()
     state = driver.scheduler.state
-    gang = state.jobs[state.job_of_workload["w"]]
+    gang = state.job_of_workload("w")
     driver.feed(MemberGone("w-1"))
     driver.feed(MemberGone("o-0"), WorkloadGone("o"))
     driver.settle()
@@ -339,7 +339,7 @@ def test_a_member_refused_and_deleted_at_once_is_not_placed_again() -> None:
     driver.settle()
     node = only_job(driver).members["w-1"].node
     driver.feed(MemberStatus("w-1", Phase.REFUSED, driver.now, node, message="OutOfcpu"), MemberGone("w-1"))
-    assert len(driver.scheduler.state.pending) == 0
+    assert len(driver.scheduler.state.queue) == 0
 
 
 def test_the_assembly_timeout_survives_a_restart() -> None:
@@ -563,7 +563,7 @@ def test_a_member_that_did_not_reach_its_node_joins_the_next_job_of_its_workload
     driver.feed(workload, member("w", 0, recreated=True), member("w", 1, recreated=True))
     driver.settle()
     job = only_job(driver)
-    (place,) = (one.intent.intent for one in driver.scheduler.state.intents.values())
+    (place,) = driver.scheduler.state.intents
     driver.feed(
         MemberStatus("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, EndCause.OTHER, "Error")
     )
@@ -622,7 +622,7 @@ def test_the_status_of_a_late_member_says_why_it_waits() -> None:
     driver.settle()
     driver.feed(member("w", 2))
     driver.settle()
-    told = driver.scheduler.state.last_status["w"]
+    told = driver.statuses["w"]
     assert told.status is WorkloadStatus.WAITING
     assert (
         "needs 1 slot with 400m free cpu, 0 of 1 nodes have it; at most 200m cpu is free together"

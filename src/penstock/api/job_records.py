@@ -22,7 +22,7 @@ class JobRecords:
         self._instance = instance
 
     async def ranks(self) -> dict[str, int]:
-        return await self._instance.query(lambda scheduler, _: dict(scheduler.state.ranks))
+        return await self._instance.query(lambda scheduler, _: dict(scheduler.state.nodes.ranks))
 
     async def exists(self, job: int) -> bool:
         """Whether the store has the job, active or not."""

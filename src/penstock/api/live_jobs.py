@@ -19,10 +19,10 @@ from penstock.api.resource_counts import core_milli
 from penstock.api.responses import JobCounts, JobSummary, NodeCounts, QueueInfo, WaitExplanation
 from penstock.model.job import JobEvent, JobState
 from penstock.sched.job import Job
+from penstock.sched.journal import live_of
 from penstock.sched.reasons import WaitCause, WaitReason
 from penstock.sched.records import JobLive, JobNew
 from penstock.sched.scheduler import Scheduler
-from penstock.sched.state import live_of
 
 __all__ = [
     "count",
@@ -83,7 +83,7 @@ def select(scheduler: Scheduler, query: JobsQuery) -> list[int]:
 
 def list_summaries(scheduler: Scheduler, now: float, query: JobsQuery) -> list[JobSummary]:
     memo: dict[int, WaitReason] = {}
-    ahead = scheduler.jobs_ahead() if len(scheduler.state.pending) else {}
+    ahead = scheduler.jobs_ahead() if len(scheduler.state.queue) else {}
     chosen = select(scheduler, query)[: query.limit]
     return [_summary(scheduler, scheduler.state.jobs[job_id], now, memo, ahead) for job_id in chosen]
 
@@ -97,7 +97,7 @@ def _summary(
     scheduler: Scheduler, job: Job, now: float, memo: dict[int, WaitReason], ahead: dict[int, int]
 ) -> JobSummary:
     pending = _pending_info(job, scheduler.wait_reason(job.id, now, memo), ahead)
-    return job_summary(new_of(job), live_of(job), scheduler.state.ranks, pending)
+    return job_summary(new_of(job), live_of(job), scheduler.state.nodes.ranks, pending)
 
 
 def _pending_info(job: Job, reason: WaitReason, ahead: dict[int, int]) -> PendingInfo:
@@ -136,7 +136,7 @@ def list_queues(scheduler: Scheduler) -> list[QueueInfo]:
     state = scheduler.state
     queues: list[QueueInfo] = []
     for index, settings in enumerate(state.settings.queues):
-        queue = state.queue_state(settings.name)
+        queue = state.queue.state_of(settings.name)
         jobs = [job for job in state.jobs.values() if job.queue == settings.name]
         pending = sum(1 for job in jobs if job.state.is_pending)
         queues.append(

@@ -70,7 +70,7 @@ def node_cores(known: ClusterNode) -> int | float:
 def _node_info(
     state: SchedulerState, name: str, known: ClusterNode, shown: frozenset[str] | None
 ) -> NodeInfo:
-    drain = state.drains.get(name)
+    drain = state.nodes.drains.get(name)
     cpu, gpu, memory = _ResourceUsage(), _ResourceUsage(), _ResourceUsage()
     for vertex in known.vertex.below():
         milli_per_unit = core_milli([(vertex.type, 1)])
@@ -80,13 +80,7 @@ def _node_info(
             gpu.add(vertex)
         elif vertex.type == "memory":
             memory.add(vertex)
-    jobs = sorted(
-        {
-            state.job_of_member[key]
-            for key in state.members_by_node.get(name, ())
-            if key in state.job_of_member
-        }
-    )
+    jobs = sorted({state.members.job_of(key) for key in state.members.on_node(name) if key in state.members})
     is_used = bool(jobs) or cpu.free + cpu.external < cpu.total
     closed, closed_why = _closed(known)
     return NodeInfo(

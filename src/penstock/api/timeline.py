@@ -13,9 +13,9 @@ from penstock.api.resource_counts import cores
 from penstock.api.responses import JobStartInfo, Timeline, TimelineNode, TimelineSpan
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
+from penstock.sched.journal import live_of
 from penstock.sched.records import JobRow
 from penstock.sched.scheduler import Scheduler
-from penstock.sched.state import live_of
 
 __all__ = ["begin_of", "live_timeline", "with_history"]
 
@@ -44,7 +44,7 @@ def live_timeline(scheduler: Scheduler, now: float, begin: float) -> Timeline:
     starts: list[JobStartInfo] = []
     for job in state.jobs.values():
         _add(nodes, starts, JobRow(new_of(job), live_of(job)), now)
-    for job_id, planned in state.planned_starts.items():
+    for job_id, planned in state.plans.planned_starts.items():
         pending = state.jobs.get(job_id)
         if pending is None or pending.state is not JobState.SCHED:
             continue

@@ -192,7 +192,7 @@ class Instance:
         wake_at = scheduler.wake_at()
         if wake_at is not None:
             times.append(wake_at)
-        if self._deep_wanted and len(scheduler.state.pending):
+        if self._deep_wanted and len(scheduler.state.queue):
             times.append(self._deep_due)
         self._wakeup.clear()
         wakeup = asyncio.ensure_future(self._wakeup.wait())
@@ -259,7 +259,7 @@ class Instance:
             return
         now = self._clock()
         is_old = now >= self._deep_due + _REFRESH_S
-        if self._inbox or not len(scheduler.state.pending) or not (self._deep_wanted or is_old):
+        if self._inbox or not len(scheduler.state.queue) or not (self._deep_wanted or is_old):
             return
         if now < self._deep_due:
             return

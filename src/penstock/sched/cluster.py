@@ -9,7 +9,7 @@ to keep nothing else. These values locate units by node, because topology levels
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,6 +40,9 @@ _NODE: Final = "node"
 _LOCATION: Final = re.compile(r"([^/:]+)([/:]?)(.*)", re.DOTALL)
 
 
+_RecordedAllocation = tuple[int, list[tuple[int, JsonObject, int, int | None]], tuple[int, ...]]
+
+
 @dataclass(slots=True)
 class ClusterNode:
     fact: NodeSet
@@ -59,6 +62,8 @@ class Cluster:
         self._external_usage_on: dict[str, dict[str, None]] = {}  # by node
         # nodes whose topology has changed, still at their old position in the graph
         self._to_move: dict[str, None] = {}
+        # job, parts, freed slots; until the first snapshot
+        self._recorded: list[_RecordedAllocation] = []
         self._is_dirty = False
 
     # Nodes
@@ -148,6 +153,21 @@ class Cluster:
         holder = self.engine.jobs.get(job)
         slots = () if holder is None else (slot for part in holder.parts.values() for slot in part.slots)
         return {slot.number: slot.node.name for slot in slots if slot.node is not None}
+
+    def restore_later(
+        self, job: int, rows: list[tuple[int, JsonObject, int, int | None]], freed: tuple[int, ...]
+    ) -> None:
+        """Keeps a recorded allocation until its nodes are known."""
+        self._recorded.append((job, rows, freed))
+
+    def restore_recorded(self, active: Collection[int]) -> list[int]:
+        """Books the recorded allocations of active jobs. Returns the jobs whose allocation is lost."""
+        recorded, self._recorded = self._recorded, []
+        jobs = [number for number, _, _ in recorded if number in active]
+        for number, rows, freed in recorded:
+            if number in active:
+                self.restore(number, rows, freed)
+        return [number for number in jobs if number not in self.engine.jobs]
 
     def restore(
         self, job: int, rows: Iterable[tuple[int, JsonObject, int, int | None]], freed: Iterable[int]

@@ -38,7 +38,7 @@ from penstock.sched.dependencies import (
 from penstock.sched.job import Job
 from penstock.sched.jobspec import SchedulingSpec, counts_of, spec_of_submission
 from penstock.sched.lifecycle import end_members, leave_depend, prioritise, raise_exception, release_singleton
-from penstock.sched.records import DrainGone, DrainSet, JobNew, QueueSet
+from penstock.sched.records import DrainSet, JobNew, QueueSet
 from penstock.sched.state import SchedulerState
 from penstock.sched.suggestions import nearest_fit
 
@@ -53,7 +53,6 @@ __all__ = [
 ]
 
 _NOTE_MAX: Final = 1024
-_KEYS_MAX: Final = 100_000
 
 
 class CanNeverRun(BadRequest):
@@ -106,8 +105,9 @@ def apply_command(state: SchedulerState, command: Command, now: float) -> object
 
 
 def _submit(state: SchedulerState, command: Submit, now: float) -> tuple[int, ...]:
-    if command.key and command.key in state.submission_keys:
-        return state.submission_keys[command.key]
+    known = state.queue.submitted_as(command.key) if command.key else None
+    if known is not None:
+        return known
     if not command.jobs:
         raise BadRequest("no job", where="jobs", expected="at least one")
     if len(state.jobs) + len(command.jobs) > state.settings.pending_max:
@@ -130,10 +130,7 @@ def _submit(state: SchedulerState, command: Submit, now: float) -> tuple[int, ..
         for submission, spec in zip(command.jobs, specs, strict=True)
     )
     if command.key:
-        state.submission_keys[command.key] = numbers
-        if len(state.submission_keys) > _KEYS_MAX:
-            # The oldest key; a client does not retry after so many other submissions.
-            del state.submission_keys[next(iter(state.submission_keys))]
+        state.queue.remember_submission(command.key, numbers)
     return numbers
 
 
@@ -154,7 +151,7 @@ def _validated(
             "no such urgency", where="urgency", found=str(submission.urgency), expected="0 to 31"
         )
     spec = spec_of_submission(submission, state.settings)
-    queue = state.queue_state(spec.queue)
+    queue = state.queue.state_of(spec.queue)
     if not queue.enabled:
         reason = f": {queue.reason_disabled}" if queue.reason_disabled else ""
         raise QueueRefused(f"job submission to {spec.queue} is disabled{reason}")
@@ -209,7 +206,7 @@ def _create(
     state.journal.log(job, "validate", now)
     for target in targets:
         if target not in state.jobs and target in finished_jobs:
-            state.finished_jobs[target] = finished_jobs[target]
+            state.dependencies.add_finished(target, finished_jobs[target])
     add_job(state, job, now)
     return number
 
@@ -217,21 +214,21 @@ def _create(
 def add_job(state: SchedulerState, job: Job, now: float) -> None:
     """Adds a job in state DEPEND to the state, and enqueues it if it has no open dependency."""
     state.jobs[job.id] = job
-    state.jobs_by_name.setdefault((job.owner, job.spec.name), {})[job.id] = None
+    state.dependencies.add_name(job)
     for dependency in job.spec.depends:
         if dependency.scheme is Scheme.SINGLETON:
             _open(state, job, dependency.description, now)
-            state.singletons.add((job.owner, job.spec.name))
+            state.dependencies.add_singleton(job.owner, job.spec.name)
             continue
         target = state.jobs.get(dependency.job)
         progress = (
             target.progress()
             if target is not None
-            else state.finished_jobs.get(dependency.job, JobProgress(is_over=True))
+            else state.dependencies.progress_of(dependency.job) or JobProgress(is_over=True)
         )
         if dependency_state(dependency.scheme, progress) is DependencyState.PENDING:
             _open(state, job, dependency.description, now)
-            state.dependents.setdefault(dependency.job, set()).add(job.id)
+            state.dependencies.add(job.id, dependency.job)
     begin_at = job.spec.begin_at
     if begin_at is not None and begin_at > now:
         job.waits_for_begin_time = True
@@ -281,7 +278,7 @@ def _set_urgency(state: SchedulerState, command: SetUrgency, now: float) -> int:
     if before == command.urgency:
         return before
     state.journal.log(job, "urgency", now, userid=job.owner, urgency=command.urgency)
-    state.slip_causes.append(f"the urgency of {encode_jobid(job.id)} was set to {command.urgency}")
+    state.plans.slip_causes.append(f"the urgency of {encode_jobid(job.id)} was set to {command.urgency}")
     if job.state is JobState.PRIORITY:
         prioritise(state, job, now)
     return before
@@ -303,7 +300,7 @@ def _signal(state: SchedulerState, command: Signal) -> None:
 
 def _change_queue(state: SchedulerState, command: QueueChange) -> QueueSet:
     name = state.settings.queue(command.queue).name
-    changed = state.queue_state(name)
+    changed = state.queue.state_of(name)
     if command.enabled is not None:
         changed = replace(
             changed, enabled=command.enabled, reason_disabled="" if command.enabled else command.reason
@@ -312,8 +309,8 @@ def _change_queue(state: SchedulerState, command: QueueChange) -> QueueSet:
         changed = replace(
             changed, started=command.started, reason_stopped="" if command.started else command.reason
         )
-        state.mark_dirty()
-    state.queues[name] = changed
+        state.queue.mark_dirty()
+    state.queue.set_state(changed)
     state.journal.add(changed)
     return changed
 
@@ -322,26 +319,24 @@ def _drain(state: SchedulerState, command: Drain, now: float) -> tuple[str, ...]
     for node in command.nodes:
         if node not in state.cluster.nodes:
             raise UnknownNode(node, sorted(state.cluster.nodes))
-    fresh = tuple(node for node in command.nodes if command.overwrite or node not in state.drains)
+    fresh = tuple(node for node in command.nodes if command.overwrite or node not in state.nodes.drains)
     for node in fresh:
-        since = state.drains[node].at if node in state.drains else now
-        state.drains[node] = DrainSet(node, command.reason[:_NOTE_MAX], command.by, since)
-        state.journal.add(state.drains[node])
+        since = state.nodes.drains[node].at if node in state.nodes.drains else now
+        state.nodes.drain(DrainSet(node, command.reason[:_NOTE_MAX], command.by, since))
         state.cluster.drain(node, True)
-        state.slip_causes.append(f"{node} was drained")
-    state.mark_dirty()
+        state.plans.slip_causes.append(f"{node} was drained")
+    state.queue.mark_dirty()
     return fresh
 
 
 def _undrain(state: SchedulerState, command: Undrain) -> tuple[str, ...]:
     for node in command.nodes:
-        if node not in state.drains:
+        if node not in state.nodes.drains:
             if node not in state.cluster.nodes:
                 raise UnknownNode(node, sorted(state.cluster.nodes))
             raise Conflict(f"{node} not drained")
     for node in command.nodes:
-        del state.drains[node]
-        state.journal.add(DrainGone(node))
+        state.nodes.undrain(node)
         state.cluster.drain(node, False)
-    state.mark_dirty()
+    state.queue.mark_dirty()
     return command.nodes

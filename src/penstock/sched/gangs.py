@@ -31,7 +31,7 @@ from penstock.sched.lifecycle import (
     raise_exception,
 )
 from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, update_excess_usage
-from penstock.sched.queue import QueueEntry, order_key
+from penstock.sched.queue import order_key
 from penstock.sched.records import JobNew
 from penstock.sched.state import SchedulerState
 
@@ -50,11 +50,10 @@ __all__ = [
 
 
 def workload_set(state: SchedulerState, fact: WorkloadSet) -> None:
-    before = state.workloads.get(fact.workload)
-    state.workloads[fact.workload] = fact
-    job = state.jobs.get(state.job_of_workload.get(fact.workload, 0))
-    if job is not None and before != fact:
-        state.to_reassemble[job.id] = None
+    has_changed = state.workloads.set(fact)
+    job = state.job_of_workload(fact.workload)
+    if job is not None and has_changed:
+        state.work.assemble(job.id)
 
 
 def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
@@ -63,7 +62,7 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         return  # The workload is unknown or gone.
     if _is_inadmissible(state, fact):
         return
-    job = state.jobs.get(state.job_of_member.get(fact.member, 0))
+    job = state.job_of_member(fact.member)
     if job is not None and job.members[fact.member].phase is MemberPhase.ENDED:
         if job.members[fact.member].started_at is not None:
             return  # It has run: the report is outdated, and a replacement has a key of its own.
@@ -71,9 +70,9 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         job = None
     if job is not None and job.workload != fact.workload:
         return  # It stays in the job of its first workload while that job lasts.
-    job = job or state.jobs.get(state.job_of_workload.get(fact.workload, 0))
+    job = job or state.job_of_workload(fact.workload)
     if job is not None and job.is_ending and fact.member not in job.members:
-        state.members_of_next_job.setdefault(fact.workload, {})[fact.member] = fact
+        state.workloads.add_next_member(fact)
         return
     if job is None:
         job = _new_job(state, workload, now)
@@ -81,7 +80,7 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
     if member is None:
         member = Member(fact.member, fact.index, seen_at=now, name=fact.name)
         job.members[fact.member] = member
-        state.job_of_member[fact.member] = job.id
+        state.members.add(fact.member, job.id)
         state.journal.touch(job)
     request = MemberRequest(fact.requests, fact.constraint)
     has_changed = (member.request, member.is_ready) != (request, fact.ready)
@@ -90,26 +89,27 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
     if member.phase.is_live:  # Its requests may have grown since it was placed.
         update_excess_usage(state, member, fact.requests)
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
-        state.to_reassemble[job.id] = None
+        state.work.assemble(job.id)
     elif job.state is JobState.RUN and member.phase is MemberPhase.WAITING:
         enqueue_late(state, job, member)
 
 
 def _is_inadmissible(state: SchedulerState, fact: MemberSet) -> bool:
     """Whether the workload of a member is inadmissible. A new member makes it admissible again."""
-    known = state.inadmissible.get(fact.workload)
+    known = state.workloads.inadmissible(fact.workload)
     if known is None:
         return False
     if fact.member in known.record.members:
-        state.add_inadmissible_member(fact)
+        state.workloads.add_inadmissible_member(fact)
         return True
-    state.members_to_readmit.extend(state.readmit(fact.workload).values())
+    state.work.members_to_readmit.extend(state.workloads.readmit(fact.workload).values())
     return False
 
 
 def _detach(state: SchedulerState, job: Job, key: str) -> None:
     """Removes an ended member that is reported as waiting again, so that it counts as a new one."""
-    del job.members[key], state.job_of_member[key]
+    del job.members[key]
+    state.members.remove(key)
     state.journal.touch(job)
 
 
@@ -136,7 +136,7 @@ def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
     state.journal.add(JobNew(number, workload.owner, workload.name, now, document, workload.workload))
     state.journal.log(job, "submit", now, userid=workload.owner, urgency=workload.urgency, flags=0, version=1)
     state.journal.log(job, "validate", now)
-    state.job_of_workload[workload.workload] = number
+    state.workloads.set_job(workload.workload, number)
     add_job(state, job, now)
     return job
 
@@ -160,7 +160,7 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
     if len(ready) < max(workload.size, 1):
         if job.is_assembled:  # A member was removed: the group assembles again.
             job.is_assembled = False
-            state.dequeue(job.id)
+            state.queue.dequeue(job.id)
             state.journal.touch(job)
         reason = f"{len(ready)} of {max(workload.size, 1)} members are ready"
         state.publish_status(job, WorkloadStatus.ASSEMBLING, reason)
@@ -176,7 +176,7 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
         state.journal.log(job, "assemble", now, members=len(ready))
     job.is_assembled = True
     state.journal.touch(job)
-    state.newly_assembled[job.id] = None
+    state.work.enqueue_assembled(job.id)
 
 
 def _limit(workload: WorkloadSet, now: float) -> int | None:
@@ -191,10 +191,8 @@ def enqueue_late(state: SchedulerState, job: Job, member: Member) -> None:
     """Enqueues a waiting member of a started job on its own."""
     if not member.is_ready or job.urgency == URGENCY_HOLD:
         return
-    shape = state.shapes.number(_late_request(state, job, member))
     key = order_key(job.urgency, job.class_value, member.seen_at or job.seen_at, job.id, 1)
-    state.pending.add(QueueEntry(key, job.id, member.key), job.queue, shape)
-    state.mark_dirty()
+    state.queue.enqueue_member(job, member.key, key, _late_request(state, job, member))
 
 
 def _late_request(state: SchedulerState, job: Job, member: Member) -> Request:
@@ -209,14 +207,14 @@ def _late_request(state: SchedulerState, job: Job, member: Member) -> Request:
 
 
 def workload_gone(state: SchedulerState, workload: str, now: float) -> None:
-    state.workloads.pop(workload, None)
-    state.readmit(workload)
-    job = state.jobs.get(state.job_of_workload.get(workload, 0))
+    state.workloads.remove(workload)
+    state.workloads.readmit(workload)
+    job = state.job_of_workload(workload)
     if job is None:
         return
     job.is_workload_gone = True
     state.journal.touch(job)
-    state.jobs_to_advance[job.id] = None
+    state.work.advance(job.id)
     if job.state.is_pending:
         raise_exception(state, job, now, ExceptionType.CANCEL, "its owner is deleted or finished")
 
@@ -224,20 +222,18 @@ def workload_gone(state: SchedulerState, workload: str, now: float) -> None:
 def member_gone(state: SchedulerState, key: str, now: float) -> None:
     """Handles a deleted member: its slot becomes free."""
     external_usage_gone(state, ORPHAN_KEY + key)
-    for members_of_next_job in state.members_of_next_job.values():
-        members_of_next_job.pop(key, None)
-    state.drop_inadmissible_member(key)
-    job = state.jobs.get(state.job_of_member.get(key, 0))
+    state.workloads.drop_waiting_member(key)
+    job = state.job_of_member(key)
     member = job.members.get(key) if job is not None else None
     if job is None or member is None:
         return
     if job.state.is_pending:
         del job.members[key]
-        state.job_of_member.pop(key, None)
+        state.members.remove(key)
         state.journal.touch(job)
         if not job.members:
             raise_exception(state, job, now, ExceptionType.CANCEL, "its last member was deleted")
         elif job.state is JobState.SCHED:
-            state.to_reassemble[job.id] = None
+            state.work.assemble(job.id)
         return
     member_ended(state, job, member, 9, EndCause.GONE, now)

@@ -19,7 +19,6 @@ from penstock.protocol.intents import (
 )
 from penstock.sched.dependencies import DependencyState, JobProgress, Scheme, dependency_state
 from penstock.sched.job import Job, Member, MemberPhase
-from penstock.sched.open_intents import open_intent, resolve_intent
 from penstock.sched.queue import priority_of
 from penstock.sched.releasing import free_all, free_ended_slots
 from penstock.sched.state import SchedulerState
@@ -69,21 +68,21 @@ def leave_depend(state: SchedulerState, job: Job, now: float) -> None:
 def prioritise(state: SchedulerState, job: Job, now: float) -> None:
     job.priority = priority_of(job.urgency, job.class_value)
     state.journal.log(job, "priority", now, priority=job.priority)
-    state.enqueue(job)
+    state.queue.enqueue(job)
 
 
 def update_dependents(state: SchedulerState, job: Job, now: float) -> None:
     """Updates the dependencies on this job."""
-    waiting = state.dependents.get(job.id)
+    waiting = state.dependencies.dependents_of(job.id)
     if not waiting:
         return
     progress = job.progress()
-    for number in sorted(waiting):
+    for number in waiting:
         other = state.jobs.get(number)
         if other is not None:
             _update_dependencies(state, other, job.id, progress, now)
     if progress.is_over:
-        del state.dependents[job.id]
+        state.dependencies.drop_target(job.id)
 
 
 def _update_dependencies(
@@ -107,16 +106,16 @@ def _update_dependencies(
 
 def release_singleton(state: SchedulerState, owner: str, name: str, now: float) -> None:
     """Releases the first job that waits for all others of the same owner and name to finish."""
-    if (owner, name) not in state.singletons:
+    if not state.dependencies.has_singleton(owner, name):
         return
     waiting_job: Job | None = None
-    for number in state.jobs_by_name.get((owner, name), {}):
+    for number in state.dependencies.jobs_named(owner, name):
         other = state.jobs[number]
         if "singleton" not in other.open_dependencies:
             return
         waiting_job = waiting_job or other
     if waiting_job is None:
-        state.singletons.discard((owner, name))
+        state.dependencies.drop_singleton(owner, name)
         return
     waiting_job.open_dependencies.discard("singleton")
     state.journal.log(waiting_job, "dependency-remove", now, description="singleton")
@@ -140,13 +139,13 @@ def raise_exception(
     state.journal.log(job, "exception", now, type=exception_type.value, severity=severity, note=note)
     if severity != 0:
         return
-    state.dequeue(job.id)
+    state.queue.dequeue(job.id)
     for member in job.members.values():
-        state.dequeue(job.id, member.key)
+        state.queue.dequeue(job.id, member.key)
     end_members(
         state, job, sent, state.settings.grace_s, _END_REASONS.get(exception_type, EndReason.JOB_FAILED)
     )
-    state.jobs_to_advance[job.id] = None
+    state.work.advance(job.id)
 
 
 def evict_group(
@@ -155,17 +154,17 @@ def evict_group(
     """Ends a job and evicts its members, so that their controllers create replacements for another start."""
     state.journal.log(job, "exception", now, type=exception_type.value, severity=0, note=note)
     for member in job.members.values():
-        state.dequeue(job.id, member.key)
+        state.queue.dequeue(job.id, member.key)
     live = tuple(member.key for member in job.live_members())
     if live:
-        open_intent(state, Evict(state.next_intent(), job.id, live))
-    state.jobs_to_advance[job.id] = None
+        state.intents.open(Evict(state.intents.next_number(), job.id, live))
+    state.work.advance(job.id)
 
 
 def end_members(state: SchedulerState, job: Job, sent: int, grace_s: float | None, reason: EndReason) -> None:
     members = tuple(member.key for member in job.live_members())
     if members:
-        open_intent(state, End(state.next_intent(), job.id, members, sent, grace_s, reason))
+        state.intents.open(End(state.intents.next_number(), job.id, members, sent, grace_s, reason))
         state.journal.touch(job)
 
 
@@ -184,34 +183,32 @@ def member_ended(
     member.slot_release_pending = member.phase.is_live
     member.phase = MemberPhase.ENDED
     member.status, member.cause, member.message, member.ended_at = status, cause, message, now
-    state.dequeue(job.id, member.key)
-    state.unassign(member.key, member.node)
+    state.queue.dequeue(job.id, member.key)
+    state.members.unassign(member.key, member.node)
     state.cluster.remove_external_usage(EXCESS_KEY + member.key)
     state.journal.touch(job)
     state.journal.forgotten.append(member.key)
-    state.jobs_to_advance[job.id] = None
+    state.work.advance(job.id)
     if cause in _INFRASTRUCTURE_CAUSES:
         job.is_infrastructure_failure = True
-    for number in list(state.intents_of_member.get(member.key, ())):
-        resolve_intent(state, number, member.key)
+    state.intents.resolve_all(member.key)
 
 
 def return_to_queue(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """Returns a placed member that has not started to the queue, where it waits for another node."""
-    for number in list(state.intents_of_member.get(member.key, ())):
-        resolve_intent(state, number, member.key)
+    state.intents.resolve_all(member.key)
     shared = any(other.slot == member.slot and other is not member for other in job.live_members())
-    state.unassign(member.key, member.node)
+    state.members.unassign(member.key, member.node)
     state.cluster.remove_external_usage(EXCESS_KEY + member.key)
     member.phase = MemberPhase.WAITING
     if not shared:
-        state.slots_to_release.setdefault(job.id, []).append(member.slot)
+        state.work.release_slots(job.id, [member.slot])
     member.node, member.slot, member.grants = "", -1, ()
     state.journal.touch(job)
     if job.incomplete_since is None:
         job.incomplete_since = now
         state.wake(now + state.settings.gang_repair_timeout_s, job.id)
-    state.late_members[(job.id, member.key)] = None
+    state.work.enqueue_late(job.id, member.key)
 
 
 def node_failed(state: SchedulerState, job: Job, member: Member, now: float) -> None:
@@ -219,7 +216,7 @@ def node_failed(state: SchedulerState, job: Job, member: Member, now: float) -> 
 
     A submitted job fails with it. The owner of a workload decides for itself, unless the group is requeued.
     """
-    node, rank = member.node, state.ranks.get(member.node, -1)
+    node, rank = member.node, state.nodes.ranks.get(member.node, -1)
     member_ended(state, job, member, signal.SIGKILL, EndCause.NODE_FAILURE, now)
     if job.is_ending:
         return
@@ -244,8 +241,7 @@ def requeue_workload(state: SchedulerState, job: Job, now: float, failed: Member
 
 def advance_jobs(state: SchedulerState, now: float) -> None:
     """Releases the slots of ended members and moves their jobs on."""
-    while state.jobs_to_advance:
-        jobs, state.jobs_to_advance = state.jobs_to_advance, {}
+    while jobs := state.work.take_jobs_to_advance():
         for number in jobs:
             job = state.jobs.get(number)
             if job is not None:
@@ -268,7 +264,7 @@ def _drop_ended_members(state: SchedulerState, job: Job) -> None:
         job.past_members += 1
         job.past_status = max(job.past_status, _exit_of(member))
         del job.members[member.key]
-        state.job_of_member.pop(member.key, None)
+        state.members.remove(member.key)
     state.journal.touch(job)
 
 
@@ -336,7 +332,7 @@ def _may_requeue(state: SchedulerState, job: Job) -> bool:
 
 def _requeue(state: SchedulerState, job: Job, now: float) -> None:
     for member in job.members:
-        state.job_of_member.pop(member, None)
+        state.members.remove(member)
     job.members = {}
     job.attempt += 1
     job.is_infrastructure_failure = False
@@ -351,31 +347,19 @@ def _requeue(state: SchedulerState, job: Job, now: float) -> None:
 def forget_job(state: SchedulerState, job: Job, now: float) -> None:
     """Removes an inactive job from the state; the store keeps it."""
     state.jobs.pop(job.id, None)
-    state.reservations.pop(job.id, None)
-    state.planned_starts.pop(job.id, None)
-    if job.workload:
-        state.job_of_workload.pop(job.workload, None)
+    state.plans.forget(job.id)
+    state.satisfiability.mark(job.id, False)
     for member in job.members:
-        state.dequeue(job.id, member)
-        state.job_of_member.pop(member, None)
+        state.queue.dequeue(job.id, member)
+        state.members.remove(member)
     _carry_over_members(state, job)
-    names = state.jobs_by_name.get((job.owner, job.spec.name))
-    if names is not None:
-        names.pop(job.id, None)
-        if not names:
-            del state.jobs_by_name[(job.owner, job.spec.name)]
-    for dependency in job.spec.depends:
-        waiting = state.dependents.get(dependency.job)
-        if waiting is not None:
-            waiting.discard(job.id)
-            if not waiting:
-                del state.dependents[dependency.job]
-                state.finished_jobs.pop(dependency.job, None)
+    state.dependencies.forget(job)
     update_dependents(state, job, now)
     release_singleton(state, job.owner, job.spec.name, now)
     status = WorkloadStatus.INADMISSIBLE if _is_inadmissible(job) else WorkloadStatus.FINISHED
     state.publish_status(job, status, _final_reason(job))
-    state.last_status.pop(job.workload, None)
+    if job.workload:
+        state.workloads.remove_job(job.workload)
 
 
 def _carry_over_members(state: SchedulerState, job: Job) -> None:
@@ -383,13 +367,13 @@ def _carry_over_members(state: SchedulerState, job: Job) -> None:
 
     If the job was cancelled or did not assemble in time, the workload becomes inadmissible instead.
     """
-    members_of_next_job = state.members_of_next_job.pop(job.workload, {})
+    members_of_next_job = state.workloads.take_next_members(job.workload)
     if job.workload not in state.workloads:
         return
     if _is_inadmissible(job):
         left = [one.key for one in job.members.values() if one.phase is MemberPhase.WAITING]
         if left or members_of_next_job:
-            state.mark_inadmissible(job.workload, (*left, *members_of_next_job), _final_reason(job))
+            state.workloads.mark_inadmissible(job.workload, (*left, *members_of_next_job), _final_reason(job))
         return
     waiting = {
         member.key: MemberSet(
@@ -405,7 +389,7 @@ def _carry_over_members(state: SchedulerState, job: Job) -> None:
         for member in job.members.values()
         if member.phase is MemberPhase.WAITING and member.request is not None
     }
-    state.members_to_readmit.extend({**waiting, **members_of_next_job}.values())
+    state.work.members_to_readmit.extend({**waiting, **members_of_next_job}.values())
 
 
 def _is_inadmissible(job: Job) -> bool:

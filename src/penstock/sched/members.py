@@ -24,14 +24,13 @@ from penstock.sched.lifecycle import (
     return_to_queue,
 )
 from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, external_usage_set, update_excess_usage
-from penstock.sched.open_intents import open_intent, resolve_intent
 from penstock.sched.state import SchedulerState
 
 __all__ = ["end_repair", "intent_resolved", "member_status_changed", "member_vanished"]
 
 
 def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float) -> None:
-    job = state.jobs.get(state.job_of_member.get(fact.member, 0))
+    job = state.job_of_member(fact.member)
     member = job.members.get(fact.member) if job is not None else None
     if job is None or member is None or member.phase is MemberPhase.ENDED:
         _handle_orphan(state, fact)
@@ -49,7 +48,7 @@ def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float)
             member.started_at = member.started_at or fact.at
             _confirm_placement(state, job, member, MemberPhase.RUNNING)
             update_excess_usage(state, member, fact.usage)
-            state.jobs_to_advance[job.id] = None
+            state.work.advance(job.id)
         case Phase.ENDED:
             _ended(state, job, member, fact, now)
         case Phase.REFUSED:
@@ -87,11 +86,12 @@ def _confirm_placement(state: SchedulerState, job: Job, member: Member, phase: M
     was_silent = member.phase is MemberPhase.LOST
     member.phase, member.lost_at = phase, None
     state.journal.touch(job)
-    for number in list(state.intents_of_member.get(member.key, ())):
-        if isinstance(state.intents[number].intent, Place):
-            resolve_intent(state, number, member.key)
+    placing = state.intents.placements_of(member.key)
+    for number in state.intents.of_member(member.key):
+        if number in placing:
+            state.intents.resolve(number, member.key)
         elif was_silent:
-            state.intents_to_resend.add(number)  # The node may not have received it.
+            state.intents.resend(number)  # The node may not have received it.
 
 
 def _handle_absent_member(state: SchedulerState, job: Job, member: Member, now: float) -> None:
@@ -100,11 +100,12 @@ def _handle_absent_member(state: SchedulerState, job: Job, member: Member, now: 
     A member that was never seen on its node has not started: its intents are applied again. In a job that is
     ending it need not start any more.
     """
-    numbers = state.intents_of_member.get(member.key, set())
-    placing = {number for number in numbers if isinstance(state.intents[number].intent, Place)}
-    to_resend = numbers - placing if job.is_ending else numbers
+    numbers = state.intents.of_member(member.key)
+    placing = state.intents.placements_of(member.key)
+    to_resend = [number for number in numbers if number not in placing] if job.is_ending else numbers
     if placing and to_resend:
-        state.intents_to_resend.update(to_resend)
+        for number in to_resend:
+            state.intents.resend(number)
     elif placing and job.workload and member.phase is MemberPhase.PLACING:
         _drop_unstarted(state, job, member, "", now, reached_node=False)
     elif member.phase.is_live:
@@ -184,13 +185,13 @@ def intent_resolved(state: SchedulerState, fact: IntentResult, now: float) -> No
     member = job.members.get(fact.member) if job is not None else None
     if not isinstance(intent, Place):
         if fact.outcome is not Outcome.CONFLICT or isinstance(intent, Evict):
-            resolve_intent(state, fact.intent, fact.member)
+            state.intents.resolve(fact.intent, fact.member)
         # After an eviction, the end of the member is reported on its own.
         is_gone = fact.outcome is Outcome.GONE and isinstance(intent, End)
         if is_gone and job is not None and member is not None:
             member_ended(state, job, member, 9, EndCause.GONE, now)
         return
-    resolve_intent(state, fact.intent, fact.member)
+    state.intents.resolve(fact.intent, fact.member)
     if job is None or member is None or member.phase is MemberPhase.ENDED:
         return
     if fact.outcome is Outcome.APPLIED:
@@ -226,7 +227,7 @@ def _refused(
     if job.workload and member.is_recreated and reached_node:
         member_ended(state, job, member, 9, EndCause.OTHER if message else EndCause.EXITED, now, message)
         return
-    state.refusals.setdefault(node, {})[(job.id, member.key)] = None
+    state.members.add_refusal(node, job.id, member.key)
     return_to_queue(state, job, member, now)
     state.journal.log(
         job,
@@ -247,7 +248,7 @@ def _drop_unstarted(
     """
     if job.workload and not reached_node:
         return_to_queue(state, job, member, now)
-        state.jobs_to_advance[job.id] = None
+        state.work.advance(job.id)
     else:
         member_ended(state, job, member, 9, EndCause.OTHER if message else EndCause.EXITED, now, message)
 
@@ -262,10 +263,10 @@ def _handle_orphan(state: SchedulerState, fact: MemberStatus) -> None:
     if fact.phase is Phase.LOST or not fact.node:
         return
     external_usage_set(state, ExternalUsageSet(name, fact.node, fact.usage))
-    if not fact.has_owner and not state.intents_of_member.get(fact.member):
-        number = state.next_intent()
-        open_intent(
-            state, End(number, 0, (fact.member,), signal.SIGTERM, state.settings.grace_s, EndReason.ORPHAN)
+    if not fact.has_owner and not state.intents.of_member(fact.member):
+        number = state.intents.next_number()
+        state.intents.open(
+            End(number, 0, (fact.member,), signal.SIGTERM, state.settings.grace_s, EndReason.ORPHAN)
         )
 
 
@@ -285,4 +286,4 @@ def end_repair(state: SchedulerState, job: Job, now: float) -> None:
     _mark_incomplete(state, job, missing, now)
     recreated = tuple(member.key for member in live if member.is_recreated)
     if recreated:
-        open_intent(state, Evict(state.next_intent(), job.id, recreated))
+        state.intents.open(Evict(state.intents.next_number(), job.id, recreated))

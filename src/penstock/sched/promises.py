@@ -27,20 +27,20 @@ def update_forecasts(
 ) -> None:
     """Sets the forecast of each planned job, and records promises that were made or have slipped."""
     reserved = {entry.job: planned_of(allocation, True) for entry, allocation in found.reserved}
-    state.reservations = {number: float(planned.start_s) for number, planned in reserved.items()}
+    state.plans.reservations = {number: float(planned.start_s) for number, planned in reserved.items()}
     fresh = {**starts, **reserved}
     for number, planned in fresh.items():
         # The forecast is more precise than the reservation it starts from.
         exact = starts.get(number, planned)
         _update_promise(state, state.jobs[number], float(exact.start_s), number in reserved, now)
     if deep:
-        for number in state.planned_starts.keys() - fresh.keys():
+        for number in state.plans.planned_starts.keys() - fresh.keys():
             job = state.jobs.get(number)
             if job is not None:
                 job.forecast = None
-        state.planned_starts = fresh
+        state.plans.planned_starts = fresh
     else:
-        state.planned_starts.update(reserved)
+        state.plans.planned_starts.update(reserved)
 
 
 def _update_promise(state: SchedulerState, job: Job, start: float, is_reservation: bool, now: float) -> None:
@@ -71,4 +71,5 @@ def _slip_cause(state: SchedulerState, now: float) -> str:
         job = state.jobs.get(number)
         if job is not None and job.end_at is not None and job.end_at <= now:
             return f"{encode_jobid(number)} runs past its limit; its end is unknown"
-    return state.slip_causes[-1] if state.slip_causes else "jobs before it take longer than planned"
+    causes = state.plans.slip_causes
+    return causes[-1] if causes else "jobs before it take longer than planned"

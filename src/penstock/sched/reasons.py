@@ -70,15 +70,15 @@ def wait_reason(
     if job.state is not JobState.SCHED:
         return WaitReason(WaitCause.NONE)
     found = _explained_once(state, job.shape, job.spec.request, now, memo)
-    return _behind(state, state.pending.entry(job.id)) if found.cause is WaitCause.PRIORITY else found
+    return _behind(state, state.queue.entry(job.id)) if found.cause is WaitCause.PRIORITY else found
 
 
 def member_wait_reason(
     state: SchedulerState, entry: QueueEntry, now: float, memo: dict[int, WaitReason]
 ) -> WaitReason:
     """The reason of a member that is queued by itself, because its job has started."""
-    shape = state.pending.shape(entry)
-    found = _explained_once(state, shape, state.shapes.request(shape), now, memo)
+    shape = state.queue.shape_of(entry)
+    found = _explained_once(state, shape, state.queue.request_of(shape), now, memo)
     return _behind(state, entry) if found.cause is WaitCause.PRIORITY else found
 
 
@@ -112,7 +112,7 @@ def _own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
         return WaitReason(WaitCause.BEGIN_TIME, "starts no earlier than its begin time")
     if job.urgency == URGENCY_HOLD:
         return WaitReason(WaitCause.HELD, f"held; `penstock release {encode_jobid(job.id)}` releases it")
-    queue = state.queue_state(job.queue)
+    queue = state.queue.state_of(job.queue)
     if not queue.started:
         reason = f": {queue.reason_stopped}" if queue.reason_stopped else ""
         return WaitReason(WaitCause.QUEUE_STOPPED, f"queue {job.queue} is stopped{reason}")
@@ -155,8 +155,8 @@ def _behind(state: SchedulerState, entry: QueueEntry | None) -> WaitReason:
     """The request fits, but a start would delay the first reservation before it in the queue."""
     before = [
         (start, number)
-        for number, start in state.reservations.items()
-        if (other := state.pending.entry(number)) is not None and entry is not None and other < entry
+        for number, start in state.plans.reservations.items()
+        if (other := state.queue.entry(number)) is not None and entry is not None and other < entry
     ]
     if not before:
         return WaitReason(WaitCause.UNPLANNED, "the next scheduling cycle will consider it")
@@ -172,6 +172,4 @@ def _behind(state: SchedulerState, entry: QueueEntry | None) -> WaitReason:
 
 def jobs_ahead(state: SchedulerState) -> dict[int, int]:
     """For every job in the queue, the number of entries before it."""
-    return {
-        entry.job: position for position, entry in enumerate(state.pending.in_order()) if not entry.member
-    }
+    return {entry.job: position for position, entry in enumerate(state.queue.in_order()) if not entry.member}

@@ -27,28 +27,26 @@ from penstock.sched.cluster import Cluster
 from penstock.sched.dependencies import DependencyState, Scheme, dependency_state
 from penstock.sched.job import Job, MemberPhase, load
 from penstock.sched.jobspec import SchedulingSpec, spec_of_submission, spec_of_workload
-from penstock.sched.open_intents import track_intent
 from penstock.sched.records import AllocationRow, IntentDone, IntentNew, JobRow, Recorded
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
-from penstock.sched.state import InadmissibleWorkload, SchedulerState
+from penstock.sched.state import SchedulerState
 
 __all__ = ["scheduler_from"]
 
 
 def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Scheduler:
     highest = recorded.highest
-    state = SchedulerState(settings, Cluster(settings.match_policy), JobIds(recorded.began_at, highest.job))
-    state.intent_highest, state.rank_highest, state.recorded_highest = highest.intent, highest.rank, highest
-    state.ranks = {node.node: node.rank for node in recorded.nodes}
-    state.drains = {drain.node: drain for drain in recorded.drains}
-    state.queues = {queue.queue: queue for queue in recorded.queues}
-    state.submission_keys = dict(recorded.keys)
-    state.inadmissible = {one.workload: InadmissibleWorkload(one) for one in recorded.inadmissible}
+    ids = JobIds(recorded.began_at, highest.job)
+    state = SchedulerState(settings, Cluster(settings.match_policy), ids, highest)
+    state.nodes.restore(recorded.nodes, recorded.drains)
+    state.queue.restore(recorded.queues, recorded.keys)
+    for record in recorded.inadmissible:
+        state.workloads.restore_inadmissible(record)
     for row in recorded.jobs:
         job = _job(state, row)
         if job.state is JobState.INACTIVE:
-            state.finished_jobs[job.id] = job.progress()
+            state.dependencies.add_finished(job.id, job.progress())
         else:
             state.jobs[job.id] = job
     for job in state.jobs.values():
@@ -59,7 +57,7 @@ def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Schedu
         waits_for = set(cast(list[str], intent.payload["members"]))
         waits_for -= {key for key in waits_for if _is_resolved(state, found, key)}
         if waits_for:
-            track_intent(state, found, waits_for)
+            state.intents.track(found, waits_for)
         else:
             state.journal.add(IntentDone(intent.id))
     return Scheduler(state)
@@ -95,15 +93,16 @@ def _spec(state: SchedulerState, row: JobRow) -> SchedulingSpec:
 
 def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
     """Adds an active job to all indexes."""
-    state.jobs_by_name.setdefault((job.owner, job.spec.name), {})[job.id] = None
+    state.dependencies.add_name(job)
+    state.satisfiability.mark(job.id, bool(job.unsatisfiable_reason))
     if job.workload:
-        state.job_of_workload[job.workload] = job.id
+        state.workloads.set_job(job.workload, job.id)
     for member in job.members.values():
-        state.job_of_member[member.key] = job.id
+        state.members.add(member.key, job.id)
         if member.phase.is_live:
-            state.assign(job, member.key, member.node)
+            state.members.assign(member.key, job.id, member.node)
         for node in member.refused_by:
-            state.refusals.setdefault(node, {})[(job.id, member.key)] = None
+            state.members.add_refusal(node, job.id, member.key)
         if member.phase is MemberPhase.LOST:
             state.wake((member.lost_at or now) + state.settings.lost_timeout_s, job.id)
     if job.state is JobState.DEPEND:
@@ -111,12 +110,12 @@ def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
     for at in (job.end_at, _plus(job.incomplete_since, state.settings.gang_repair_timeout_s)):
         if at is not None:
             state.wake(at, job.id)
-    state.jobs_to_advance[job.id] = None
-    state.enqueue(job)
+    state.work.advance(job.id)
+    state.queue.enqueue(job)
     if job.state is JobState.RUN and not job.workload:
         for member in job.members.values():
             if member.phase is MemberPhase.WAITING:
-                state.late_members[(job.id, member.key)] = None
+                state.work.enqueue_late(job.id, member.key)
 
 
 def _plus(at: float | None, more_s: float) -> float | None:
@@ -131,14 +130,14 @@ def _restore_dependencies(state: SchedulerState, job: Job) -> None:
         if dependency.description in removed:
             continue
         if dependency.scheme is Scheme.SINGLETON:
-            state.singletons.add((job.owner, job.spec.name))
+            state.dependencies.add_singleton(job.owner, job.spec.name)
             job.open_dependencies.add("singleton")
             continue
         target = state.jobs.get(dependency.job)
-        progress = target.progress() if target is not None else state.finished_jobs.get(dependency.job)
+        progress = target.progress() if target is not None else state.dependencies.progress_of(dependency.job)
         if progress is None or dependency_state(dependency.scheme, progress) is DependencyState.PENDING:
             job.open_dependencies.add(dependency.description)
-            state.dependents.setdefault(dependency.job, set()).add(job.id)
+            state.dependencies.add(job.id, dependency.job)
     begin_at = job.spec.begin_at
     if begin_at is not None and f"begin-time={begin_at:.3f}" not in removed:
         job.waits_for_begin_time = True
@@ -152,8 +151,8 @@ def _allocations(state: SchedulerState, rows: tuple[AllocationRow, ...]) -> None
     for number, parts in by_job.items():
         documents = [(row.part.part, row.part.data, row.part.start_s, row.part.end_s) for row in parts]
         freed = tuple(sorted({slot for row in parts for slot in row.freed}))
-        state.allocations_to_restore.append((number, documents, freed))
         if number in state.jobs:
+            state.cluster.restore_later(number, documents, freed)
             state.jobs[number].has_allocation = True
 
 

@@ -55,7 +55,7 @@ def free_slots(state: SchedulerState, job: Job, slots: list[int], now: float) ->
         record_release(state, job, now)
     else:
         state.journal.add(SlotsFreed(job.id, gone, now))
-    state.mark_dirty()
+    state.queue.mark_dirty()
 
 
 def record_release(state: SchedulerState, job: Job, now: float) -> None:
@@ -70,4 +70,4 @@ def free_all(state: SchedulerState, job: Job, now: float) -> None:
     if job.id in engine.jobs:
         engine.release(job.id)
     record_release(state, job, now)
-    state.mark_dirty()
+    state.queue.mark_dirty()

@@ -32,7 +32,7 @@ from penstock.protocol.facts import (
     WorkloadGone,
     WorkloadSet,
 )
-from penstock.protocol.intents import EndReason, Intent, Place, StatusUpdate, WorkloadStatus
+from penstock.protocol.intents import EndReason, Intent, StatusUpdate, WorkloadStatus
 from penstock.sched import gangs, members, nodes
 from penstock.sched.commands import apply_command
 from penstock.sched.cycle import Cycle, run_cycle
@@ -46,13 +46,13 @@ from penstock.sched.lifecycle import (
     raise_exception,
 )
 from penstock.sched.promises import update_forecasts
-from penstock.sched.queue import Bucket, QueueEntry
+from penstock.sched.queue import QueueEntry
 from penstock.sched.reasons import WaitReason, jobs_ahead, member_wait_reason, wait_reason
 from penstock.sched.records import Change
 from penstock.sched.releasing import free_slots
 from penstock.sched.snapshots import handle_snapshot
 from penstock.sched.starting import place_late_member, start_job
-from penstock.sched.state import OpenIntent, Reply, SchedulerState
+from penstock.sched.state import Reply, SchedulerState
 
 __all__ = ["Scheduler", "Step"]
 
@@ -96,7 +96,7 @@ class Scheduler:
 
     def wake_at(self) -> float | None:
         """When `handle` must be called even without inputs."""
-        return self.state.wake_at()
+        return self.state.timers.next_at()
 
     def _take(self, fact: Fact, now: float) -> None:
         state = self.state
@@ -128,10 +128,7 @@ class Scheduler:
 
     def _fire_timers(self, now: float) -> None:
         state = self.state
-        due: dict[int, None] = {}
-        while state.timers and state.timers[0][0] <= now:
-            due[heapq.heappop(state.timers)[1]] = None
-        for number in due:
+        for number in state.timers.take_due(now):
             job = state.jobs.get(number)
             if job is not None:
                 self._check_deadlines(job, now)
@@ -188,8 +185,7 @@ class Scheduler:
     def _assemble(self, now: float) -> None:
         """Counts the ready members of changed groups, once per step."""
         state = self.state
-        to_reassemble, state.to_reassemble = state.to_reassemble, {}
-        for number in to_reassemble:
+        for number in state.work.take_jobs_to_assemble():
             job = state.jobs.get(number)
             if job is not None:
                 gangs.assemble(state, job, now)
@@ -197,59 +193,48 @@ class Scheduler:
     def _enqueue_assembled(self, now: float) -> None:
         """Enqueues groups that have assembled in this step."""
         state = self.state
-        newly_assembled, state.newly_assembled = state.newly_assembled, {}
-        for number in newly_assembled:
+        for number in state.work.take_assembled_jobs():
             assembled = state.jobs.get(number)
             if assembled is not None:
                 self._check_satisfiable(assembled)
                 leave_depend(state, assembled, now)
-                state.enqueue(assembled)  # Its request may have changed.
+                state.queue.enqueue(assembled)  # Its request may have changed.
 
     def _settle(self, now: float) -> None:
         state = self.state
         state.cluster.apply_updates()
-        if state.recheck_unsatisfiable:
-            state.recheck_unsatisfiable = False
-            for job in list(state.jobs.values()):
-                if job.unsatisfiable_reason:
-                    self._check_satisfiable(job)
+        for number in state.satisfiability.take_jobs_to_recheck():
+            self._check_satisfiable(state.jobs[number])
         advance_jobs(state, now)
         self._enqueue_assembled(now)
-        for number, slots in state.slots_to_release.items():
+        for number, slots in state.work.take_slots_to_release().items():
             if number in state.jobs:
                 free_slots(state, state.jobs[number], slots, now)
-        state.slots_to_release.clear()
-        members_to_readmit, state.members_to_readmit = state.members_to_readmit, []
-        for member_fact in members_to_readmit:
+        for member_fact in state.work.take_members_to_readmit():
             gangs.member_set(state, member_fact, now)
         self._assemble(now)
         self._enqueue_assembled(now)
-        for number, key in state.late_members:
+        for number, key in state.work.take_late_members():
             begun = state.jobs.get(number)
             member = begun.members.get(key) if begun is not None else None
             if begun is None or member is None or begun.state is not JobState.RUN:
                 continue
             if member.phase is MemberPhase.WAITING:
                 gangs.enqueue_late(state, begun, member)
-        state.late_members.clear()
         advance_jobs(state, now)
-        state.journal.intents.extend(
-            _remaining_intent(state.intents[number])
-            for number in sorted(state.intents_to_resend)
-            if number in state.intents
-        )
-        state.intents_to_resend.clear()
+        state.intents.flush_resends()
 
     def _check_satisfiable(self, job: Job) -> None:
         """Marks an assembled job as unsatisfiable, or as satisfiable again. A workload cannot be refused."""
         state = self.state
         if not state.cluster.is_synced or not job.spec.request.groups:
             return
-        reason = state.unsatisfiable_reason_of(job.spec.request)
+        reason = state.satisfiability.reason_of(job.spec.request)
         if reason != job.unsatisfiable_reason:
             job.unsatisfiable_reason = reason
+            state.satisfiability.mark(job.id, bool(reason))
             state.journal.touch(job)
-            state.enqueue(job)
+            state.queue.enqueue(job)
             status = WorkloadStatus.UNSATISFIABLE if reason else WorkloadStatus.WAITING
             state.publish_status(job, status, reason)
 
@@ -273,7 +258,7 @@ class Scheduler:
     @property
     def is_dirty(self) -> bool:
         """Whether a cycle could start something that the last one could not."""
-        return self.state.is_dirty
+        return self.state.queue.is_dirty
 
     def plan(
         self, now: float, *, deep: bool = True, hurry: Callable[[], bool] = lambda: False
@@ -283,13 +268,13 @@ class Scheduler:
         Starts and reservations never depend on `hurry`; it only shortens the forecasts.
         """
         state = self.state
-        state.is_dirty = False
+        state.queue.is_dirty = False
         state.cluster.apply_updates()
-        state.sweep_shapes()
+        state.queue.sweep_shapes()
         plan = self._cycle_plan(now)
         found = yield from run_cycle(replace(plan, starts_max=state.settings.starts_max))
         if found.is_cut:
-            state.mark_dirty()
+            state.queue.mark_dirty()
         for entry, _ in found.reserved:
             state.cluster.engine.release(entry.job)
         for entry, allocation in found.started:
@@ -299,14 +284,14 @@ class Scheduler:
             else:
                 start_job(state, job, allocation, now)
         starts: dict[int, PlannedStart] = {}
-        if deep and state.settings.forecast_depth and len(state.pending):
+        if deep and state.settings.forecast_depth and len(state.queue):
             plan = self._cycle_plan(now)
             entries = self._forecast_entries(plan)
             starts = yield from forecast(plan, entries, state.settings.forecast_matches_max, hurry)
         update_forecasts(state, found, starts, now, deep)
         if deep:
             self._publish_waiting(now)
-        state.slip_causes.clear()
+        state.plans.slip_causes.clear()
         advance_jobs(state, now)
         return self._step()
 
@@ -318,11 +303,11 @@ class Scheduler:
         state = self.state
         memo: dict[int, WaitReason] = {}
         explained = 0
-        for entry in state.pending.in_order():
+        for entry in state.queue.in_order():
             job = state.jobs[entry.job]
             if not job.workload:
                 continue
-            if explained >= state.settings.forecast_depth and state.pending.shape(entry) not in memo:
+            if explained >= state.settings.forecast_depth and state.queue.shape_of(entry) not in memo:
                 continue
             explained += 1
             if entry.member:
@@ -336,16 +321,13 @@ class Scheduler:
     def _cycle_plan(self, now: float) -> Cycle:
         state = self.state
         now_s = int(now)
-        started: list[Bucket] = [
-            bucket for bucket in state.pending.buckets() if state.queue_state(bucket.queue).started
-        ]
         return Cycle(
             engine=state.cluster.engine,
             now=now_s,
             extra_s=1 if now > now_s else 0,
-            buckets=started,
+            buckets=state.queue.started_buckets(),
             backfill=lambda queue: state.settings.queue(queue).backfill,
-            request=state.shapes.request,
+            request=state.queue.request_of,
             end_at=lambda job: state.jobs[job].end_at,
             queue_depth=state.settings.queue_depth,
         )
@@ -367,15 +349,3 @@ class Scheduler:
 
     def jobs_ahead(self) -> dict[int, int]:
         return jobs_ahead(self.state)
-
-
-def _remaining_intent(found: OpenIntent) -> Intent:
-    """The part of an open intent that is not confirmed, to be applied again."""
-    intent = found.intent
-    if isinstance(intent, Place):
-        assignments = (
-            replace(assignment, already_placed=assignment.member not in found.waits_for)
-            for assignment in intent.assignments
-        )
-        return replace(intent, assignments=tuple(assignments))
-    return replace(intent, members=tuple(member for member in intent.members if member in found.waits_for))

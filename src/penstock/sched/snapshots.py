@@ -20,14 +20,14 @@ __all__ = ["handle_snapshot"]
 def handle_snapshot(state: SchedulerState, fact: Snapshot, now: float) -> None:
     node_names = {node.node for node in fact.nodes}
     for node in sorted(
-        fact.nodes, key=lambda node: (state.ranks.get(node.node, 1 << 62), _natural_key(node.node))
+        fact.nodes, key=lambda node: (state.nodes.ranks.get(node.node, 1 << 62), _natural_key(node.node))
     ):
         nodes.node_set(state, node)
     for name in [name for name in state.cluster.nodes if name not in node_names]:
         nodes.node_gone(state, name, now)
     state.cluster.apply_updates()
-    for job in state.restore_allocations():
-        record_release(state, job, now)
+    for number in state.cluster.restore_recorded(state.jobs):
+        record_release(state, state.jobs[number], now)
     if not state.cluster.is_synced:
         _drop_unrestored_members(state, node_names, now)
     state.cluster.is_synced = True
@@ -41,7 +41,7 @@ def handle_snapshot(state: SchedulerState, fact: Snapshot, now: float) -> None:
         members.member_status_changed(state, status, now)
     _end_absent_workloads(state, fact, reported, now)
     _end_absent_members(state, node_names, reported, now)
-    state.intents_to_resend.update(state.intents)
+    state.intents.resend_all()
 
 
 def _replace_external_usage(state: SchedulerState, fact: Snapshot, reported: set[str]) -> None:
@@ -63,11 +63,11 @@ def _drop_unrestored_members(state: SchedulerState, node_names: set[str], now: f
         assignments = state.cluster.assignments(job.id)
         empty = assignments.keys() - {member.slot for member in job.live_members()}
         if empty:
-            state.slots_to_release.setdefault(job.id, []).extend(sorted(empty))
+            state.work.release_slots(job.id, sorted(empty))
         for member in [one for one in job.live_members() if assignments.get(one.slot) != one.node]:
             if member.phase is MemberPhase.PLACING:
                 return_to_queue(state, job, member, now)
-                state.jobs_to_advance[job.id] = None
+                state.work.advance(job.id)
             elif member.node not in node_names:
                 node_failed(state, job, member, now)
             else:
@@ -78,7 +78,7 @@ def _drop_unrestored_members(state: SchedulerState, node_names: set[str], now: f
 def _end_absent_workloads(state: SchedulerState, fact: Snapshot, reported: set[str], now: float) -> None:
     """Workloads that the snapshot does not contain are gone, and so are their members."""
     workloads = {workload.workload for workload in fact.workloads}
-    for key in [key for key in {**state.workloads, **state.inadmissible} if key not in workloads]:
+    for key in [key for key in state.workloads.known() if key not in workloads]:
         gangs.workload_gone(state, key, now)
     present = {member.member for member in fact.members} | reported
     for job in [job for job in state.jobs.values() if job.workload]:
@@ -100,7 +100,7 @@ def _end_absent_members(state: SchedulerState, node_names: set[str], reported: s
             known = state.cluster.nodes.get(member.node)
             if known is None and member.node and member.node not in node_names:
                 node_failed(state, job, member, now)
-            elif known is not None and known.fact.up and not state.intents_of_member.get(member.key):
+            elif known is not None and known.fact.up and not state.intents.of_member(member.key):
                 members.member_vanished(state, job, member, now)
 
 

@@ -10,7 +10,6 @@ from penstock.sched.cluster import booking_of, grants_of
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.jobspec import tasks_on_slots
 from penstock.sched.lifecycle import update_dependents
-from penstock.sched.open_intents import open_intent
 from penstock.sched.records import AllocationNew
 from penstock.sched.state import SchedulerState
 
@@ -19,7 +18,7 @@ __all__ = ["place_late_member", "start_job"]
 
 def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) -> None:
     """Starts a job with the allocation that a cycle has made."""
-    state.pending.remove(job.id)
+    state.queue.remove_started(job.id)
     _record_allocation(state, job, found)
     job.placed_at = now
     job.end_at = None if job.spec.limit_s is None else now + job.spec.limit_s
@@ -31,7 +30,7 @@ def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) ->
         context["annotations"] = {"sched": {"t_estimate": promised}}
     state.journal.log(job, "alloc", now, **context)
     job.forecast = None
-    state.planned_starts.pop(job.id, None)
+    state.plans.planned_starts.pop(job.id, None)
     _place(state, job, [member for member in job.members.values() if member.phase is MemberPhase.PLACING])
     if job.end_at is not None:
         state.wake(job.end_at, job.id)
@@ -108,12 +107,12 @@ def _assign(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None
     member.slot = slot.number
     member.node = slot.node.name if slot.node is not None else ""
     member.grants = grants_of(slot)
-    state.assign(job, member.key, member.node)
+    state.members.assign(member.key, job.id, member.node)
 
 
 def place_late_member(state: SchedulerState, job: Job, member: Member, found: Allocation) -> None:
     """Places one more member of a started job with the allocation that a cycle has made."""
-    state.pending.remove(job.id, member.key)
+    state.queue.remove_started(job.id, member.key)
     _record_allocation(state, job, found)
     _assign(state, job, member, found.slots[-1])
     for node, resources in _resources_by_node(state, job).items():
@@ -128,6 +127,6 @@ def _place(state: SchedulerState, job: Job, members: list[Member]) -> None:
     assignments = tuple(
         Assignment(member.key, member.index, member.node, member.grants) for member in members
     )
-    number = state.next_intent()
+    number = state.intents.next_number()
     spec = state.backend_spec(job)
-    open_intent(state, Place(number, job.id, job.workload, assignments, job.end_at, len(job.members), spec))
+    state.intents.open(Place(number, job.id, job.workload, assignments, job.end_at, len(job.members), spec))

@@ -1,0 +1,141 @@
+"""The queue: entries that may start, the shapes of their requests, and the states of the named queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from penstock.engine.request import Request
+from penstock.model.job import URGENCY_HOLD, JobState
+from penstock.sched.job import Job
+from penstock.sched.queue import Bucket, OrderKey, Pending, QueueEntry, order_key
+from penstock.sched.records import QueueSet
+
+__all__ = ["JobQueue", "Shapes"]
+
+_SHAPES_SWEEP: Final = 10_000
+_SUBMISSION_KEYS_MAX: Final = 100_000
+
+
+class Shapes:
+    """Numbers requests: equal requests have the same number, called their shape."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Request, int] = {}
+        self._requests: dict[int, Request] = {}
+        self._made = 0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def number(self, request: Request) -> int:
+        found = self._numbers.get(request)
+        if found is None:
+            found = self._numbers[request] = self._made
+            self._requests[found] = request
+            self._made += 1
+        return found
+
+    def request(self, number: int) -> Request:
+        return self._requests[number]
+
+    def keep(self, numbers: set[int]) -> None:
+        """Drops all other requests. A number is never reused."""
+        self._requests = {number: request for number, request in self._requests.items() if number in numbers}
+        self._numbers = {request: number for number, request in self._requests.items()}
+
+
+class JobQueue:
+    """`is_dirty`: something may start that could not start in the last cycle."""
+
+    def __init__(self) -> None:
+        self._pending = Pending()
+        self._shapes = Shapes()
+        self._states: dict[str, QueueSet] = {}
+        self._submissions: dict[str, tuple[int, ...]] = {}  # jobs by the idempotency key of their submission
+        self.is_dirty = True
+
+    def mark_dirty(self) -> None:
+        """Something may start that could not start before: the next cycle is due."""
+        self.is_dirty = True
+
+    # Entries
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, job: int) -> bool:
+        return job in self._pending
+
+    def enqueue(self, job: Job) -> None:
+        """Adds a job to the queue if it is eligible to start, else removes it."""
+        is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.unsatisfiable_reason
+        if job.state is not JobState.SCHED or not is_ready:
+            self.dequeue(job.id)
+            return
+        job.shape = self._shapes.number(job.spec.request)
+        key = order_key(job.urgency, job.class_value, job.seen_at, job.id)
+        self._pending.add(QueueEntry(key, job.id), job.queue, job.shape)
+        self.mark_dirty()
+
+    def enqueue_member(self, job: Job, member: str, key: OrderKey, request: Request) -> None:
+        """Adds a late member of a started job."""
+        self._pending.add(QueueEntry(key, job.id, member), job.queue, self._shapes.number(request))
+        self.mark_dirty()
+
+    def dequeue(self, job: int, member: str = "") -> None:
+        """Removes an entry that does not start."""
+        if self._pending.entry(job, member) is not None:
+            self._pending.remove(job, member)
+            self.mark_dirty()
+
+    def remove_started(self, job: int, member: str = "") -> None:
+        self._pending.remove(job, member)
+
+    def entry(self, job: int, member: str = "") -> QueueEntry | None:
+        return self._pending.entry(job, member)
+
+    def in_order(self) -> Iterator[QueueEntry]:
+        """All entries of all queues, in order."""
+        return self._pending.in_order()
+
+    def started_buckets(self) -> list[Bucket]:
+        """The buckets of the queues that are not stopped."""
+        return [bucket for bucket in self._pending.buckets() if self.state_of(bucket.queue).started]
+
+    # Shapes
+
+    def shape_of(self, entry: QueueEntry) -> int:
+        return self._pending.shape(entry)
+
+    def request_of(self, shape: int) -> Request:
+        return self._shapes.request(shape)
+
+    def sweep_shapes(self) -> None:
+        """Drops shapes without pending entries, once there are many."""
+        if len(self._shapes) > _SHAPES_SWEEP and len(self._shapes) > 2 * len(self._pending):
+            self._shapes.keep({bucket.shape for bucket in self._pending.buckets()})
+
+    # States of queues
+
+    def state_of(self, queue: str) -> QueueSet:
+        return self._states.get(queue) or QueueSet(queue, enabled=True, started=True)
+
+    def set_state(self, state: QueueSet) -> None:
+        self._states[state.queue] = state
+
+    # Submissions
+
+    def submitted_as(self, key: str) -> tuple[int, ...] | None:
+        """The jobs that were submitted with an idempotency key."""
+        return self._submissions.get(key)
+
+    def remember_submission(self, key: str, jobs: tuple[int, ...]) -> None:
+        self._submissions[key] = jobs
+        if len(self._submissions) > _SUBMISSION_KEYS_MAX:
+            # The oldest key; a client does not retry after so many other submissions.
+            del self._submissions[next(iter(self._submissions))]
+
+    def restore(self, states: Iterable[QueueSet], submissions: Mapping[str, tuple[int, ...]]) -> None:
+        self._states = {state.queue: state for state in states}
+        self._submissions = dict(submissions)

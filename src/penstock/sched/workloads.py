@@ -1,0 +1,131 @@
+"""Workloads as a backend reports them, the job of each, and those that get no further job.
+
+A workload is inadmissible after its job was cancelled or did not assemble in time, while members of it still
+wait. It becomes admissible again with the next member that was not there at that time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.protocol.facts import MemberSet, WorkloadSet
+from penstock.protocol.intents import StatusUpdate, WorkloadStatus
+from penstock.sched.journal import Journal
+from penstock.sched.records import InadmissibleGone, InadmissibleSet
+
+__all__ = ["InadmissibleWorkload", "Workloads"]
+
+
+@dataclass(slots=True)
+class InadmissibleWorkload:
+    """An inadmissible workload, with its members that were reported as waiting since then."""
+
+    record: InadmissibleSet
+    waiting: dict[str, MemberSet] = field(default_factory=dict)
+
+
+class Workloads:
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._facts: dict[str, WorkloadSet] = {}
+        self._jobs: dict[str, int] = {}
+        # Members that appeared while the job of their workload was ending. They form its next job.
+        self._next_members: dict[str, dict[str, MemberSet]] = {}
+        self._next_workload: dict[str, str] = {}  # by such a member
+        self._inadmissible: dict[str, InadmissibleWorkload] = {}
+        self._inadmissible_members: dict[str, str] = {}  # member -> workload
+        self._last_status: dict[str, StatusUpdate] = {}
+
+    def __contains__(self, workload: str) -> bool:
+        return workload in self._facts
+
+    def get(self, workload: str) -> WorkloadSet | None:
+        return self._facts.get(workload)
+
+    def set(self, fact: WorkloadSet) -> bool:
+        """Stores the description of a workload. Returns whether it has changed."""
+        before = self._facts.get(fact.workload)
+        self._facts[fact.workload] = fact
+        return before != fact
+
+    def remove(self, workload: str) -> None:
+        self._facts.pop(workload, None)
+
+    def known(self) -> list[str]:
+        """All workloads that are known or inadmissible."""
+        return list({**self._facts, **self._inadmissible})
+
+    # Jobs
+
+    def job_of(self, workload: str) -> int:
+        """The number of the active job of a workload; 0 if it has none."""
+        return self._jobs.get(workload, 0)
+
+    def set_job(self, workload: str, job: int) -> None:
+        self._jobs[workload] = job
+
+    def remove_job(self, workload: str) -> None:
+        self._jobs.pop(workload, None)
+        self._last_status.pop(workload, None)
+
+    def add_next_member(self, fact: MemberSet) -> None:
+        self._next_members.setdefault(fact.workload, {})[fact.member] = fact
+        self._next_workload[fact.member] = fact.workload
+
+    def take_next_members(self, workload: str) -> dict[str, MemberSet]:
+        members = self._next_members.pop(workload, {})
+        for member in members:
+            self._next_workload.pop(member, None)
+        return members
+
+    def has_next_members(self) -> bool:
+        return bool(self._next_workload)
+
+    def drop_waiting_member(self, member: str) -> None:
+        """Removes a deleted member that belongs to no job."""
+        workload = self._next_workload.pop(member, None)
+        if workload is not None:
+            self._next_members[workload].pop(member, None)
+        workload = self._inadmissible_members.pop(member, None)
+        if workload is not None:
+            del self._inadmissible[workload].waiting[member]
+
+    # Inadmissible workloads
+
+    def inadmissible(self, workload: str) -> InadmissibleWorkload | None:
+        return self._inadmissible.get(workload)
+
+    def restore_inadmissible(self, record: InadmissibleSet) -> None:
+        self._inadmissible[record.workload] = InadmissibleWorkload(record)
+
+    def mark_inadmissible(self, workload: str, members: tuple[str, ...], reason: str) -> None:
+        """The remaining members of a workload get no further job until another member appears."""
+        record = InadmissibleSet(workload, members, reason)
+        self._inadmissible[workload] = InadmissibleWorkload(record)
+        self._journal.add(record)
+
+    def readmit(self, workload: str) -> dict[str, MemberSet]:
+        """Makes a workload admissible again. Returns its members that were reported as waiting."""
+        known = self._inadmissible.pop(workload, None)
+        if known is None:
+            return {}
+        self._journal.add(InadmissibleGone(workload))
+        for member in known.waiting:
+            del self._inadmissible_members[member]
+        return known.waiting
+
+    def add_inadmissible_member(self, fact: MemberSet) -> None:
+        """Notes a waiting member of an inadmissible workload, and publishes the status again."""
+        known = self._inadmissible[fact.workload]
+        known.waiting[fact.member] = fact
+        self._inadmissible_members[fact.member] = fact.workload
+        self._journal.status_updates[fact.workload] = StatusUpdate(
+            fact.workload, 0, WorkloadStatus.INADMISSIBLE, known.record.reason
+        )
+
+    # Status
+
+    def publish(self, update: StatusUpdate) -> None:
+        """Publishes the status of a workload, unless the last one said the same."""
+        if self._last_status.get(update.workload) != update:
+            self._last_status[update.workload] = self._journal.status_updates[update.workload] = update
