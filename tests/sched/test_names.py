@@ -60,7 +60,7 @@ def test_a_name_is_recorded_with_the_member() -> None:
     driver = Driver(pods(), settings_of("easy"))
     driver.feed(WorkloadSet("w", "kept", 2), named(0), MemberSet("w", "plain", 1, (("cpu", 1),)))
     job = only_job(driver)
-    again = Job(job.id, job.owner, job.spec, job.recorded_spec, job.seen_at, job.workload)
+    again = Job(job.id, job.owner, job.spec, job.recorded_spec, job.seen_at, job.ownership, job.workload)
     load(again, dump(job))
     assert [member.name for member in again.members.values()] == ["web-0", ""]
 

@@ -13,6 +13,7 @@ from servers import Server, fresh_database
 from penstock.engine import slot_request
 from penstock.model.job import JobState
 from penstock.protocol.intents import IntentKind
+from penstock.sched.controlled_jobs import CONTROLLED
 from penstock.sched.job import Job, MemberPhase, load
 from penstock.sched.jobspec import SchedulingSpec
 from penstock.sched.records import InadmissibleSet, IntentNew, JobNew, JobRow
@@ -149,7 +150,7 @@ def test_an_eviction_of_the_earlier_version_is_still_open(old_url: str) -> None:
 
 def test_the_scheduler_loads_a_job_that_the_earlier_version_wrote(old_url: str) -> None:
     rows, _, _ = asyncio.run(_migrated(old_url))
-    job = Job(1, "ada", SchedulingSpec("sleep", "batch", slot_request({"core": 1}), 3), {}, 1.5)
+    job = Job(1, "ada", SchedulingSpec("sleep", "batch", slot_request({"core": 1}), 3), {}, 1.5, CONTROLLED)
     load(job, rows[0].live.detail)
     assert job.unsatisfiable_reason == "9 gpus per node, the largest node has 8"
     assert job.incomplete_reason == "node n2 is gone"

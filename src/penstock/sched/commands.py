@@ -40,6 +40,7 @@ from penstock.sched.jobspec import SchedulingSpec, counts_of, spec_of_submission
 from penstock.sched.lifecycle import end_members, leave_depend, prioritise, raise_exception, release_singleton
 from penstock.sched.records import DrainSet, JobNew, QueueSet
 from penstock.sched.state import SchedulerState
+from penstock.sched.submitted_jobs import SUBMITTED
 from penstock.sched.suggestions import nearest_fit
 
 __all__ = [
@@ -198,7 +199,16 @@ def _create(
     targets = [dependency.job for dependency in spec.depends if dependency.job]
     if targets:
         document["depends_on"] = targets
-    job = Job(number, submission.owner, spec, document, now, queue=spec.queue, urgency=submission.urgency)
+    job = Job(
+        number,
+        submission.owner,
+        spec,
+        document,
+        now,
+        SUBMITTED,
+        queue=spec.queue,
+        urgency=submission.urgency,
+    )
     state.journal.add(JobNew(number, submission.owner, spec.name, now, document, "", key))
     state.journal.log(
         job, "submit", now, userid=submission.owner, urgency=submission.urgency, flags=0, version=1

@@ -17,6 +17,7 @@ from penstock.protocol.facts import (
 )
 from penstock.protocol.intents import WorkloadStatus
 from penstock.sched.commands import add_job
+from penstock.sched.controlled_jobs import CONTROLLED
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.jobspec import (
     MemberRequest,
@@ -127,6 +128,7 @@ def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
         spec,
         document,
         now,
+        CONTROLLED,
         workload.workload,
         queue=spec.queue,
         urgency=workload.urgency,

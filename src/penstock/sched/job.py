@@ -16,6 +16,7 @@ from penstock.model.job import ExceptionType, JobEvent, JobState
 from penstock.protocol.facts import EndCause, end_cause_of
 from penstock.sched.dependencies import JobProgress
 from penstock.sched.jobspec import MemberRequest, SchedulingSpec
+from penstock.sched.ownership import Ownership
 
 __all__ = ["Forecast", "Job", "Member", "MemberPhase", "Promise", "dump", "load"]
 
@@ -92,7 +93,8 @@ class Job:
     spec: SchedulingSpec
     recorded_spec: Mapping[str, object]  # as stored
     seen_at: float
-    workload: str = ""
+    ownership: Ownership
+    workload: str = ""  # its key; "" for a submitted job
     state: JobState = JobState.NEW
     queue: str = ""
     urgency: int = 16

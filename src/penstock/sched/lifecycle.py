@@ -10,7 +10,7 @@ import signal
 from typing import Final
 
 from penstock.model.job import ExceptionType, JobState, result_of
-from penstock.protocol.facts import EndCause, MemberSet, Requeue
+from penstock.protocol.facts import EndCause, MemberSet
 from penstock.protocol.intents import (
     End,
     EndReason,
@@ -35,7 +35,6 @@ __all__ = [
     "prioritise",
     "raise_exception",
     "release_singleton",
-    "requeue_workload",
     "return_to_queue",
     "update_dependents",
 ]
@@ -212,31 +211,10 @@ def return_to_queue(state: SchedulerState, job: Job, member: Member, now: float)
 
 
 def node_failed(state: SchedulerState, job: Job, member: Member, now: float) -> None:
-    """Ends a member whose node is removed, or was unreachable for too long.
-
-    A submitted job fails with it. The owner of a workload decides for itself, unless the group is requeued.
-    """
-    node, rank = member.node, state.nodes.ranks.get(member.node, -1)
+    """Ends a member whose node is removed, or was unreachable for too long."""
     member_ended(state, job, member, signal.SIGKILL, EndCause.NODE_FAILURE, now)
-    if job.is_ending:
-        return
-    if job.workload:
-        requeue_workload(state, job, now, member)
-    else:
-        raise_exception(state, job, now, ExceptionType.EXEC, f"node failure on {node} (rank {rank})")
-
-
-def requeue_workload(state: SchedulerState, job: Job, now: float, failed: Member) -> bool:
-    """Evicts a group for another start, if its policy says so and controllers replace all of its members."""
-    workload = state.workloads.get(job.workload)
-    policy = workload.requeue if workload is not None else Requeue.NEVER
-    by_node = failed.cause is EndCause.NODE_FAILURE
-    is_wanted = policy is Requeue.ALWAYS or (policy is Requeue.NODE_FAILURE and by_node)
-    if not is_wanted or not all(member.is_recreated for member in job.members.values()):
-        return False
-    note = f"a member has failed ({failed.cause_text or 'by itself'}): the group starts again"
-    evict_group(state, job, now, ExceptionType.REQUEUE, note)
-    return True
+    if not job.is_ending:
+        job.ownership.node_failed(state, job, member, now)
 
 
 def advance_jobs(state: SchedulerState, now: float) -> None:
@@ -253,7 +231,7 @@ def advance_jobs(state: SchedulerState, now: float) -> None:
 
 def _drop_ended_members(state: SchedulerState, job: Job) -> None:
     """Drops old ended members: a workload may replace members without limit. Only totals are kept."""
-    if not job.workload or len(job.members) <= _PAST_KEPT or job.state is not JobState.RUN:
+    if not job.ownership.is_controlled or len(job.members) <= _PAST_KEPT or job.state is not JobState.RUN:
         return
     ended = [
         one for one in job.members.values() if one.phase is MemberPhase.ENDED and not one.slot_release_pending
@@ -283,10 +261,8 @@ def _settle_job(state: SchedulerState, job: Job, now: float) -> None:
     if job.state not in (JobState.RUN, JobState.CLEANUP) or job.live_members():
         return
     is_fatal = job.is_ending
-    if job.state is JobState.RUN:
-        is_waiting = any(member.phase is MemberPhase.WAITING for member in job.members.values())
-        if (job.workload and not job.is_workload_gone) or (is_waiting and not job.is_workload_gone):
-            return
+    if job.state is JobState.RUN and job.ownership.may_grow(job):
+        return
     _finish(state, job, now, is_fatal)
 
 
@@ -298,7 +274,7 @@ def _finish(state: SchedulerState, job: Job, now: float, is_fatal: bool) -> None
         state.journal.log(job, "release", now, ranks="all", final=True)
         free_all(state, job, now)
         state.journal.log(job, "free", now)
-    if _may_requeue(state, job):
+    if job.ownership.may_requeue(job, state.settings):
         _requeue(state, job, now)
         return
     result, status = result_of(job.log)
@@ -317,17 +293,6 @@ def _status(job: Job, is_fatal: bool) -> int:
 def _exit_of(member: Member) -> int:
     low = member.status & 0x7F
     return 128 + low if low else member.status >> 8
-
-
-def _may_requeue(state: SchedulerState, job: Job) -> bool:
-    if not job.is_infrastructure_failure or job.attempt >= state.settings.attempts_max or job.workload:
-        return False
-    if job.exception_type in (ExceptionType.CANCEL, ExceptionType.TIMEOUT):
-        return False
-    if job.spec.requeue is Requeue.ALWAYS:
-        return True
-    by_node = any(member.cause is EndCause.NODE_FAILURE for member in job.members.values())
-    return job.spec.requeue is Requeue.NODE_FAILURE and by_node
 
 
 def _requeue(state: SchedulerState, job: Job, now: float) -> None:
@@ -358,8 +323,7 @@ def forget_job(state: SchedulerState, job: Job, now: float) -> None:
     release_singleton(state, job.owner, job.spec.name, now)
     status = WorkloadStatus.INADMISSIBLE if _is_inadmissible(job) else WorkloadStatus.FINISHED
     state.publish_status(job, status, _final_reason(job))
-    if job.workload:
-        state.workloads.remove_job(job.workload)
+    state.workloads.remove_job(job.workload)
 
 
 def _carry_over_members(state: SchedulerState, job: Job) -> None:

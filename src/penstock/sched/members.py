@@ -12,15 +12,12 @@ import signal
 
 from penstock.model.job import ExceptionType, JobState
 from penstock.protocol.facts import EndCause, ExternalUsageSet, IntentResult, MemberStatus, Outcome, Phase
-from penstock.protocol.intents import End, EndReason, Evict, Place, WorkloadStatus
+from penstock.protocol.intents import End, EndReason, Evict, Place
 from penstock.sched.gangs import member_gone
 from penstock.sched.job import Job, Member, MemberPhase
 from penstock.sched.lifecycle import (
-    evict_group,
     member_ended,
     node_failed,
-    raise_exception,
-    requeue_workload,
     return_to_queue,
 )
 from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, external_usage_set, update_excess_usage
@@ -35,7 +32,7 @@ def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float)
     if job is None or member is None or member.phase is MemberPhase.ENDED:
         _handle_orphan(state, fact)
         return
-    if _is_elsewhere(job, member, fact):
+    if job.ownership.is_elsewhere(member, fact):
         _placed_elsewhere(state, job, member, fact, now)
         return
     match fact.phase:
@@ -58,12 +55,6 @@ def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float)
                 member.phase, member.lost_at = MemberPhase.LOST, now
                 state.journal.touch(job)
                 state.wake(now + state.settings.lost_timeout_s, job.id)
-
-
-def _is_elsewhere(job: Job, member: Member, fact: MemberStatus) -> bool:
-    """Whether a member of a workload is on a node that the scheduler did not choose."""
-    is_there = fact.phase in (Phase.PLACED, Phase.RUNNING) and bool(fact.node)
-    return bool(job.workload) and is_there and member.node != fact.node
 
 
 def _placed_elsewhere(
@@ -106,7 +97,7 @@ def _handle_absent_member(state: SchedulerState, job: Job, member: Member, now: 
     if placing and to_resend:
         for number in to_resend:
             state.intents.resend(number)
-    elif placing and job.workload and member.phase is MemberPhase.PLACING:
+    elif placing and job.ownership.is_controlled and member.phase is MemberPhase.PLACING:
         _drop_unstarted(state, job, member, "", now, reached_node=False)
     elif member.phase.is_live:
         member_vanished(state, job, member, now)
@@ -115,7 +106,7 @@ def _handle_absent_member(state: SchedulerState, job: Job, member: Member, now: 
 def member_vanished(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """Ends a member that was placed and is unknown to the backend; its real outcome is lost."""
     member_ended(state, job, member, 9, EndCause.UNKNOWN, now)
-    _fail_if_submitted(state, job, now, f"task {member.index} has vanished; its end is unknown")
+    job.ownership.member_vanished(state, job, member, now)
 
 
 def _ended(state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float) -> None:
@@ -127,50 +118,7 @@ def _ended(state: SchedulerState, job: Job, member: Member, fact: MemberStatus, 
         return
     member_ended(state, job, member, fact.status, fact.cause, now, fact.message)
     member.ended_at = fact.at
-    if job.workload:
-        _workload_member_ended(state, job, member, fact, now)
-    elif fact.cause is EndCause.TIMEOUT and not job.is_ending:
-        note = "resource allocation expired"
-        raise_exception(state, job, now, ExceptionType.TIMEOUT, note, sent=signal.SIGALRM)
-    elif fact.cause is EndCause.UNKNOWN:
-        _fail_if_submitted(state, job, now, f"the end of task {member.index} is unknown")
-    elif fact.cause not in (EndCause.EXITED, EndCause.SIGNALED) and fact.status != 0:
-        _fail_if_submitted(state, job, now, member.cause_text)  # It could not be started.
-
-
-def _workload_member_ended(
-    state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float
-) -> None:
-    """Handles a failed member of a workload: requeue the group, repair it, or report it as incomplete."""
-    if job.is_ending or job.state is not JobState.RUN:
-        return
-    if fact.status != 0 and requeue_workload(state, job, now, member):
-        return
-    if fact.started or fact.status == 0:
-        return
-    note = (
-        f"{member.display_name} was not started on {member.node}: {member.cause_text or 'no cause was given'}"
-    )
-    state.journal.log(job, "exception", now, type=ExceptionType.ALLOC.value, severity=2, note=note)
-    if member.is_recreated:
-        if job.incomplete_since is None:
-            job.incomplete_since = now
-            state.wake(now + state.settings.gang_repair_timeout_s, job.id)
-    elif len(job.members) > 1:
-        _mark_incomplete(state, job, note, now)
-
-
-def _mark_incomplete(state: SchedulerState, job: Job, note: str, now: float) -> None:
-    """Reports a started group that cannot be completed and whose members cannot all be evicted."""
-    job.incomplete_reason = job.incomplete_reason or note
-    state.journal.log(job, "exception", now, type=ExceptionType.INCOMPLETE.value, severity=1, note=note)
-    state.publish_status(job, WorkloadStatus.INCOMPLETE, note)
-
-
-def _fail_if_submitted(state: SchedulerState, job: Job, now: float, note: str) -> None:
-    """Fails a submitted job with its first failed member. The owner of a workload decides for itself."""
-    if not job.workload and not job.is_ending:
-        raise_exception(state, job, now, ExceptionType.EXEC, note)
+    job.ownership.member_ended(state, job, member, fact, now)
 
 
 def intent_resolved(state: SchedulerState, fact: IntentResult, now: float) -> None:
@@ -224,7 +172,7 @@ def _refused(
         _drop_unstarted(state, job, member, message, now, reached_node=reached_node)
         return
     member.refused_by |= {node}
-    if job.workload and member.is_recreated and reached_node:
+    if member.is_recreated and reached_node:
         member_ended(state, job, member, 9, EndCause.OTHER if message else EndCause.EXITED, now, message)
         return
     state.members.add_refusal(node, job.id, member.key)
@@ -246,7 +194,7 @@ def _drop_unstarted(
 
     If it still exists unplaced, it belongs to the next job of its workload.
     """
-    if job.workload and not reached_node:
+    if job.ownership.is_controlled and not reached_node:
         return_to_queue(state, job, member, now)
         state.work.advance(job.id)
     else:
@@ -271,19 +219,9 @@ def _handle_orphan(state: SchedulerState, fact: MemberStatus) -> None:
 
 
 def end_repair(state: SchedulerState, job: Job, now: float) -> None:
-    """Ends the repair of a group: evicts members that have a controller."""
+    """Ends the repair of a started group that is still incomplete."""
     waiting = [member for member in job.members.values() if member.phase is MemberPhase.WAITING]
     why = "; ".join(sorted({member.message for member in waiting if member.message})) or "no node was found"
     has = "has" if len(waiting) == 1 else "have"
     missing = f"{len(waiting)} of {len(job.members)} members {has} no node: {why}"
-    if not job.workload:
-        raise_exception(state, job, now, ExceptionType.EXEC, missing)
-        return
-    live = job.live_members()
-    if all(member.is_recreated for member in live):
-        evict_group(state, job, now, ExceptionType.INCOMPLETE, missing)
-        return
-    _mark_incomplete(state, job, missing, now)
-    recreated = tuple(member.key for member in live if member.is_recreated)
-    if recreated:
-        state.intents.open(Evict(state.intents.next_number(), job.id, recreated))
+    job.ownership.repair_failed(state, job, missing, now)

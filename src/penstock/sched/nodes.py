@@ -41,7 +41,7 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
     for key in state.members.on_node(node):
         job = state.jobs[state.members.job_of(key)]
         member = job.members[key]
-        if job.workload and member.phase is MemberPhase.PLACING:
+        if job.ownership.is_controlled and member.phase is MemberPhase.PLACING:
             member.message = f"{node} was removed"
             return_to_queue(state, job, member, now)
             state.work.advance(job.id)

@@ -24,6 +24,7 @@ from penstock.protocol.intents import (
     Place,
 )
 from penstock.sched.cluster import Cluster
+from penstock.sched.controlled_jobs import CONTROLLED
 from penstock.sched.dependencies import DependencyState, Scheme, dependency_state
 from penstock.sched.job import Job, MemberPhase, load
 from penstock.sched.jobspec import SchedulingSpec, spec_of_submission, spec_of_workload
@@ -31,6 +32,7 @@ from penstock.sched.records import AllocationRow, IntentDone, IntentNew, JobRow,
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
 from penstock.sched.state import SchedulerState
+from penstock.sched.submitted_jobs import SUBMITTED
 
 __all__ = ["scheduler_from"]
 
@@ -65,7 +67,8 @@ def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Schedu
 
 def _job(state: SchedulerState, row: JobRow) -> Job:
     new, live = row.new, row.live
-    job = Job(new.id, new.owner, _spec(state, row), new.spec, new.seen_at, new.workload)
+    ownership = CONTROLLED if new.workload else SUBMITTED
+    job = Job(new.id, new.owner, _spec(state, row), new.spec, new.seen_at, ownership, new.workload)
     job.log = list(row.log)
     job.state, job.queue, job.urgency, job.priority = live.state, live.queue, live.urgency, live.priority
     job.result, job.status = live.result, live.status
@@ -112,7 +115,7 @@ def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
             state.wake(at, job.id)
     state.work.advance(job.id)
     state.queue.enqueue(job)
-    if job.state is JobState.RUN and not job.workload:
+    if job.state is JobState.RUN and not job.ownership.is_controlled:
         for member in job.members.values():
             if member.phase is MemberPhase.WAITING:
                 state.work.enqueue_late(job.id, member.key)
@@ -178,7 +181,7 @@ def _intent(state: SchedulerState, row: IntentNew) -> Intent:
         assignments,
         cast(float | None, row.payload["end_at"]),
         len(job.members),
-        state.backend_spec(job),
+        job.ownership.backend_spec(job),
     )
 
 

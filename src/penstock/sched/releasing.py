@@ -14,7 +14,7 @@ def free_ended_slots(state: SchedulerState, job: Job, now: float) -> None:
     """Releases the slots of ended members, and unused slots on nodes that no member uses any more."""
     ended = [member for member in job.members.values() if member.slot_release_pending]
     live = job.live_members()
-    if not ended or (not live and not (job.workload and not job.is_workload_gone)):
+    if not ended or (not live and not job.ownership.keeps_allocation(job)):
         return  # Without a live member, `free_all` releases everything at once.
     for member in ended:
         member.slot_release_pending = False

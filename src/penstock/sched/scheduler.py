@@ -166,13 +166,11 @@ class Scheduler:
         state, settings = self.state, self.state.settings
         if job.end_at is None or job.end_at > now or not job.live_members():
             return
-        workload = state.workloads.get(job.workload)
         backstop_at = job.end_at + settings.grace_s + _BACKSTOP_S
-        by_backend = workload.enforced_by_backend if workload is not None else True
-        if by_backend and now < backstop_at:
+        if job.ownership.backend_enforces_limit(state, job) and now < backstop_at:
             state.wake(backstop_at, job.id)
             return
-        if not job.is_ending and not (job.workload and by_backend):
+        if not job.is_ending and job.ownership.is_ended_at_limit(state, job):
             raise_exception(
                 state, job, now, ExceptionType.TIMEOUT, "resource allocation expired", sent=signal.SIGALRM
             )
@@ -305,7 +303,7 @@ class Scheduler:
         explained = 0
         for entry in state.queue.in_order():
             job = state.jobs[entry.job]
-            if not job.workload:
+            if not job.ownership.is_controlled:
                 continue
             if explained >= state.settings.forecast_depth and state.queue.shape_of(entry) not in memo:
                 continue

@@ -59,7 +59,7 @@ def _drop_unrestored_members(state: SchedulerState, node_names: set[str], now: f
 
     If such a member still runs, its usage counts as external usage. Slots without a member are released.
     """
-    for job in [job for job in state.jobs.values() if job.workload]:
+    for job in [job for job in state.jobs.values() if job.ownership.is_controlled]:
         assignments = state.cluster.assignments(job.id)
         empty = assignments.keys() - {member.slot for member in job.live_members()}
         if empty:
@@ -81,7 +81,7 @@ def _end_absent_workloads(state: SchedulerState, fact: Snapshot, reported: set[s
     for key in [key for key in state.workloads.known() if key not in workloads]:
         gangs.workload_gone(state, key, now)
     present = {member.member for member in fact.members} | reported
-    for job in [job for job in state.jobs.values() if job.workload]:
+    for job in [job for job in state.jobs.values() if job.ownership.is_controlled]:
         for key in [key for key in job.members if key not in present]:
             gangs.member_gone(state, key, now)
         if job.workload not in workloads:
@@ -93,7 +93,7 @@ def _end_absent_members(state: SchedulerState, node_names: set[str], reported: s
 
     A member on a node that is down may still run. A member with an open intent is decided by that intent.
     """
-    for job in [job for job in state.jobs.values() if not job.workload]:
+    for job in [job for job in state.jobs.values() if not job.ownership.is_controlled]:
         for member in list(job.members.values()):
             if not member.phase.is_live or member.key in reported:
                 continue

@@ -8,7 +8,6 @@ from penstock.model.idset import encode_idset
 from penstock.protocol.intents import Assignment, Place
 from penstock.sched.cluster import booking_of, grants_of
 from penstock.sched.job import Job, Member, MemberPhase
-from penstock.sched.jobspec import tasks_on_slots
 from penstock.sched.lifecycle import update_dependents
 from penstock.sched.records import AllocationNew
 from penstock.sched.state import SchedulerState
@@ -72,24 +71,9 @@ def _resources_by_node(state: SchedulerState, job: Job) -> dict[str, dict[str, s
 
 
 def _assign_slots(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> None:
-    """Assigns slots: to members of a workload by their request, to those of a submitted job by index."""
     ordered = sorted(slots, key=lambda slot: (_rank(slot.node), slot.number))
-    if job.workload:
-        waiting = sorted(_unplaced(job), key=lambda member: (member.group, member.index, member.key))
-        by_group: dict[int, list[Slot]] = {}
-        for slot in ordered:
-            by_group.setdefault(slot.group, []).append(slot)
-        for member in waiting:
-            left = by_group.get(member.group)
-            if left:
-                _assign(state, job, member, left.pop(0))
-        return
-    nodes = [slot.node.name if slot.node is not None else "" for slot in ordered]
-    job.members = {}
-    for index, position in enumerate(tasks_on_slots(job.spec, nodes)):
-        member = Member(f"{job.id}/{job.attempt}/{index}", index, group=ordered[position].group)
-        job.members[member.key] = member
-        _assign(state, job, member, ordered[position])
+    for member, slot in job.ownership.slots_of_members(job, ordered):
+        _assign(state, job, member, slot)
 
 
 def _unplaced(job: Job) -> list[Member]:
@@ -128,5 +112,5 @@ def _place(state: SchedulerState, job: Job, members: list[Member]) -> None:
         Assignment(member.key, member.index, member.node, member.grants) for member in members
     )
     number = state.intents.next_number()
-    spec = state.backend_spec(job)
+    spec = job.ownership.backend_spec(job)
     state.intents.open(Place(number, job.id, job.workload, assignments, job.end_at, len(job.members), spec))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.errors import PenstockError
-from penstock.model.jobid import JobIds, encode_jobid
+from penstock.model.jobid import JobIds
 from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 from penstock.sched.cluster import Cluster
 from penstock.sched.dependency_index import DependencyIndex
@@ -94,11 +94,5 @@ class SchedulerState:
         self, job: Job, status: WorkloadStatus, reason: str, start_at: float | None = None
     ) -> None:
         """Publishes the status of a job to the owner of its workload."""
-        if job.workload:
+        if job.ownership.is_controlled:
             self.workloads.publish(StatusUpdate(job.workload, job.id, status, reason, start_at))
-
-    def backend_spec(self, job: Job) -> dict[str, object]:
-        """What a backend needs to start members of a submitted job; empty for a workload."""
-        if job.workload:
-            return {}
-        return {**job.spec.payload, "id_f58": encode_jobid(job.id), "owner": job.owner}

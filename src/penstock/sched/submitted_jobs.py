@@ -1,0 +1,97 @@
+"""Jobs that users submit: their members are tasks, and the first failure ends the job."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.engine.allocation import Slot
+from penstock.model.job import ExceptionType
+from penstock.model.jobid import encode_jobid
+from penstock.protocol.facts import EndCause, MemberStatus, Requeue
+from penstock.sched.job import Job, Member, MemberPhase
+from penstock.sched.jobspec import tasks_on_slots
+from penstock.sched.lifecycle import raise_exception
+from penstock.sched.ownership import Ownership
+from penstock.sched.settings import Settings
+from penstock.sched.state import SchedulerState
+
+__all__ = ["SUBMITTED"]
+
+
+class _SubmittedJobs:
+    is_controlled = False
+
+    def slots_of_members(self, job: Job, slots: Sequence[Slot]) -> list[tuple[Member, Slot]]:
+        """Creates one member per task, in the order of the nodes."""
+        nodes = [slot.node.name if slot.node is not None else "" for slot in slots]
+        job.members = {}
+        pairs: list[tuple[Member, Slot]] = []
+        for index, position in enumerate(tasks_on_slots(job.spec, nodes)):
+            member = Member(f"{job.id}/{job.attempt}/{index}", index, group=slots[position].group)
+            job.members[member.key] = member
+            pairs.append((member, slots[position]))
+        return pairs
+
+    def backend_spec(self, job: Job) -> dict[str, object]:
+        return {**job.spec.payload, "id_f58": encode_jobid(job.id), "owner": job.owner}
+
+    def is_elsewhere(self, member: Member, fact: MemberStatus) -> bool:
+        del member, fact
+        return False
+
+    def member_ended(
+        self, state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float
+    ) -> None:
+        if fact.cause is EndCause.TIMEOUT and not job.is_ending:
+            note = "resource allocation expired"
+            raise_exception(state, job, now, ExceptionType.TIMEOUT, note, sent=signal.SIGALRM)
+        elif fact.cause is EndCause.UNKNOWN:
+            _fail(state, job, now, f"the end of task {member.index} is unknown")
+        elif fact.cause not in (EndCause.EXITED, EndCause.SIGNALED) and fact.status != 0:
+            _fail(state, job, now, member.cause_text)  # It could not be started.
+
+    def member_vanished(self, state: SchedulerState, job: Job, member: Member, now: float) -> None:
+        _fail(state, job, now, f"task {member.index} has vanished; its end is unknown")
+
+    def node_failed(self, state: SchedulerState, job: Job, member: Member, now: float) -> None:
+        rank = state.nodes.ranks.get(member.node, -1)
+        _fail(state, job, now, f"node failure on {member.node} (rank {rank})")
+
+    def repair_failed(self, state: SchedulerState, job: Job, note: str, now: float) -> None:
+        raise_exception(state, job, now, ExceptionType.EXEC, note)
+
+    def may_grow(self, job: Job) -> bool:
+        return any(member.phase is MemberPhase.WAITING for member in job.members.values())
+
+    def keeps_allocation(self, job: Job) -> bool:
+        del job
+        return False
+
+    def may_requeue(self, job: Job, settings: Settings) -> bool:
+        """Only a job that the infrastructure has failed, not its user or its limit."""
+        if not job.is_infrastructure_failure or job.attempt >= settings.attempts_max:
+            return False
+        if job.exception_type in (ExceptionType.CANCEL, ExceptionType.TIMEOUT):
+            return False
+        if job.spec.requeue is Requeue.ALWAYS:
+            return True
+        by_node = any(member.cause is EndCause.NODE_FAILURE for member in job.members.values())
+        return job.spec.requeue is Requeue.NODE_FAILURE and by_node
+
+    def is_ended_at_limit(self, state: SchedulerState, job: Job) -> bool:
+        del state, job
+        return True
+
+    def backend_enforces_limit(self, state: SchedulerState, job: Job) -> bool:
+        del state, job
+        return True
+
+
+def _fail(state: SchedulerState, job: Job, now: float, note: str) -> None:
+    if not job.is_ending:
+        raise_exception(state, job, now, ExceptionType.EXEC, note)
+
+
+SUBMITTED: Final[Ownership] = _SubmittedJobs()
