@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
 from builders import on, resource_of
 from penstock.engine import Graph, Group, MatchOp, Placement, Request, VertexSpec
 from penstock.model.constraint import Constraint, Properties
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobspec import Resource
 
-__all__ = ["SHAPES", "SOCKET_SHAPES", "Shape", "Step", "histories", "requests", "socket_requests"]
+__all__ = [
+    "KEYS",
+    "SHAPES",
+    "SOCKET_SHAPES",
+    "Shape",
+    "Step",
+    "histories",
+    "requests",
+    "socket_requests",
+    "with_keys",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,27 @@ CONSTRAINTS: st.SearchStrategy[Constraint | None] = st.sampled_from(
 )
 
 
+PORT = ExclusionKey("node", "port 80")
+CARRIER, SELECTED = (ExclusionKey("node", "rule", scope) for scope in ("carrier", "selected"))
+RACK = ExclusionKey("rack", "one per rack")
+# What a slot brings and forbids, in both directions.
+KEYS = [
+    ((PORT,), (PORT,)),
+    ((CARRIER,), (SELECTED,)),
+    ((SELECTED,), (CARRIER,)),
+    ((CARRIER, SELECTED), (CARRIER, SELECTED)),
+    ((RACK,), (RACK,)),
+    ((PORT, RACK), (PORT, RACK)),
+]
+
+
+def with_keys(group: Group, which: int) -> Group:
+    """A group with one of the sets of keys, if it is one of slots; most numbers mean none."""
+    if which >= len(KEYS) or group.resources[0].type != "slot":
+        return group
+    return replace(group, brings=KEYS[which][0], forbids=KEYS[which][1])
+
+
 DURATIONS = st.sampled_from([3, 5, 9, None])
 
 
@@ -134,7 +166,8 @@ DURATIONS = st.sampled_from([3, 5, 9, None])
 def requests(draw: st.DrawFn) -> Request:
     size = draw(st.sampled_from([1, 1, 1, 2, 3]))
     leaves_alone = draw(st.sampled_from([None, None, None, None, True]))
-    group = st.builds(Group, trees(leaves_alone).map(lambda tree: (tree,)), CONSTRAINTS)
+    plain = st.builds(Group, trees(leaves_alone).map(lambda tree: (tree,)), CONSTRAINTS)
+    group = st.builds(with_keys, plain, st.integers(0, 2 * len(KEYS)))
     groups = draw(st.lists(group, min_size=size, max_size=size))
     distinct = draw(st.sampled_from([False, False, False, True]))
     within = draw(st.sampled_from(["", "", "", "", "rack", "node"]))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from penstock.engine import Allocation, AllocationKind, Engine, Graph, Request, Vertex
 from penstock.engine.planner import FOREVER
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobspec import Resource
 
 __all__ = ["Booker", "HeldPart", "dump"]
@@ -27,6 +28,8 @@ class HeldPart:
     alone: set[str]
     slots: list[dict[str, int]]
     nodes: list[str | None]  # by slot
+    brings: list[tuple[ExclusionKey, ...]]  # by slot
+    forbids: list[tuple[ExclusionKey, ...]]  # by slot
 
     def lasts_until(self, now: int) -> int:
         return max(self.end, now + 1) if self.live else self.end
@@ -37,6 +40,7 @@ class ExternalUsage:
     at: str
     amounts: dict[str, int]
     standing: bool
+    brings: tuple[ExclusionKey, ...] = ()
     units: dict[str, int] = field(default_factory=dict)  # where the engine has put them
 
 
@@ -66,6 +70,8 @@ def part_of(answer: Allocation, request: Request | None = None) -> HeldPart:
         alone={pick.vertex.path() for pick in kept if not pick.vertex.divisible or pick.vertex.type in alone},
         slots=[{grant.vertex.path(): grant.units for grant in slot.grants} for slot in answer.slots],
         nodes=[slot.node.path() if slot.node is not None else None for slot in answer.slots],
+        brings=[slot.brings for slot in answer.slots],
+        forbids=[request.groups[slot.group].forbids if request else () for slot in answer.slots],
     )
 
 
@@ -113,6 +119,48 @@ class Booker:
                     return f"{path} lies in what somebody has alone"
         return None
 
+    def holders(self, slot: dict[str, int], key: ExclusionKey) -> list[str]:
+        """The vertices of the key's level that contain something of a slot."""
+        vertices = [path for path, vertex in self.vertices().items() if vertex.type == key.level]
+        return [path for path in vertices if any(is_below(granted, path) for granted in slot)]
+
+    def bringers(self, path: str, key: ExclusionKey) -> list[HeldPart]:
+        """Every part that brings a key at a vertex, once for each slot that does."""
+        return [
+            part
+            for parts in self.jobs.values()
+            for part in parts
+            for slot, keys in zip(part.slots, part.brings, strict=True)
+            if key in keys and path in self.holders(slot, key)
+        ]
+
+    def outside_bringers(self, path: str, key: ExclusionKey) -> list[bool]:
+        """Whether each external usage that brings a key at a vertex is standing."""
+        vertices = self.vertices()
+        return [
+            hold.standing
+            for hold in self.holds.values()
+            if key in hold.brings and vertices[path].type == key.level and is_below(hold.at, path)
+        ]
+
+    def is_key_in_use(self, path: str, key: ExclusionKey, start: int, end: int, now: int) -> bool:
+        bringers = self.bringers(path, key)
+        return bool(self.outside_bringers(path, key)) or any(
+            part.start < end and start < part.lasts_until(now) for part in bringers
+        )
+
+    def key_conflict(self, part: HeldPart, now: int) -> str | None:
+        """Where a slot of this part meets a key that it forbids, brought by another slot or by others."""
+        for place, (slot, forbidden) in enumerate(zip(part.slots, part.forbids, strict=True)):
+            for key in forbidden:
+                for path in self.holders(slot, key):
+                    if self.is_key_in_use(path, key, part.start, part.lasts_until(now), now):
+                        return f"{key} is in use at {path}"
+                    for other, (theirs, keys) in enumerate(zip(part.slots, part.brings, strict=True)):
+                        if other != place and key in keys and path in self.holders(theirs, key):
+                            return f"two slots have {key} at {path}"
+        return None
+
     def read_holds(self) -> list[str]:
         """Where the engine has put others' use; all of it, and on what is ours only if need be."""
         wrong: list[str] = []
@@ -152,6 +200,8 @@ class Booker:
             part.alone -= gone
             left = [{path: units for path, units in slot.items() if path not in gone} for slot in part.slots]
             part.nodes = [node for node, slot in zip(part.nodes, left, strict=True) if slot]
+            part.brings = [keys for keys, slot in zip(part.brings, left, strict=True) if slot]
+            part.forbids = [keys for keys, slot in zip(part.forbids, left, strict=True) if slot]
             part.slots = [slot for slot in left if slot]
             if not part.units:
                 self.jobs[job].remove(part)
@@ -184,8 +234,30 @@ class Booker:
                     wrong.append(f"{path} has other units or visits at {instant}")
             for planner in (state.plan, state.presence, *state.below.values()):
                 planner.check()
+            wrong += self._key_differences(path, vertex, instants)
         if set(engine.jobs) != set(self.jobs):
             wrong.append(f"jobs {sorted(engine.jobs)}, not {sorted(self.jobs)}")
+        return wrong
+
+    def _key_differences(self, path: str, vertex: Vertex, instants: list[int]) -> list[str]:
+        assert vertex.state is not None
+        uses = vertex.state.keys if vertex.state.keys is not None else {}
+        if vertex.state.keys == {}:
+            return [f"{path} keeps an empty table of keys"]
+        wrong: list[str] = []
+        slots = [keys for parts in self.jobs.values() for part in parts for keys in part.brings]
+        for key in {*uses, *(key for keys in slots for key in keys)}:
+            bringers, others = self.bringers(path, key), self.outside_bringers(path, key)
+            if (key in uses) != bool(bringers or others):
+                wrong.append(f"{path} forgot or remembers {key}")
+            if key in uses:
+                uses[key].plan.check()
+                if uses[key].external != [others.count(False), others.count(True)]:
+                    wrong.append(f"{path} has other external usage of {key}")
+                for instant in instants:
+                    count = sum(1 for part in bringers if part.start <= instant < part.end)
+                    if uses[key].plan.booked_at(instant) != count:
+                        wrong.append(f"{path} has other uses of {key} at {instant}")
         return wrong
 
 
@@ -193,6 +265,8 @@ def _drop(part: HeldPart, paths: list[int]) -> None:
     dropped = {path for place in paths for path in part.slots[place]}
     part.slots = [slot for place, slot in enumerate(part.slots) if place not in paths]
     part.nodes = [node for place, node in enumerate(part.nodes) if place not in paths]
+    part.brings = [keys for place, keys in enumerate(part.brings) if place not in paths]
+    part.forbids = [keys for place, keys in enumerate(part.forbids) if place not in paths]
     kept = {path for slot in part.slots for path in slot}
     for path in list(part.units):
         top = min((above for above in part.alone if is_below(path, above)), key=len, default=None)
@@ -222,6 +296,10 @@ def dump(engine: Engine) -> dict[str, object]:
                 list(state.plan.changes()),
                 list(state.presence.changes()),
                 {kind: list(planner.changes()) for kind, planner in state.below.items()},
+                {
+                    key: (list(use.plan.changes()), list(use.external))
+                    for key, use in (state.keys or {}).items()
+                },
                 list(state.external_units),
                 {kind: list(held) for kind, held in state.external_below.items()},
                 state.transient_shares,

@@ -4,15 +4,17 @@ What is free is found by looking through all parts that anybody has (`ledger`), 
 instant by instant. There are no planners, no totals and no shortcuts, so it is slow; it is meant
 for graphs of a few dozen vertices.
 
-The rules: a vertex of a wanted type hands the inner list to its children; above the first match
-any level may be left out, below it none. A slot is bundled where all its types are direct
-children. Vertices are whole unless divisible. The best are taken by score, equals as they were
-found. `first` looks at untouched children first, the youngest first, then at those with most free,
-and stops when it has enough.
+The rules: a vertex of a wanted type hands the inner list to its children; above the first match any
+level may be left out, below it none. A slot is bundled where all its types are direct children.
+Vertices are whole unless divisible. The best are taken by score, equals as they were found. Nothing
+is taken below a vertex at which a forbidden key is in use, and a group that brings a key which it
+forbids takes its best slot from each vertex of the key's level. `first` looks at untouched children
+first, the youngest first, then at those with most free, and stops when it has enough.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from ledger import Booker, is_below
@@ -20,11 +22,14 @@ from ledger import Booker, is_below
 from penstock.engine import Group, Policy, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.model.constraint import matches
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobspec import UINT_MAX, Count, Resource
 
-__all__ = ["Match", "Oracle", "allowed_count", "fits_somehow"]
+__all__ = ["Match", "Oracle", "allowed_count", "fits_somehow", "own_levels"]
 
 NODE_TYPES = ("node", "storage_node")
+
+Standing = tuple[str, ExclusionKey]  # a vertex, and a key that is in use there for good
 
 
 @dataclass(slots=True)
@@ -73,6 +78,11 @@ def allowed_count(count: Count, available: int) -> int:
         else:
             current **= count.operand
     return best
+
+
+def own_levels(group: Group) -> set[str]:
+    """The levels of keys by which the slots of a group exclude each other."""
+    return {key.level for key in group.brings if key in group.forbids}
 
 
 @dataclass(slots=True)
@@ -148,6 +158,11 @@ class Oracle:
         constraint = self.group.constraint
         if vertex.type in NODE_TYPES and constraint is not None and not matches(constraint, vertex):
             return False
+        for key in self.group.forbids:
+            if key.level == vertex.type and self.ledger.is_key_in_use(
+                vertex.path(), key, self.start, self.end, self.now
+            ):
+                return False
         if vertex.type == "node" and self.policy.node_exclusive:
             alone = True
         return not alone or self._is_untouched(vertex)
@@ -193,6 +208,8 @@ class Oracle:
                 below.extend(taken for offer in chosen for taken in offer.taken)
                 slots.extend(held for offer in chosen for held in offer.slots)
         else:
+            if vertex.type in own_levels(self.group) and "slot" in found:
+                found["slot"] = self._by_score(found["slot"])[:1]
             for kind, offers in found.items():
                 upwards.setdefault(kind, []).extend(offers)
         free = self._free(vertex)
@@ -331,16 +348,31 @@ def _grants(slot: list[Taken]) -> dict[str, int]:
 # Whether a packing exists at all, in the best of all worlds
 
 
-def fits_somehow(top: Vertex, group: Group, distinct_nodes: bool = False) -> bool:
-    """Tries every way to put whole vertices together; everything is up and free."""
-    found = _most(top, group.resources, False, group, distinct_nodes)
+def fits_somehow(
+    top: Vertex, group: Group, distinct_nodes: bool = False, standing: Container[Standing] = ()
+) -> bool:
+    """Tries every way to put whole vertices together; everything is up and free of all but standing keys."""
+    ideal = _Ideal(group, own_levels(group) | ({"node"} if distinct_nodes else set()), standing)
+    if any(ideal.is_forbidden(above) for above in top.ancestors()):
+        return False
+    found = _most(top, group.resources, False, ideal)
     return all(found.get(resource.type, 0) >= resource.count.min for resource in group.resources)
 
 
-def _most(
-    vertex: Vertex, wanted: tuple[Resource, ...], matched_above: bool, group: Group, distinct_nodes: bool
-) -> dict[str, int]:
+@dataclass(slots=True)
+class _Ideal:
+    group: Group
+    one_slot_per: set[str]
+    standing: Container[Standing]
+
+    def is_forbidden(self, vertex: Vertex) -> bool:
+        keys = [key for key in self.group.forbids if key.level == vertex.type]
+        return any((vertex.path(), key) in self.standing for key in keys)
+
+
+def _most(vertex: Vertex, wanted: tuple[Resource, ...], matched_above: bool, ideal: _Ideal) -> dict[str, int]:
     """The most units of each wanted type at or below a vertex."""
+    group = ideal.group
     match = next((resource for resource in wanted if resource.type == vertex.type), None)
     listed = match.with_ if match is not None else (() if matched_above else wanted)
     here = {child.type for child in vertex.below()}
@@ -349,18 +381,18 @@ def _most(
         return {}
     if vertex.type in NODE_TYPES and group.constraint is not None and not matches(group.constraint, vertex):
         return {}
+    if ideal.is_forbidden(vertex):
+        return {}
     found: dict[str, int] = {}
     if slot is not None:
-        most = [_most_bundles(vertex, inner, group, distinct_nodes) for inner in slot.with_]
+        most = [_most_bundles(vertex, inner, ideal) for inner in slot.with_]
         found["slot"] = min(most)
     else:
         inner = match.with_ if match is not None else wanted
         for child in vertex.below() if inner else ():
-            for kind, units in _most(
-                child, inner, matched_above or match is not None, group, distinct_nodes
-            ).items():
+            for kind, units in _most(child, inner, matched_above or match is not None, ideal).items():
                 found[kind] = found.get(kind, 0) + units
-    if distinct_nodes and vertex.type == "node" and "slot" in found:
+    if vertex.type in ideal.one_slot_per and "slot" in found:
         found["slot"] = min(found["slot"], 1)
     if match is not None and match.with_:
         if any(found.get(resource.type, 0) < resource.count.min for resource in match.with_):
@@ -371,11 +403,11 @@ def _most(
     return found
 
 
-def _most_bundles(vertex: Vertex, inner: Resource, group: Group, distinct_nodes: bool) -> int:
+def _most_bundles(vertex: Vertex, inner: Resource, ideal: _Ideal) -> int:
     sizes: list[int] = []
     divisible = 0
     for child in vertex.below():
-        if child.type == inner.type and _most(child, (inner,), True, group, distinct_nodes).get(inner.type):
+        if child.type == inner.type and _most(child, (inner,), True, ideal).get(inner.type):
             if child.divisible and inner.exclusive is not True:
                 divisible += child.size
             else:

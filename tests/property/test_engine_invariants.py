@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import pytest
-from histories import SHAPES, SOCKET_SHAPES, Shape, Step, histories, requests, socket_requests
+from histories import KEYS, SHAPES, SOCKET_SHAPES, Shape, Step, histories, requests, socket_requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger import Booker, ExternalUsage, HeldPart, dump, is_below, part_of
@@ -211,8 +211,9 @@ class Backend:
         name = f"hold {step.which % 3}"
         amounts = {kind: step.amount, "core": step.amount % 3}
         self.ledger.holds.pop(name, None)
-        self.ledger.holds[name] = ExternalUsage(node.path(), amounts, step.flag)
-        self.engine.external_usage.set(name, node, amounts, standing=step.flag)
+        brings = KEYS[step.amount % len(KEYS)][0] if step.which % 2 else ()
+        self.ledger.holds[name] = ExternalUsage(node.path(), amounts, step.flag, brings)
+        self.engine.external_usage.set(name, node, amounts, standing=step.flag, brings=brings)
         self.ledger.read_holds()
 
     def do_unhold(self, step: Step) -> None:
@@ -275,6 +276,7 @@ class Backend:
         """The decision was allowed, is whole, and lies where the request wants it."""
         part = part_of(answer, request)
         assert self.ledger.conflict(part, self.now) is None
+        assert self.ledger.key_conflict(part, self.now) is None
         vertices = self.ledger.vertices()
         chosen = {path for slot in part.slots for path in slot}
         chosen |= {path for path in part.units if not any(is_below(path, top) for top in part.alone - {path})}
@@ -368,7 +370,16 @@ def test_a_restart_that_applies_what_is_known_decides_alike(
                 for part in before.jobs[job].parts.values()
                 for claim in part.claims.values()
             ]
-            after.update(job, claims, answer.start_s, answer.end_s, answer.kind, 0)
+            there = after.graph.vertices
+            slots = tuple(
+                replace(
+                    slot,
+                    node=there[slot.node.index] if slot.node is not None else None,
+                    grants=tuple(replace(grant, vertex=there[grant.vertex.index]) for grant in slot.grants),
+                )
+                for slot in answer.slots
+            )
+            after.update(job, claims, answer.start_s, answer.end_s, answer.kind, 0, slots=slots)
     assert dump(before) == dump(after)
     probe = request_with(resource_of("slot", 1, resource_of("core")), duration_s=5)
     told = [engine.match(-1, probe, 0, MatchOp.WITHOUT_ALLOCATING_FUTURE) for engine in (before, after)]

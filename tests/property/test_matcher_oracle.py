@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from histories import CARRIER, KEYS, PORT, RACK, SELECTED, with_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger import Booker, ExternalUsage, part_of
@@ -32,6 +33,7 @@ from penstock.engine import (
 from penstock.engine.planner import FOREVER
 from penstock.engine.request import InvalidResources
 from penstock.model.constraint import And, Constraint, Hostlist, Not, Or, Properties, Ranks
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobspec import UINT_MAX, Count, Resource
 
 POLICIES = ["low", "high", "lonode", "hinode", "lonodex", "hinodex", "first", "firstnodex"]
@@ -156,7 +158,9 @@ def books_something(resources: tuple[Resource, ...]) -> bool:
     return any(r.type == "slot" or r.exclusive is True or books_something(r.with_) for r in resources)
 
 
-GROUPS = st.builds(Group, trees(), CONSTRAINTS).filter(lambda group: books_something(group.resources))
+PLAIN_GROUPS = st.builds(Group, trees(), CONSTRAINTS).filter(lambda group: books_something(group.resources))
+GROUPS = st.builds(with_keys, PLAIN_GROUPS, st.integers(0, 3 * len(KEYS)))
+KEYED_GROUPS = st.builds(with_keys, PLAIN_GROUPS, st.integers(0, len(KEYS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,7 @@ class Use:
     kind: str
     units: int
     standing: bool
+    brings: tuple[ExclusionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +195,12 @@ TURNS = st.builds(
     st.booleans(),
 )
 USES = st.builds(
-    Use, st.integers(0, 3), st.sampled_from(["core", "memory", "cpu"]), st.integers(0, 7), st.booleans()
+    Use,
+    st.integers(0, 3),
+    st.sampled_from(["core", "memory", "cpu"]),
+    st.integers(0, 7),
+    st.booleans(),
+    st.sampled_from([(), (), (PORT,), (CARRIER, RACK), (SELECTED,)]),
 )
 SHARED_TURNS = st.builds(lambda turn, use: replace(turn, hold=use), TURNS, st.none() | USES)
 
@@ -230,8 +240,9 @@ def play(graph: Graph, policy: str, turns: list[Turn]) -> None:
         if turn.hold is not None and nodes:
             node, amounts = nodes[turn.hold.node % len(nodes)], {turn.hold.kind: turn.hold.units}
             ledger.holds.pop("others", None)
-            ledger.holds["others"] = ExternalUsage(node.path(), amounts, turn.hold.standing)
-            engine.external_usage.set("others", node, amounts, standing=turn.hold.standing)
+            standing, brings = turn.hold.standing, turn.hold.brings
+            ledger.holds["others"] = ExternalUsage(node.path(), amounts, standing, brings)
+            engine.external_usage.set("others", node, amounts, standing=standing, brings=brings)
         assert ledger.read_holds() == []
         op = MatchOp.ALLOCATE_ORELSE_RESERVE if turn.may_wait else MatchOp.ALLOCATE
         answer = engine.match(job, Request((turn.group,), turn.duration_s), now, op)
@@ -263,6 +274,21 @@ def test_use_by_others_changes_only_what_it_takes(graph: Graph, policy: str, tur
     play(graph, policy, turns)
 
 
+KEYED_TURNS = st.builds(
+    lambda turn, group, use: replace(turn, group=group, hold=use), TURNS, KEYED_GROUPS, st.none() | USES
+)
+
+
+@settings(max_examples=settings().max_examples * 2)
+@given(
+    graph=graphs(),
+    policy=st.sampled_from([name for name in POLICIES if not name.startswith("first")]),
+    turns=st.lists(KEYED_TURNS, min_size=4, max_size=10),
+)
+def test_keys_exclude_what_the_rules_exclude(graph: Graph, policy: str, turns: list[Turn]) -> None:
+    play(graph, policy, turns)
+
+
 PLAIN = st.sampled_from(["core", "core", "gpu", "cpu"])
 PLAIN_TURNS = st.builds(
     lambda kind, amount, count, duration: Turn(
@@ -290,21 +316,40 @@ def slots_asked(resource: Resource, times: int) -> int:
     return least if resource.type == "slot" else sum(slots_asked(inner, least) for inner in resource.with_)
 
 
-def fit_together(tops: list[Vertex], groups: list[Group], distinct: bool) -> bool:
+def slots_alone(groups: list[Group]) -> dict[ExclusionKey, int]:
+    """By key of nodes: the slots that each need a node without the key."""
+    alone: dict[ExclusionKey, int] = {}
+    for group in groups:
+        for key in group.brings:
+            if key in group.forbids and key.level == "node":
+                alone[key] = alone.get(key, 0) + sum(slots_asked(one, 1) for one in group.resources)
+    return alone
+
+
+def fit_together(
+    tops: list[Vertex], groups: list[Group], distinct: bool, standing: set[tuple[str, ExclusionKey]]
+) -> bool:
     """Whether the groups, added up, are not more than there is below some top."""
     held: dict[str, int] = {}
     for group in groups:
         for resource in group.resources:
             held_units(resource, 1, False, held)
     slots = sum(slots_asked(resource, 1) for group in groups for resource in group.resources)
+    alone = slots_alone(groups)
     for top in tops:
         below, pending = list[Vertex](), [top]
         while pending:
             below.append(pending.pop())
             pending.extend(below[-1].below())
         nodes = sum(1 for vertex in below if vertex.type == "node")
+        free_of = {
+            key: sum(1 for vertex in below if vertex.type == "node" and (vertex.path(), key) not in standing)
+            for key in alone
+        }
         sizes = {kind: sum(v.size for v in below if v.type == kind) for kind in held}
-        if all(sizes[kind] >= units for kind, units in held.items()) and not (distinct and slots > nodes):
+        is_apart = all(count <= free_of[key] for key, count in alone.items())
+        is_enough = all(sizes[kind] >= units for kind, units in held.items())
+        if is_enough and is_apart and not (distinct and slots > nodes):
             return True
     return False
 
@@ -341,16 +386,27 @@ def test_nothing_is_possible_before_the_earliest_time_that_is_told(
 @given(
     graph=graphs(),
     policy=st.sampled_from(POLICIES),
-    groups=st.lists(GROUPS, min_size=1, max_size=2),
+    groups=st.lists(KEYED_GROUPS, min_size=1, max_size=2),
     distinct=st.booleans(),
     within=st.sampled_from(["", "", "node", "rack"]),
+    daemons=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([PORT, RACK, CARRIER])), max_size=3),
 )
 def test_never_is_said_only_where_no_packing_exists(
-    graph: Graph, policy: str, groups: list[Group], distinct: bool, within: str
+    graph: Graph,
+    policy: str,
+    groups: list[Group],
+    distinct: bool,
+    within: str,
+    daemons: list[tuple[int, ExclusionKey]],
 ) -> None:
     if within not in ("", *graph.types()):
         within = ""
     engine = Engine(graph, policy)
+    nodes, standing = graph.of_type("node"), set[tuple[str, ExclusionKey]]()
+    for number, (place, key) in enumerate(daemons if nodes else ()):
+        node = nodes[place % len(nodes)]
+        engine.external_usage.set(f"daemon {number}", node, {}, standing=True, brings=(key,))
+        standing |= {(v.path(), key) for v in (node, *node.ancestors()) if v.type == key.level}
     request = Request(tuple(groups), None, Placement(distinct, within))
     try:
         answer = engine.match(1, request, 0)
@@ -358,9 +414,9 @@ def test_never_is_said_only_where_no_packing_exists(
         assert distinct
         return
     tops = graph.of_type(within) if within else [graph.root]
-    possible = [any(fits_somehow(top, group, distinct) for top in tops) for group in groups]
+    possible = [any(fits_somehow(top, group, distinct, standing) for top in tops) for group in groups]
     if isinstance(answer, Never):
-        assert not all(possible) or not fit_together(tops, groups, distinct)
+        assert not all(possible) or not fit_together(tops, groups, distinct, standing)
     elif isinstance(answer, Allocation):
         assert all(possible)
 

@@ -10,7 +10,12 @@ from penstock.engine import Allocation, Engine, Graph, Placement, VertexSpec
 from penstock.engine.engine import MatchOp
 from penstock.engine.policies import MostFreeOrder
 from penstock.engine.request import SLOT, Group, Request
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobspec import Count, Resource
+
+PORT = ExclusionKey("node", "port 80")
+ZONE = ExclusionKey("zone", "one per zone")
+RULE = ExclusionKey("node", "rule")
 
 
 class LooksEverywhere(MostFreeOrder):
@@ -45,7 +50,9 @@ def request(chance: random.Random) -> Request:
     count = chance.choice([1, 1, 2, 3, 5])
     slot = Resource(SLOT, Count(count, count), with_=inner, label="member")
     placement = Placement(chance.random() < 0.3, chance.choice(["", "", "zone"]))
-    return Request((Group((slot,)),), chance.choice([None, 60]), placement)
+    keys = chance.choice([(), (), (PORT,), (ZONE,), (PORT, ZONE), (RULE,)])
+    forbids = () if keys == (RULE,) else keys
+    return Request((Group((slot,), None, keys, forbids),), chance.choice([None, 60]), placement)
 
 
 def paths(answer: object) -> object:

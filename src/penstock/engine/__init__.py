@@ -32,6 +32,7 @@ from penstock.engine.filters import DEFAULT_FILTERS
 from penstock.engine.graph import CONTAINMENT, BadGraph, Graph, Vertex, VertexSpec
 from penstock.engine.policies import NAMED_POLICIES, Policy, parse_policy
 from penstock.engine.request import Group, Placement, Request, request_of, slot_request
+from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = [
     "CONTAINMENT",
@@ -41,6 +42,7 @@ __all__ = [
     "AllocationKind",
     "BadGraph",
     "Engine",
+    "ExclusionKey",
     "Graph",
     "Group",
     "MatchOp",

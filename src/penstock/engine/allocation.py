@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass
 
 from penstock.engine.graph import Vertex
+from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = [
     "Allocation",
@@ -60,6 +61,7 @@ class Slot:
     node: Vertex | None
     grants: tuple[Grant, ...]
     number: int = -1  # unique in its job and never reused; -1: not booked
+    brings: tuple[ExclusionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 `claims_of` turns selections into claims: every vertex that the job will hold, with its units. A claim on a
 whole vertex (requested as exclusive, or a node under a `...nodex` policy) includes its subtree. `Booker`
 books claims under a key and unbooks them. The ancestors of a claim get a booking without units, so that no
-other job can have them exclusively, and they count what is used below. A partial release unbooks all claims
+other job can have them exclusively, and they count what is used below; the keys that a slot brings are in use
+at the vertices of their levels among them. A partial release unbooks all claims
 and books the rest, so there is one way to book and one way to undo it, and together they are the identity.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from penstock.engine.allocation import Grant, Pick, Slot
 from penstock.engine.candidates import Choice, Selection
 from penstock.engine.graph import Vertex
+from penstock.engine.request import Group
 from penstock.engine.vertex_state import (
     Booking,
     BookingKey,
@@ -27,6 +29,7 @@ from penstock.engine.vertex_state import (
 )
 from penstock.engine.walker import NODE
 from penstock.errors import BadRequest, Conflict
+from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = [
     "Booker",
@@ -175,12 +178,13 @@ def _pick(claims: Claims, vertex: Vertex, depth: int) -> Pick:
     return Pick(vertex, claim.units, claim.booked, depth, above, claim.label)
 
 
-def slots_of(selections: Iterable[Selection]) -> tuple[Slot, ...]:
+def slots_of(selections: Iterable[Selection], groups: Iterable[Group]) -> tuple[Slot, ...]:
+    """The slots of selections, one for each group."""
     slots: list[Slot] = []
-    for group, selection in enumerate(selections):
+    for number, (selection, group) in enumerate(zip(selections, groups, strict=True)):
         for outer in selection.slots():
             grants = [Grant(choice.vertex, choice.units) for choice in _flatten(outer)]
-            slots.append(Slot(group, _node_of(outer[0].vertex), tuple(grants)))
+            slots.append(Slot(number, _node_of(outer[0].vertex), tuple(grants), brings=group.brings))
     return tuple(slots)
 
 
@@ -269,6 +273,26 @@ def _is_in_whole(claims: Claims, vertex: Vertex) -> bool:
     return any((claim := claims.get(above.index)) is not None and claim.whole for above in vertex.ancestors())
 
 
+def _keys_of(slots: Iterable[Slot], claims: Claims) -> dict[int, dict[ExclusionKey, int]]:
+    """By vertex: the keys that slots bring there, with the number of slots that bring each."""
+    found: dict[int, dict[ExclusionKey, int]] = {}
+    for slot in slots:
+        if not slot.brings:
+            continue
+        levels = {key.level for key in slot.brings}
+        holders: dict[int, str] = {}
+        for grant in slot.grants:
+            for vertex in (grant.vertex, *_claimed_ancestors(claims, grant.vertex)):
+                if vertex.type in levels:
+                    holders[vertex.index] = vertex.type
+        for index, level in holders.items():
+            counts = found.setdefault(index, {})
+            for key in slot.brings:
+                if key.level == level:
+                    counts[key] = counts.get(key, 0) + 1
+    return found
+
+
 class Booker:
     """Books and unbooks claims. It has no state: bookings are kept at the vertices."""
 
@@ -294,15 +318,18 @@ class Booker:
                         f"{above.path() or above.name} is held exclusively by another job from {span.start}"
                     )
 
-    def book(self, key: BookingKey, claims: Claims, span: Span) -> None:
+    def book(self, key: BookingKey, claims: Claims, span: Span, slots: Iterable[Slot] = ()) -> None:
+        """Books claims, and the keys that the slots in them bring."""
         below = self._units_below(claims)
+        keys = _keys_of(slots, claims)
         for index, (vertex, units) in below.items():
             claim = claims.get(index)
             own = claim.units if claim is not None and claim.booked else 0
             exclusive = claim is not None and claim.booked and claim.exclusive
             if vertex.state is None:
                 vertex.state = VertexState()
-            vertex.state.book(key, Booking(span.start, span.end, span.live, own, exclusive, units))
+            booking = Booking(span.start, span.end, span.live, own, exclusive, units, keys.get(index))
+            vertex.state.book(key, booking)
         for vertex, _ in below.values():
             refresh_excess(vertex)
 

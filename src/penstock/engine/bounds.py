@@ -9,12 +9,16 @@ which an explanation needs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
+from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
-from penstock.engine.request import SLOT, Demand, Placement, Request
-from penstock.engine.vertex_state import TimeView, Window, free_units, is_idle
+from penstock.engine.request import SLOT, Demand, Request
+from penstock.engine.vertex_state import TimeView, Window, free_units, is_idle, is_key_in_use
 from penstock.engine.walker import CONSTRAINED_TYPES, NODE
-from penstock.engine.wording import describe, flatten
+from penstock.engine.wording import describe, excluding, flatten, join
 from penstock.model.constraint import Constraint, matches
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.resource_types import anti_affinity_selector, format_count, format_units, resource_name
 
 __all__ = ["IDEAL", "Bounds", "cannot_ever_fit"]
@@ -31,7 +35,7 @@ class Bounds:
         self,
         demands: tuple[Demand, ...],
         constraint: Constraint | None,
-        placement: Placement,
+        exclusion: Exclusion,
         window: Window,
         excluded_nodes: frozenset[int] = frozenset(),
         whole_nodes: bool = False,
@@ -39,7 +43,7 @@ class Bounds:
         self._whole_nodes = whole_nodes
         self._demands = demands
         self._constraint = constraint
-        self._placement = placement
+        self._exclusion = exclusion
         self._window = window
         self.excluded_nodes = excluded_nodes  # already used by a placement on distinct nodes
         self._known: dict[tuple[int, int, bool, bool], tuple[int, _Sums]] = {}
@@ -95,7 +99,7 @@ class Bounds:
             for child in vertex.below() if inner else ():
                 self._child(child, inner, pristine and matched is None, excl, sums)
         fits = matched is None or all(self._note(vertex, demand, sums) for demand in matched.with_)
-        if vertex.type == NODE and self._placement.distinct_nodes and sums.get(SLOT, 0) > 1:
+        if vertex.type in self._exclusion.one_slot_per and sums.get(SLOT, 0) > 1:
             sums[SLOT] = 1
         if vertex.type == NODE:
             self.per_node[vertex.index] = sums.get(SLOT, 0) if matched is None else int(fits)
@@ -138,6 +142,8 @@ class Bounds:
                 return True
             if self._constraint is not None and not matches(self._constraint, vertex):
                 return True
+        if self._exclusion.forbids and self._exclusion.blocking_key(vertex, window) is not None:
+            return True
         alone = matched is not None and excl and (not vertex.divisible or matched.exclusive is True)
         return alone and not is_idle(vertex, window)
 
@@ -146,6 +152,7 @@ def cannot_ever_fit(
     graph: Graph,
     request: Request,
     demands: tuple[tuple[Demand, ...], ...],
+    exclusions: tuple[Exclusion, ...],
     tops: list[Vertex] | None = None,
     excluded_nodes: frozenset[int] = frozenset(),
 ) -> str | None:
@@ -155,17 +162,34 @@ def cannot_ever_fit(
         tops = graph.of_type(placement.within) if placement.within else [graph.root]
     if not tops:
         return f"needs one {placement.within} for all slots, the cluster has no {placement.within}"
-    for group, outer in zip(request.groups, demands, strict=True):
+    for group, outer, exclusion in zip(request.groups, demands, exclusions, strict=True):
+        needs = _GroupNeeds(outer, group.constraint, exclusion, placement.within, excluded_nodes)
         shortages: list[tuple[int, str]] = []  # below each top: the units found, and the clause that fails
         for top in tops:
-            bounds = Bounds(outer, group.constraint, placement, IDEAL, excluded_nodes)
-            shortage = _shortage(graph, bounds, top, outer, group.constraint, placement)
+            shortage = _shortage(graph, needs, top)
             if shortage is None:
                 break
             shortages.append(shortage)
         else:
             return max(shortages, key=lambda shortage: shortage[0])[1]
     return _too_much_together(graph, tops, request, demands) if len(demands) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupNeeds:
+    """What one group needs, and where."""
+
+    demands: tuple[Demand, ...]
+    constraint: Constraint | None
+    exclusion: Exclusion
+    within: str
+    excluded_nodes: frozenset[int]
+
+    def ideal_bounds(self) -> Bounds:
+        return Bounds(self.demands, self.constraint, self.exclusion, IDEAL, self.excluded_nodes)
+
+    def describe(self, demand: Demand) -> str:
+        return describe((demand,), self.within, self.exclusion)
 
 
 def _too_much_together(
@@ -179,21 +203,40 @@ def _too_much_together(
     slots = needs.pop(SLOT, 0)
     if request.placement.distinct_nodes:
         needs[NODE] = max(needs.get(NODE, 0), slots)
+    alone = _slots_alone(request, demands)
     clause: str | None = None
     for top in tops:
         clause = None
+        owner = "the cluster" if top is graph.root else top.name
         for resource_type, units in needs.items():
             vertices = [vertex for vertex in graph.walk(top) if vertex.type == resource_type]
             most = sum(max(free_units(vertex, IDEAL), 0) for vertex in vertices)
             if most < units:
-                owner = "the cluster" if top is graph.root else top.name
                 clause = (
                     f"needs {format_count(units, resource_type)} in {len(demands)} groups, "
                     f"{owner} has {format_units(most, resource_type)}"
                 )
+        for key, count in alone.items():
+            places = [node for node in graph.walk(top) if node.type == NODE]
+            most = sum(not is_key_in_use(node, key, IDEAL) for node in places)
+            if most < count:
+                clause = (
+                    f"needs {format_count(count, NODE)} in {len(demands)} groups for {key.name}, "
+                    f"{owner} has {most}"
+                )
         if clause is None:
             return None
     return clause
+
+
+def _slots_alone(request: Request, demands: tuple[tuple[Demand, ...], ...]) -> dict[ExclusionKey, int]:
+    """By key of nodes: the slots of all groups that bring and forbid it, each of which needs its own node."""
+    alone: dict[ExclusionKey, int] = {}
+    for group, outer in zip(request.groups, demands, strict=True):
+        for key in sorted(set(group.brings).intersection(group.forbids)):
+            if key.level == NODE:
+                alone[key] = alone.get(key, 0) + outer[0].count.min
+    return alone
 
 
 def _add_needs(demand: Demand, times: int, inside: bool, needs: dict[str, int]) -> None:
@@ -206,33 +249,35 @@ def _add_needs(demand: Demand, times: int, inside: bool, needs: dict[str, int]) 
         _add_needs(inner, least, inside or demand.type == SLOT, needs)
 
 
-def _shortage(
-    graph: Graph,
-    bounds: Bounds,
-    top: Vertex,
-    demands: tuple[Demand, ...],
-    constraint: Constraint | None,
-    placement: Placement,
-) -> tuple[int, str] | None:
+def _shortage(graph: Graph, needs: _GroupNeeds, top: Vertex) -> tuple[int, str] | None:
     """The first demand that cannot be met below a top: the units found, and the clause."""
+    bounds = needs.ideal_bounds()
     sums = bounds.below(top)
-    for demand in demands:
+    for demand in needs.demands:
         found = sums.get(demand.type, 0)
         if found < demand.count.min:
-            return found, _clause(graph, bounds, demand, found, constraint, placement)
+            clause = _exclusion_clause(graph, needs, top, demand)
+            return found, clause or _clause(graph, needs, bounds, demand, found)
     return None
 
 
-def _clause(
-    graph: Graph,
-    bounds: Bounds,
-    demand: Demand,
-    found: int,
-    constraint: Constraint | None,
-    placement: Placement,
-) -> str:
+def _exclusion_clause(graph: Graph, needs: _GroupNeeds, top: Vertex, demand: Demand) -> str | None:
+    """That standing usage brings keys which the group forbids; None if it would not fit without them."""
+    if not needs.exclusion.forbids:
+        return None
+    without_keys = replace(needs, exclusion=replace(needs.exclusion, forbids={}))
+    if without_keys.ideal_bounds().below(top).get(demand.type, 0) < demand.count.min:
+        return None
+    nodes = [node for node in graph.walk(top) if node.type == NODE]
+    keys = [needs.exclusion.blocking_key_above(node, IDEAL) for node in nodes]
+    reasons = join(excluding([key for key in keys if key is not None]))
+    return f"needs {needs.describe(demand)}; of {format_count(len(nodes), NODE)}, {reasons} permanently"
+
+
+def _clause(graph: Graph, needs: _GroupNeeds, bounds: Bounds, demand: Demand, found: int) -> str:
     tree = flatten([demand])
     known = graph.types()
+    constraint = needs.constraint
     for inner in tree:
         if inner.type != SLOT and inner.type not in known:
             needed, name = format_count(inner.count.min, inner.type), resource_name(inner.type)
@@ -242,9 +287,8 @@ def _clause(
         if not any(matches(constraint, node) for node in nodes):
             return f"needs nodes that match the constraint, 0 of {len(nodes)} do"
     fit = f"{found} {'fits' if found == 1 else 'fit'}"
-    if bounds.excluded_nodes:
-        needed = describe((demand,), placement)
-        return f"needs {needed} on nodes without a slot of this job, {fit} there"
+    if needs.excluded_nodes:
+        return f"needs {needs.describe(demand)} on nodes without a slot of this job, {fit} there"
     for inner in reversed(tree):
         if inner is not demand and id(inner) in bounds.most:
             most, place = bounds.most[id(inner)]
@@ -256,8 +300,8 @@ def _clause(
     if any(bounds.most.get(id(inner), (0, ""))[0] == 0 for inner in tree[1:]):
         path = "->".join(inner.type for inner in tree)
         return f"needs resources nested as {path}, the cluster does not nest them so"
-    owner = f"a {placement.within}" if placement.within else "the cluster"
-    return f"needs {describe((demand,), placement)}, {owner} fits at most {found}"
+    owner = f"a {needs.within}" if needs.within else "the cluster"
+    return f"needs {needs.describe(demand)}, {owner} fits at most {found}"
 
 
 def _inner_clause(demand: Demand, parent: Demand, most: int, owner: str) -> str:

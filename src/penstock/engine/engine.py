@@ -36,6 +36,7 @@ from penstock.engine.booking import (
 )
 from penstock.engine.bounds import cannot_ever_fit
 from penstock.engine.candidates import Selection
+from penstock.engine.exclusion import exclusion_of
 from penstock.engine.explain import Explainer
 from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.filters import DEFAULT_FILTERS, Filters
@@ -43,7 +44,7 @@ from penstock.engine.graph import Graph, Vertex
 from penstock.engine.job_allocation import AllocationPart, JobAllocation
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import MostFreeOrder, Policy, SearchOrder, Usage, parse_policy
-from penstock.engine.request import Placement, Request, check_distinct, compile_demands
+from penstock.engine.request import Placement, Request, check_distinct, check_exclusive, compile_demands
 from penstock.engine.search import BookingTimes, PreparedRequest, Search
 from penstock.errors import BadRequest, Conflict
 
@@ -257,7 +258,7 @@ class Engine:
         self._check_number(holder.number)
         self.jobs[holder.number] = holder
         for key, part in holder.parts.items():
-            self._booker.book((holder.number, key), part.claims, part.span)
+            self._booker.book((holder.number, key), part.claims, part.span, part.slots)
             self._booking_times.add(part.span)
 
     # Restoring a known allocation
@@ -329,7 +330,7 @@ class Engine:
                 self._booker.unbook((holder.number, key), part.claims)
             self._booker.tracked = self.filters.tracked
             for holder, key, part in booked:
-                self._booker.book((holder.number, key), part.claims, part.span)
+                self._booker.book((holder.number, key), part.claims, part.span, part.slots)
 
     # Internals
 
@@ -342,9 +343,13 @@ class Engine:
         if not demands:
             raise BadRequest("the request has no groups", expected="at least one group")
         if request.placement.distinct_nodes:
-            for group in demands:
-                check_distinct(group)
-        return PreparedRequest(request, demands)
+            for compiled in demands:
+                check_distinct(compiled)
+        for group, compiled in zip(request.groups, demands, strict=True):
+            if group.brings or group.forbids:
+                check_exclusive(compiled)
+        exclusions = tuple(exclusion_of(group, request.placement) for group in request.groups)
+        return PreparedRequest(request, demands, exclusions)
 
     def _accept(
         self,
@@ -366,7 +371,8 @@ class Engine:
         self, prepared: PreparedRequest, found: tuple[Selection, ...], start: int, live: bool
     ) -> AllocationPart:
         span = Span(start, self._search.window(prepared, start, start).end, live)
-        return AllocationPart(claims_of(found, self.policy.node_exclusive), span, slots_of(found))
+        slots = slots_of(found, prepared.request.groups)
+        return AllocationPart(claims_of(found, self.policy.node_exclusive), span, slots)
 
     def _allocation(self, holder: JobAllocation, part: AllocationPart) -> Allocation:
         end = None if part.span.end >= FOREVER else part.span.end
@@ -381,6 +387,7 @@ class Engine:
             self.graph,
             prepared.request,
             prepared.demands,
+            prepared.exclusions,
             prepared.excluded_nodes,
             self.policy.node_exclusive,
         )
@@ -407,7 +414,9 @@ class Engine:
 
     def _proof(self, prepared: PreparedRequest) -> str | None:
         tops = None if prepared.top is None else [prepared.top]
-        return cannot_ever_fit(self.graph, prepared.request, prepared.demands, tops, prepared.excluded_nodes)
+        return cannot_ever_fit(
+            self.graph, prepared.request, prepared.demands, prepared.exclusions, tops, prepared.excluded_nodes
+        )
 
     def _check_number(self, job: int) -> None:
         if job < 0:
@@ -449,7 +458,7 @@ class Engine:
         key = holder.parts_made
         holder.parts_made += 1
         holder.parts[key] = part
-        self._booker.book((holder.number, key), part.claims, part.span)
+        self._booker.book((holder.number, key), part.claims, part.span, part.slots)
         self._booking_times.add(part.span)
         return part
 
@@ -464,7 +473,7 @@ class Engine:
         if any(claim.booked for claim in claims.values()):
             holder.parts[key] = AllocationPart(claims, part.span, slots)
             holder.parts = dict(sorted(holder.parts.items()))
-            self._booker.book((holder.number, key), claims, part.span)
+            self._booker.book((holder.number, key), claims, part.span, slots)
             self._booking_times.add(part.span)
         self.external_usage.redistribute()
 

@@ -1,25 +1,28 @@
 """Why a request cannot start: a funnel over the nodes, and what occupies the missing resources.
 
 A funnel counts the nodes that are left after each stage: all nodes, nodes that match the constraint, that are
-up, that are large enough, that have enough free at the requested time. The clause describes the first stage
-that leaves too few. The blockers are read from the bookings and external usage of the nodes that would do if
-they were free.
+up, that are large enough, that have enough free at the requested time and no forbidden key in use. The clause
+describes the first stage that leaves too few. The blockers are read from the bookings and external usage of
+the nodes that would do if they were free.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.engine.allocation import Blocker, FunnelStage, Reason
 from penstock.engine.bounds import IDEAL, Bounds
+from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.request import SLOT, Demand, Request
-from penstock.engine.vertex_state import Window
+from penstock.engine.vertex_state import Booking, Window
 from penstock.engine.walker import NODE
-from penstock.engine.wording import contents, describe, flatten, has_one_item, join, shortage
+from penstock.engine.wording import contents, describe, excluding, flatten, has_one_item, join, shortage
 from penstock.model.constraint import matches
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.resource_types import format_count
 
 __all__ = ["Explainer"]
@@ -38,6 +41,8 @@ class _Funnel:
     stages: tuple[FunnelStage, ...]
     busy: tuple[Vertex, ...]  # nodes that would do if they were free
     short: tuple[tuple[Demand, int], ...]  # inner demands that no place can meet, with the most that is free
+    # nodes that have enough free but a forbidden key in use, by index, with that key
+    excluded: dict[int, ExclusionKey]
 
     def failed(self) -> tuple[FunnelStage, int] | None:
         """The first stage that leaves too few, and how many the stage before it left."""
@@ -57,12 +62,14 @@ class Explainer:
         graph: Graph,
         request: Request,
         demands: tuple[tuple[Demand, ...], ...],
+        exclusions: tuple[Exclusion, ...],
         excluded_nodes: frozenset[int] = frozenset(),
         whole_nodes: bool = False,
     ) -> None:
         self._graph = graph
         self._request = request
         self._demands = demands
+        self._exclusions = exclusions
         self._excluded_nodes = excluded_nodes  # already used by a placement on distinct nodes
         self._whole_nodes = whole_nodes  # the policy allocates whole nodes
 
@@ -76,30 +83,31 @@ class Explainer:
             funnel = self._funnel(group, window)
             failed = funnel.failed()
             if failed is not None:
-                clause = self._clause(group, *failed, funnel.short)
-                return Reason(clause, funnel.stages, self._blockers(funnel, window))
+                clause = self._clause(group, *failed, funnel)
+                return Reason(clause, funnel.stages, self._blockers(group, funnel, window))
             first = first or funnel
         assert first is not None, "a request has at least one group"
         within = self._request.placement.within
-        needed = describe(self._demands[0], self._request.placement, free=True)
+        needed = self._describe(0, free=True)
         if len(self._demands) > 1:
             clause = f"needs {len(self._demands)} groups at once, each fits alone but not together"
         elif within:
             clause = f"needs {needed}, no {within} has enough free"
         else:
             clause = f"needs {needed}, the free units are too scattered"
-        return Reason(clause, first.stages, self._blockers(first, window))
+        return Reason(clause, first.stages, self._blockers(0, first, window))
 
-    def _clause(
-        self, group: int, stage: FunnelStage, before: int, short: tuple[tuple[Demand, int], ...]
-    ) -> str:
-        demands, placement = self._demands[group], self._request.placement
-        needed = describe(demands, placement)
+    def _describe(self, group: int, *, free: bool = False) -> str:
+        within = self._request.placement.within
+        return describe(self._demands[group], within, self._exclusions[group], free=free)
+
+    def _clause(self, group: int, stage: FunnelStage, before: int, funnel: _Funnel) -> str:
+        needed = self._describe(group)
         count = stage.passed
         still = f"{stage.needed} {'is' if stage.needed == 1 else 'are'} needed"
         be = "is" if count == 1 else "are"
         if stage.name == _FREE:
-            return self._free_clause(group, stage, before, short)
+            return self._free_clause(group, stage, before, funnel)
         if stage.name == _ALL:
             return f"needs {needed}, the cluster has {format_count(count, NODE)} and {still}"
         if stage.name == _MATCH:
@@ -107,17 +115,18 @@ class Explainer:
             return f"needs {needed}; {count} of {before} nodes {verb} the constraint, {still}"
         if stage.name in (_UP, _LARGE):
             return f"needs {needed}; {count} of {before} nodes {be} {stage.name}, {still}"
-        return f"needs {needed}, {count} of {stage.needed} {'fits' if count == 1 else 'fit'} now"
+        details = "".join(f"; {reason}" for reason in excluding(funnel.excluded.values()))
+        return f"needs {needed}, {count} of {stage.needed} {'fits' if count == 1 else 'fit'} now{details}"
 
-    def _free_clause(
-        self, group: int, stage: FunnelStage, before: int, short: tuple[tuple[Demand, int], ...]
-    ) -> str:
+    def _free_clause(self, group: int, stage: FunnelStage, before: int, funnel: _Funnel) -> str:
         """The nodes that have enough free; then, where the first part does not say it, what is short."""
-        demands, placement = self._demands[group], self._request.placement
-        outer = demands[0]
+        outer = self._demands[group][0]
+        short = funnel.short
         of_nodes = f"{stage.passed} of {before}" + ("" if outer.type == NODE else " nodes")
         is_one = stage.passed == 1
-        is_rule_broken = any(demand.type not in contents(outer) for demand, _ in short)
+        is_rule_broken = bool(funnel.excluded) or any(
+            demand.type not in contents(outer) for demand, _ in short
+        )
         if outer.type == SLOT and stage.needed < outer.count.min:
             fits = f"{of_nodes} {'fits' if is_one else 'fit'} a slot"
             result = f"; {fits}, at least {format_count(stage.needed, NODE)} are needed"
@@ -130,24 +139,29 @@ class Explainer:
             shortage(demand, most)
             for demand, most in short
             if most > 0 or len(contents(outer)) > 1 or demand.type not in contents(outer)
-        ]
+        ] + excluding(funnel.excluded.values())
         detail = f"; {join(details)}" if details else ""
-        return f"needs {describe(demands, placement, free=True)}{result}{detail}"
+        return f"needs {self._describe(group, free=True)}{result}{detail}"
 
     def _funnel(self, group: int, window: Window) -> _Funnel:
         demands = self._demands[group]
         constraint = self._request.groups[group].constraint
-        placement = self._request.placement
-        ideal = Bounds(demands, constraint, placement, IDEAL, self._excluded_nodes)
+        exclusion = self._exclusions[group]
+        no_keys = replace(exclusion, forbids={})
+        ideal = Bounds(demands, constraint, no_keys, IDEAL, self._excluded_nodes)
         ideal.below(self._graph.root)
-        real = Bounds(demands, constraint, placement, window, self._excluded_nodes, self._whole_nodes)
+        real = Bounds(demands, constraint, exclusion, window, self._excluded_nodes, self._whole_nodes)
         sums = real.below(self._graph.root)
+        keyless = real  # as if no key were in use
+        if exclusion.forbids:
+            keyless = Bounds(demands, constraint, no_keys, window, self._excluded_nodes, self._whole_nodes)
+            keyless.below(self._graph.root)
         nodes = self._graph.of_type(NODE)
         eligible = [node for node in nodes if constraint is None or matches(constraint, node)]
         up = [node for node in eligible if node.up and all(above.up for above in node.ancestors())]
         large = [node for node in up if ideal.per_node.get(node.index, 0) > 0]
         free = [node for node in large if real.per_node.get(node.index, 0) > 0]
-        needed = self._nodes_needed(demands, ideal)
+        needed = self._nodes_needed(group, ideal)
         stages: list[FunnelStage] = []
         if nodes:
             stages.append(FunnelStage(_ALL, len(nodes), needed))
@@ -165,40 +179,89 @@ class Explainer:
         ]
         busy = [node for node in large if node.index not in free_indexes] or partly_free
         leaves = [demand for demand in flatten(demands) if not demand.with_ and demand not in demands]
-        found = [(demand, real.most.get(id(demand), (0, ""))[0]) for demand in leaves]
+        found = [(demand, keyless.most.get(id(demand), (0, ""))[0]) for demand in leaves]
         short = [(demand, most) for demand, most in found if most < demand.count.min]
-        return _Funnel(tuple(stages), tuple(busy) if nodes else (self._graph.root,), tuple(short))
+        excluded = {
+            node.index: key
+            for node in large
+            if keyless.per_node.get(node.index, 0) > real.per_node.get(node.index, 0)
+            and (key := exclusion.blocking_key_above(node, window)) is not None
+        }
+        return _Funnel(tuple(stages), tuple(busy) if nodes else (self._graph.root,), tuple(short), excluded)
 
-    def _nodes_needed(self, demands: tuple[Demand, ...], ideal: Bounds) -> int:
+    def _nodes_needed(self, group: int, ideal: Bounds) -> int:
         """The least number of nodes, if every node held as many slots as it can."""
-        for demand in demands:
+        for demand in self._demands[group]:
             if demand.type == NODE:
                 return demand.count.min
             if demand.type == SLOT:
-                if self._request.placement.distinct_nodes:
+                if self._exclusions[group].one_slot_per:
                     return demand.count.min
                 most = max(ideal.per_node.values(), default=0)
                 return -(-demand.count.min // most) if most else 1
         return 1
 
-    def _blockers(self, funnel: _Funnel, window: Window) -> tuple[Blocker, ...]:
+    def _blockers(self, group: int, funnel: _Funnel, window: Window) -> tuple[Blocker, ...]:
         """What occupies the short resources. Those without an end come first: waiting does not help there."""
         short = {demand.type for demand, _ in funnel.short}
-        job_ends: dict[int, int] = {}
-        external: set[str] = set()
+        found = _Occupants(window)
         for node in funnel.busy:
+            if node.index in funnel.excluded:
+                for vertex in (node, *node.ancestors()):
+                    found.add_users(vertex, self._exclusions[group].forbids.get(vertex.type, ()))
+                continue
             for vertex in self._graph.walk(node):
-                state = vertex.state
-                if state is None or (short and vertex.type not in short and vertex.type != NODE):
-                    continue
-                for (job, _), booking in state.bookings.items():
-                    end = max(booking.end, window.now + 1) if booking.live else booking.end
-                    if booking.units and booking.start < window.end and window.start < end:
-                        job_ends[job] = max(job_ends.get(job, 0), end)
-                external.update(
-                    name for name, share in state.external.items() if share.units and not share.standing
-                )
-        blockers = [Blocker(external_usage=name) for name in external]
-        blockers += [Blocker(job, until_s=None if end >= FOREVER else end) for job, end in job_ends.items()]
-        blockers.sort(key=lambda blocker: (blocker.until_s is not None, blocker.until_s or 0, str(blocker)))
-        return tuple(blockers[:_BLOCKERS_MAX])
+                if not short or vertex.type in short or vertex.type == NODE:
+                    found.add_holders(vertex)
+        return found.blockers()
+
+
+class _Occupants:
+    """The jobs and external usage that are in the way during a window."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._job_ends: dict[int, int] = {}
+        self._external: set[str] = set()
+
+    def add_holders(self, vertex: Vertex) -> None:
+        """Adds what has units of a vertex."""
+        state = vertex.state
+        if state is not None:
+            self._add(
+                ((job, booking) for (job, _), booking in state.bookings.items() if booking.units),
+                (name for name, share in state.external.items() if share.units and not share.standing),
+            )
+
+    def add_users(self, vertex: Vertex, keys: tuple[ExclusionKey, ...]) -> None:
+        """Adds what uses one of the keys at a vertex."""
+        state = vertex.state
+        if state is not None and state.keys is not None and keys:
+            wanted = set(keys)
+            self._add(
+                (
+                    (job, booking)
+                    for (job, _), booking in state.bookings.items()
+                    if booking.keys and not wanted.isdisjoint(booking.keys)
+                ),
+                (
+                    name
+                    for name, share in state.external.items()
+                    if not share.standing and not wanted.isdisjoint(share.keys)
+                ),
+            )
+
+    def _add(self, bookings: Iterable[tuple[int, Booking]], external: Iterable[str]) -> None:
+        for job, booking in bookings:
+            end = max(booking.end, self._window.now + 1) if booking.live else booking.end
+            if booking.start < self._window.end and self._window.start < end:
+                self._job_ends[job] = max(self._job_ends.get(job, 0), end)
+        self._external.update(external)
+
+    def blockers(self) -> tuple[Blocker, ...]:
+        found = [Blocker(external_usage=name) for name in self._external]
+        found += [
+            Blocker(job, until_s=None if end >= FOREVER else end) for job, end in self._job_ends.items()
+        ]
+        found.sort(key=lambda blocker: (blocker.until_s is not None, blocker.until_s or 0, str(blocker)))
+        return tuple(found[:_BLOCKERS_MAX])

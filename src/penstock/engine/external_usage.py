@@ -3,7 +3,8 @@
 An external usage has a name, a vertex (mostly a node), units by resource type, and no end. The units of each
 type are distributed over the vertices of that type below, in edge order, filling one before the next;
 vertices with bookings of our jobs come last. External usage can exceed the capacity: the excess is put on the
-first vertex, whose free units are negative for that time. Setting an external usage again replaces it.
+first vertex, whose free units are negative for that time. The exclusion keys that it brings are in use at the
+vertices of their levels above it. Setting an external usage again replaces it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.vertex_state import ExternalShare, VertexState, refresh_excess
 from penstock.errors import BadRequest
+from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = ["ExternalUsage", "ExternalUsageTable"]
 
@@ -25,6 +27,7 @@ class ExternalUsage:
     at: Vertex
     units: Mapping[str, int]  # by resource type
     standing: bool
+    brings: tuple[ExclusionKey, ...] = ()
 
 
 class ExternalUsageTable:
@@ -41,7 +44,15 @@ class ExternalUsageTable:
     def __contains__(self, name: str) -> bool:
         return name in self._vertices
 
-    def set(self, name: str, at: Vertex, units: Mapping[str, int], *, standing: bool = False) -> None:
+    def set(
+        self,
+        name: str,
+        at: Vertex,
+        units: Mapping[str, int],
+        *,
+        standing: bool = False,
+        brings: tuple[ExclusionKey, ...] = (),
+    ) -> None:
         """Records external usage of `units` (by resource type) on a vertex or below it."""
         for resource_type, count in units.items():
             if count < 0:
@@ -66,15 +77,17 @@ class ExternalUsageTable:
             for above in vertex.ancestors():
                 touched[above.index] = above
         own_units = {vertex.index: count for vertex, count in own}
+        holders = {at.index, *(above.index for above in at.ancestors())} if brings else ()
         for vertex in touched.values():
             if vertex.state is None:
                 vertex.state = VertexState()
-            share = ExternalShare(own_units.get(vertex.index, 0), below.get(vertex.index, {}), standing)
+            keys = tuple(key for key in brings if key.level == vertex.type and vertex.index in holders)
+            share = ExternalShare(own_units.get(vertex.index, 0), below.get(vertex.index, {}), standing, keys)
             vertex.state.add_external(name, share)
         for vertex in touched.values():
             refresh_excess(vertex)
         self._vertices[name] = list(touched.values())
-        self._usages[name] = ExternalUsage(name, at, dict(units), standing)
+        self._usages[name] = ExternalUsage(name, at, dict(units), standing, brings)
 
     def remove(self, name: str) -> None:
         """Removes an external usage. An unknown name is ignored."""
@@ -118,7 +131,7 @@ class ExternalUsageTable:
                 again.update(unplaced)
         for name in [name for name in self._usages if name in again] if again else ():
             usage = self._usages[name]
-            self.set(usage.name, usage.at, usage.units, standing=usage.standing)
+            self.set(usage.name, usage.at, usage.units, standing=usage.standing, brings=usage.brings)
 
     def _distribute(
         self, name: str, at: Vertex, units: Mapping[str, int]
@@ -134,7 +147,7 @@ class ExternalUsageTable:
             pools = [vertex for vertex in self._graph.walk(at) if vertex.type == resource_type]
             if not pools:
                 # Only an added vertex changes this, so it is not tried again at every release: there can be
-                # thousands (host ports that no job requests).
+                # thousands (pods with a resource that their node does not report any more).
                 self._unplaced.setdefault(resource_type, {})[name] = None
                 self._newest.setdefault(resource_type, self._graph.newest(resource_type))
                 continue

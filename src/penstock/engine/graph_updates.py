@@ -62,7 +62,9 @@ def remove(engine: Engine, top: Vertex, *, recount: bool = True) -> Removal:
     gone = {vertex.index for vertex in engine.graph.remove_subtree(top)}
     for usage in detached:
         if usage.at.index not in gone:
-            engine.external_usage.set(usage.name, usage.at, usage.units, standing=usage.standing)
+            engine.external_usage.set(
+                usage.name, usage.at, usage.units, standing=usage.standing, brings=usage.brings
+            )
     if recount:
         engine.recompute_totals()
     return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)

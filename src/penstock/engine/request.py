@@ -15,6 +15,7 @@ from typing import Final
 from penstock.engine.graph import DEPTH_MAX
 from penstock.errors import BadRequest
 from penstock.model.constraint import Constraint
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobspec import Count, Jobspec, Resource
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Placement",
     "Request",
     "check_distinct",
+    "check_exclusive",
     "compile_demands",
     "request_of",
     "slot_request",
@@ -55,6 +57,8 @@ class NothingAllocated(InvalidResources):
 class Group:
     resources: tuple[Resource, ...]
     constraint: Constraint | None = None
+    brings: tuple[ExclusionKey, ...] = ()  # in use at the vertices of their levels that contain a slot
+    forbids: tuple[ExclusionKey, ...] = ()  # no slot is below a vertex at which one of them is in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +107,13 @@ def slot_request(
     duration_s: int | None = None,
     constraint: Constraint | None = None,
     placement: Placement = _ANYWHERE,
+    brings: tuple[ExclusionKey, ...] = (),
+    forbids: tuple[ExclusionKey, ...] = (),
 ) -> Request:
     """Equal slots with the same resource requests: the form of most jobs."""
     inner = tuple(Resource(resource_type, Count(units, units)) for resource_type, units in requests.items())
     slot = Resource(SLOT, Count(slots, slots), with_=inner, label="default")
-    return Request((Group((slot,), constraint),), duration_s, placement)
+    return Request((Group((slot,), constraint, brings, forbids),), duration_s, placement)
 
 
 def compile_demands(
@@ -174,6 +180,17 @@ def check_distinct(demands: tuple[Demand, ...]) -> None:
     for demand in demands:
         if demand.type != SLOT:
             _check_one_slot(demand, inside_node=False)
+
+
+def check_exclusive(demands: tuple[Demand, ...]) -> None:
+    """Checks that exclusion keys apply: they belong to slots, which must be the outermost resource."""
+    if len(demands) != 1 or demands[0].type != SLOT:
+        raise InvalidResources(
+            "exclusion keys without slots",
+            where="resources",
+            found=", ".join(demand.type for demand in demands),
+            expected="slots as the outermost resource",
+        )
 
 
 def _check_one_slot(demand: Demand, inside_node: bool) -> None:

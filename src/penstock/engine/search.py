@@ -17,6 +17,7 @@ from typing import Final
 
 from penstock.engine.booking import Booker, Claims, Span, claims_of, slots_of
 from penstock.engine.candidates import Selection
+from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import Policy, SearchOrder, Usage
@@ -35,6 +36,7 @@ class PreparedRequest:
 
     request: Request
     demands: tuple[tuple[Demand, ...], ...]
+    exclusions: tuple[Exclusion, ...]  # one per group
     top: Vertex | None = None  # None: the root, or each domain of `placement.within`
     excluded_nodes: frozenset[int] = frozenset()
 
@@ -185,12 +187,11 @@ class Search:
                 if selection is None:
                     return None
                 selections[group] = selection
+                slots = slots_of([selection], [prepared.request.groups[group]])
                 if prepared.request.placement.distinct_nodes:
-                    excluded_nodes |= {
-                        slot.node.index for slot in slots_of([selection]) if slot.node is not None
-                    }
+                    excluded_nodes |= {slot.node.index for slot in slots if slot.node is not None}
                 claims = claims_of([selection], self._policy.node_exclusive)
-                self._booker.book((_TENTATIVE, group), claims, span)
+                self._booker.book((_TENTATIVE, group), claims, span, slots)
                 tried.append((group, claims))
         finally:
             for group, claims in reversed(tried):
@@ -215,7 +216,7 @@ class Search:
             window,
             prepared.demands[group],
             constraint,
-            request.placement,
+            prepared.exclusions[group],
             excluded_nodes,
             full_nodes if _is_slots_alone(prepared.demands[group]) else None,
         )

@@ -9,6 +9,8 @@ External usage has no end. Transient usage counts now and in every plan, but not
 ever fit. Standing usage (present permanently, like the daemons of a node) reduces the capacity of the vertex,
 and does not prevent exclusive use.
 
+Exclusion keys are booked like units: a key is in use while at least one booking or external usage brings it.
+
 A `Window` is the time span of a query, the current time, and the view (`TimeView`).
 """
 
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 
 from penstock.engine.graph import Vertex
 from penstock.engine.planner import FOREVER, Planner
+from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = [
     "Booking",
@@ -31,6 +34,7 @@ __all__ = [
     "free_below",
     "free_units",
     "is_idle",
+    "is_key_in_use",
     "refresh_excess",
 ]
 
@@ -62,15 +66,32 @@ class Booking:
     units: int  # of the vertex itself; 0 if the job only has something below
     exclusive: bool
     below: dict[str, int]  # units of filter types below the vertex; immutable
+    keys: dict[ExclusionKey, int] | None = (
+        None  # keys of the vertex, and how many slots bring each; immutable
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalShare:
-    """What one external usage takes at one vertex: own units, and units of filter types below."""
+    """What one external usage takes at one vertex: own units, units of filter types below, and keys."""
 
     units: int
     below: dict[str, int]
     standing: bool
+    keys: tuple[ExclusionKey, ...] = ()
+
+
+class KeyUse:
+    """How often one key is in use at one vertex: by bookings over time, and by external usage."""
+
+    __slots__ = ("external", "plan")
+
+    def __init__(self) -> None:
+        self.plan = Planner()
+        self.external = [0, 0]  # transient, standing
+
+    def is_empty(self) -> bool:
+        return self.plan.is_empty() and self.external == [0, 0]
 
 
 class VertexState:
@@ -85,6 +106,7 @@ class VertexState:
         "external",
         "external_below",
         "external_units",
+        "keys",
         "live_end_min",
         "plan",
         "presence",
@@ -101,6 +123,7 @@ class VertexState:
         self.below: dict[str, Planner] = {}
         self.external_units = [0, 0]  # own units: transient, standing
         self.external_below: dict[str, list[int]] = {}
+        self.keys: dict[ExclusionKey, KeyUse] | None = None  # keys in use; None: none
         self.transient_shares = 0  # transient external usage on the vertex or below
         self.live_end_min = FOREVER  # the earliest planned end of a live booking
         self.exclusive_bookings = 0  # number of exclusive bookings
@@ -124,6 +147,8 @@ class VertexState:
             if planner is None:
                 planner = self.below[resource_type] = Planner()
             planner.add(booking.start, booking.end, units)
+        for exclusion_key, count in booking.keys.items() if booking.keys else ():
+            self._key_use(exclusion_key).plan.add(booking.start, booking.end, count)
         if booking.live:
             self.live_end_min = min(self.live_end_min, booking.end)
 
@@ -139,6 +164,9 @@ class VertexState:
             planner.remove(booking.start, booking.end, units)
             if planner.is_empty():
                 del self.below[resource_type]
+        for exclusion_key, count in booking.keys.items() if booking.keys else ():
+            self._key_use(exclusion_key).plan.remove(booking.start, booking.end, count)
+            self._drop_unused_key(exclusion_key)
         if booking.live and booking.end == self.live_end_min < FOREVER:
             self.live_end_min = min((b.end for b in self.bookings.values() if b.live), default=FOREVER)
 
@@ -157,8 +185,24 @@ class VertexState:
             external_units[which] += sign * units
             if external_units == [0, 0]:
                 del self.external_below[resource_type]
+        for exclusion_key in share.keys:
+            self._key_use(exclusion_key).external[which] += sign
+            self._drop_unused_key(exclusion_key)
         if not share.standing:
             self.transient_shares += sign
+
+    def _key_use(self, key: ExclusionKey) -> KeyUse:
+        if self.keys is None:
+            self.keys = {}
+        use = self.keys.get(key)
+        if use is None:
+            use = self.keys[key] = KeyUse()
+        return use
+
+    def _drop_unused_key(self, key: ExclusionKey) -> None:
+        if self.keys is not None and self.keys[key].is_empty():
+            del self.keys[key]
+            self.keys = self.keys or None
 
     def overdue(self, now: int) -> list[Booking]:
         """Live bookings whose planned end has passed. They keep their units until they are released."""
@@ -245,6 +289,21 @@ def is_idle(vertex: Vertex, window: Window) -> bool:
         return True
     # A live booking lasts until it is released, also past its planned end.
     return state.live_end_min > window.now and not any(b.live and b.units for b in state.bookings.values())
+
+
+def is_key_in_use(vertex: Vertex, key: ExclusionKey, window: Window) -> bool:
+    """Whether a key is in use at the vertex at any instant of the window."""
+    state = vertex.state
+    use = state.keys.get(key) if state is not None and state.keys is not None else None
+    if state is None or use is None:
+        return False
+    if use.external[1] > 0 or window.view is TimeView.IDEAL:
+        return use.external[1] > 0
+    if use.external[0] > 0 or use.plan.booked_most(window.start, window.end) > 0:
+        return True
+    if window.start > window.now:
+        return False
+    return any(booking.keys and key in booking.keys for booking in state.overdue(window.now))
 
 
 def refresh_excess(vertex: Vertex) -> None:

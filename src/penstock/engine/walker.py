@@ -26,9 +26,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from penstock.engine.candidates import Candidate, Choice, Found, Selection, bundles, reduced
+from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.policies import NODE_FACTOR, Policy, SearchOrder, Usage
-from penstock.engine.request import SLOT, SLOTS_MAX, Demand, Placement
+from penstock.engine.request import SLOT, SLOTS_MAX, Demand
 from penstock.engine.vertex_state import (
     TimeView,
     Window,
@@ -63,7 +64,7 @@ class Walk:
         window: Window,
         demands: tuple[Demand, ...],
         constraint: Constraint | None,
-        placement: Placement,
+        exclusion: Exclusion,
         excluded_nodes: frozenset[int] = frozenset(),
         full_nodes: set[int] | None = None,
     ) -> None:
@@ -73,10 +74,12 @@ class Walk:
         self._window = window
         self._wants = demands
         self._constraint = constraint
-        self._placement = placement
+        self._exclusion = exclusion
         self._excluded_nodes = excluded_nodes  # already used by a placement on distinct nodes
         self._full_nodes = full_nodes  # nodes known to fit no slot; None: not recorded
         self._cutoff = _cutoff(policy, order, demands)
+        if graph.has_shared and any(level != NODE for level in exclusion.one_slot_per):
+            self._cutoff = None  # Which vertices can discard a slot depends on the path to it.
         self._slots_made = 0
         self._entered: set[int] = set()
         self.preorder = 0
@@ -198,6 +201,8 @@ class Walk:
                 return True
             if vertex.type == NODE and self._policy.node_exclusive and not is_idle(vertex, window):
                 return True
+        if self._exclusion.forbids and self._exclusion.blocking_key(vertex, window) is not None:
+            return True
         # A divisible vertex can be shared, unless it is requested as exclusive.
         alone = matched is not None and excl and (not vertex.divisible or matched.exclusive is True)
         if alone and not is_idle(vertex, window):
@@ -297,15 +302,16 @@ class Walk:
                     )
             slots.append(Candidate(score, 1, choices))
             self._slots_made += 1
-            # With distinct nodes only the first slot of a node counts, which is its best.
-            if self._cutoff is not None and (
-                (place == 0 and vertex.type == NODE) or not self._placement.distinct_nodes
-            ):
+            if self._cutoff is not None and not self._exclusion.one_slot_per:
                 self._cutoff.note(score)
 
     def _pass_up(self, vertex: Vertex, found: Found, to_parent: Found) -> None:
-        if self._placement.distinct_nodes and vertex.type == NODE and SLOT in found:
+        limited = self._exclusion.one_slot_per
+        if vertex.type in limited and found.get(SLOT):
             found[SLOT] = self._sorted(found[SLOT])[:1]
+            # A slot counts for the cutoff once no vertex above can discard it in favour of another one.
+            if self._cutoff is not None and not any(above.type in limited for above in vertex.ancestors()):
+                self._cutoff.note(found[SLOT][0].score)
         for resource_type, candidates in found.items():
             to_parent.setdefault(resource_type, []).extend(candidates)
 

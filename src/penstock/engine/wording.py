@@ -6,23 +6,26 @@ each`. Nested levels between are multiplied out; they would make the phrase long
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.engine.request import SLOT, Demand, Placement
+from penstock.engine.exclusion import Exclusion
+from penstock.engine.request import SLOT, Demand
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.resource_types import anti_affinity_selector, format_count, is_plural, resource_name
 
-__all__ = ["contents", "describe", "flatten", "has_one_item", "join", "shortage"]
+__all__ = ["contents", "describe", "excluding", "flatten", "has_one_item", "join", "shortage"]
 
 _PODS: Final = "pods"  # every pod takes one; a node has as many as its kubelet allows
 
 
-def describe(demands: tuple[Demand, ...], placement: Placement, *, free: bool = False) -> str:
+def describe(demands: tuple[Demand, ...], within: str, exclusion: Exclusion, *, free: bool = False) -> str:
     """What a group needs; with `free`, that it must be free."""
-    return join(_describe(demand, placement, free) for demand in demands)
+    return join(_describe(demand, within, exclusion, free) for demand in demands)
 
 
-def _describe(demand: Demand, placement: Placement, free: bool) -> str:
+def _describe(demand: Demand, within: str, exclusion: Exclusion, free: bool) -> str:
     inside = contents(demand)
     exclusive = demand.exclusive is True
     adjective = ""
@@ -33,9 +36,10 @@ def _describe(demand: Demand, placement: Placement, free: bool) -> str:
         inner = "free" if free and not exclusive else ""
         items = [format_count(units, name, inner) for name, units in inside.items()]
         text += f" with {join(items)}" + (" each" if demand.count.min != 1 else "")
-    if demand.type == SLOT and placement.distinct_nodes and demand.count.min > 1:
-        text += " on distinct nodes"
-    return f"{text} inside one {placement.within}" if placement.within else text
+    if demand.type == SLOT and exclusion.one_slot_per and demand.count.min > 1:
+        text += f" on distinct {join(f'{level}s' for level in exclusion.one_slot_per)}"
+        text += f" ({join(exclusion.because_of)})" if exclusion.because_of else ""
+    return f"{text} inside one {within}" if within else text
 
 
 def has_one_item(demand: Demand) -> bool:
@@ -68,6 +72,12 @@ def shortage(demand: Demand, most: int) -> str:
         return f"no {resource_name(demand.type)} is free"
     verb = "are" if is_plural(most, demand.type) else "is"
     return f"at most {format_count(most, demand.type)} {verb} free together"
+
+
+def excluding(keys: Iterable[ExclusionKey]) -> list[str]:
+    """Which keys exclude how many nodes, given one key for each excluded node."""
+    counts = Counter(key.name for key in keys)
+    return [f"{name} excludes {format_count(count, 'node')}" for name, count in sorted(counts.items())]
 
 
 def flatten(demands: Iterable[Demand]) -> list[Demand]:
