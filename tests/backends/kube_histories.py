@@ -11,9 +11,8 @@ import msgspec
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import KubeObject, Node, Pod
-from penstock.podspec.problems import GROUP_INADMISSIBLE, PodProblem
 from penstock.protocol.facts import Fact, IntentResult, Outcome
-from penstock.protocol.intents import Assignment, Intent, Place, StatusUpdate, WorkloadStatus
+from penstock.protocol.intents import Assignment, Intent, Place
 from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
 from penstock.sched.scheduler import Scheduler
@@ -187,12 +186,6 @@ class Cluster:
     def feed(self, *facts: Fact) -> None:
         step = self.scheduler.handle(facts, self.now)
         self.execute(step.intents)
-        self.deliver(step.status_updates)
-
-    def deliver(self, status_updates: tuple[StatusUpdate, ...]) -> None:
-        for update in status_updates:
-            if update.status is WorkloadStatus.INADMISSIBLE:
-                self.cache.mark_inadmissible(update.workload, PodProblem(GROUP_INADMISSIBLE, update.reason))
 
     def execute(self, intents: tuple[Intent, ...]) -> None:
         if self.is_slow:
@@ -248,7 +241,6 @@ class Cluster:
                 next(passing)
         except StopIteration as done:
             self.execute(done.value.intents)
-            self.deliver(done.value.status_updates)
 
 
 def changed(one: T, **changes: object) -> T:

@@ -17,7 +17,7 @@ from penstock.backends.kube.backend import KubeBackend
 from penstock.backends.kube.settings import KubeSettings
 from penstock.errors import Unavailable
 from penstock.kube.errors import NotFound
-from penstock.kube.resources import JOBS
+from penstock.kube.resources import JOBS, PODS
 from penstock.kube.watch import Deleted, Upserted
 from penstock.podspec.keys import DEADLINE_SET_ANNOTATION, JOB_ANNOTATION
 from penstock.protocol.facts import (
@@ -176,9 +176,6 @@ def test_the_old_cache_stays_in_use_during_a_refresh(run: Run) -> None:
         async with harness.running():
             await harness.until(harness.snapshots)
             server.is_slow = {"pods"}
-            harness.backend.publish_status(
-                [StatusUpdate("default/pod/uid-b", 5, WorkloadStatus.INADMISSIBLE, "nobody wants it")]
-            )
             harness.backend.refresh()
             await harness.until(lambda: server.lists > 10)
             await harness.backend.apply(1, [PLACE])
@@ -193,9 +190,33 @@ def test_the_old_cache_stays_in_use_during_a_refresh(run: Run) -> None:
     run(harness, scenario)
     assert [[one.member for one in found.members] for found in harness.snapshots()] == [
         ["uid-a", "uid-b"],
-        ["uid-a"],
-        ["uid-a"],
-    ], "what was given up stays so"
+        ["uid-a", "uid-b"],
+        ["uid-a", "uid-b"],
+    ]
+
+
+def test_the_waiting_pods_of_an_inadmissible_group_get_the_condition_and_stay_members(run: Run) -> None:
+    owner = owned_by("Job", "train")
+    pods = [pod("a", owner=owner, node="n1", placed=True, phase="Running"), pod("b", owner=owner)]
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[*pods], jobs=[job("train")]))
+
+    async def scenario() -> None:
+        async with harness.running():
+            await harness.until(harness.snapshots)
+            (workload,) = harness.snapshots()[0].workloads
+            harness.backend.publish_status(
+                [StatusUpdate(workload.workload, 5, WorkloadStatus.INADMISSIBLE, "CANCELED: not today")]
+            )
+            await harness.until(lambda: "patch" in harness.client.verbs())
+            harness.backend.refresh()
+            await harness.until(lambda: len(harness.snapshots()) == 2)
+
+    run(harness, scenario)
+    (what,) = (what for verb, what in harness.client.requests if verb == "patch")
+    assert what[0] == PODS.path("default", "b", "status")
+    (condition,) = what[1]["status"]["conditions"]
+    assert (condition["reason"], condition["message"]) == ("GroupInadmissible", "CANCELED: not today")
+    assert [one.member for one in harness.snapshots()[1].members] == ["uid-b"]
 
 
 def test_the_deadline_of_the_last_attempt_is_removed_when_a_group_waits(run: Run) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from penstock.kube.types import Pod
-from penstock.podspec.problems import GROUP_INADMISSIBLE, PodProblem
 from penstock.protocol.facts import (
     ExternalUsageGone,
     ExternalUsageSet,
@@ -143,39 +142,6 @@ def test_a_workload_lives_while_a_controller_wants_to_create_pods() -> None:
 def test_an_ordered_stateful_set_keeps_no_workload_alive() -> None:
     assert cache_of(stateful_set("db")).snapshot(NOW).workloads == ()
     assert len(cache_of(stateful_set("db", parallel=True)).snapshot(NOW).workloads) == 1
-
-
-def test_a_new_pod_makes_an_inadmissible_group_schedulable_again() -> None:
-    owner = owned_by("Job", "train")
-    cache = cache_of(job("train"), pod("a", owner=owner), pod("b", owner=owner))
-    new_facts(cache)
-    cache.mark_inadmissible(
-        "default/job/train/uid-train", PodProblem(GROUP_INADMISSIBLE, "members are missing")
-    )
-    assert new_facts(cache) == [MemberGone("uid-a"), MemberGone("uid-b")]
-    assert cache.take_problem_changes()["uid-a"] == PodProblem(GROUP_INADMISSIBLE, "members are missing")
-    other = cache_of(job("train"), pod("a", owner=owner), pod("b", owner=owner))
-    other.inherit(cache)
-    assert other.snapshot(NOW).members == ()
-    put(cache, pod("c", owner=owner))
-    assert [fact.member for fact in new_facts(cache) if isinstance(fact, MemberSet)] == [
-        "uid-c",
-        "uid-a",
-        "uid-b",
-    ]
-
-
-def test_an_inadmissible_group_is_recognised_after_a_restart() -> None:
-    condition = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": GROUP_INADMISSIBLE,
-        "message": "members are missing",
-    }
-    labels = {GROUP: "ring", SIZE: "2"}
-    pods = [pod(name, labels=labels, status={"conditions": [condition]}) for name in "ab"]
-    assert cache_of(*pods).snapshot(NOW).members == ()
-    assert len(cache_of(*pods, pod("c", labels=labels)).snapshot(NOW).members) == 3
 
 
 def test_a_claim_and_its_volume_make_waiting_pods_schedulable() -> None:

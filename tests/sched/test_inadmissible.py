@@ -57,6 +57,14 @@ def test_members_of_a_cancelled_group_make_no_job_after_a_restart() -> None:
         assert cancelled.workloads() == []
 
 
+def test_a_new_member_readmits_waiting_members_that_are_not_reported_again() -> None:
+    cancelled = Cancelled()
+    cancelled.instance.feed(member("w", 2, TOO_LARGE))
+    (job,) = cancelled.scheduler.state.jobs.values()
+    assert sorted(job.members) == ["w-0", "w-1", "w-2"]
+    assert not cancelled.tables.inadmissible
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("first", ["who waits", "who comes"])
 def test_a_new_member_readmits_all_waiting_members(restarts: bool, first: str) -> None:

@@ -15,7 +15,6 @@ from penstock.kube.types import ObjectMeta, PartialPod, Pod
 from penstock.podspec.controllers import controller_ref_of
 from penstock.podspec.keys import JOB_ANNOTATION
 from penstock.podspec.pod_resources import PODS, ResourceList, pod_usage
-from penstock.podspec.problems import GROUP_INADMISSIBLE
 from penstock.podspec.timestamps import epoch_seconds
 from penstock.protocol.facts import EndCause, ExternalUsageSet, MemberStatus, Phase
 
@@ -23,7 +22,6 @@ __all__ = [
     "decode_partial_pod",
     "external_usage_of",
     "full_name",
-    "inadmissible_message",
     "is_bound_by_us",
     "is_kubelet_rejection",
     "is_terminal",
@@ -65,14 +63,6 @@ def is_bound_by_us(pod: Pod) -> bool:
 def is_kubelet_rejection(reason: str) -> bool:
     """Whether a pod has failed because its kubelet did not admit it."""
     return reason in _KUBELET_REJECTIONS or reason.startswith("OutOf")
-
-
-def inadmissible_message(pod: Pod) -> str:
-    """The message of a pod whose condition says that its group is inadmissible; empty: it does not."""
-    for condition in pod.status.conditions or ():
-        if condition.type == "PodScheduled" and condition.reason == GROUP_INADMISSIBLE:
-            return condition.message or GROUP_INADMISSIBLE
-    return ""
 
 
 def decode_partial_pod(raw: bytes, before: Pod | None) -> Pod | None:

@@ -25,7 +25,7 @@ VOLUME_NOT_READY: Final = "VolumeNotReady"  # a claim or its volume is missing o
 POD_GROUP_NOT_FOUND: Final = "PodGroupNotFound"
 OWNER_NOT_SYNCED: Final = "OwnerNotSynced"  # the pod's controller has not been read yet
 OWNER_NOT_FOUND: Final = "OwnerNotFound"  # the pod's controller does not exist
-GROUP_INADMISSIBLE: Final = "GroupInadmissible"  # the job of the pod's group has ended; read after a restart
+GROUP_INADMISSIBLE: Final = "GroupInadmissible"  # the job of the pod's group has ended
 
 
 @dataclass(frozen=True, slots=True)

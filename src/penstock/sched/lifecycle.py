@@ -334,11 +334,6 @@ def _carry_over_members(state: SchedulerState, job: Job) -> None:
     members_of_next_job = state.workloads.take_next_members(job.workload)
     if job.workload not in state.workloads:
         return
-    if _is_inadmissible(job):
-        left = [one.key for one in job.members.values() if one.phase is MemberPhase.WAITING]
-        if left or members_of_next_job:
-            state.workloads.mark_inadmissible(job.workload, (*left, *members_of_next_job), _final_reason(job))
-        return
     waiting = {
         member.key: MemberSet(
             job.workload,
@@ -353,7 +348,11 @@ def _carry_over_members(state: SchedulerState, job: Job) -> None:
         for member in job.members.values()
         if member.phase is MemberPhase.WAITING and member.request is not None
     }
-    state.work.members_to_readmit.extend({**waiting, **members_of_next_job}.values())
+    left = {**waiting, **members_of_next_job}
+    if not _is_inadmissible(job):
+        state.work.members_to_readmit.extend(left.values())
+    elif left:
+        state.workloads.mark_inadmissible(job.workload, left, _final_reason(job))
 
 
 def _is_inadmissible(job: Job) -> bool:

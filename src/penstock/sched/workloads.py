@@ -18,7 +18,7 @@ __all__ = ["InadmissibleWorkload", "Workloads"]
 
 @dataclass(slots=True)
 class InadmissibleWorkload:
-    """An inadmissible workload, with its members that were reported as waiting since then."""
+    """An inadmissible workload. After a restart its waiting members are reported again."""
 
     record: InadmissibleSet
     waiting: dict[str, MemberSet] = field(default_factory=dict)
@@ -98,14 +98,15 @@ class Workloads:
     def restore_inadmissible(self, record: InadmissibleSet) -> None:
         self._inadmissible[record.workload] = InadmissibleWorkload(record)
 
-    def mark_inadmissible(self, workload: str, members: tuple[str, ...], reason: str) -> None:
-        """The remaining members of a workload get no further job until another member appears."""
-        record = InadmissibleSet(workload, members, reason)
-        self._inadmissible[workload] = InadmissibleWorkload(record)
+    def mark_inadmissible(self, workload: str, waiting: dict[str, MemberSet], reason: str) -> None:
+        """The waiting members of a workload get no further job until another member appears."""
+        record = InadmissibleSet(workload, tuple(waiting), reason)
+        self._inadmissible[workload] = InadmissibleWorkload(record, waiting)
+        self._inadmissible_members.update(dict.fromkeys(waiting, workload))
         self._journal.add(record)
 
     def readmit(self, workload: str) -> dict[str, MemberSet]:
-        """Makes a workload admissible again. Returns its members that were reported as waiting."""
+        """Makes a workload admissible again. Returns its waiting members."""
         known = self._inadmissible.pop(workload, None)
         if known is None:
             return {}

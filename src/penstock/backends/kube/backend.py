@@ -34,7 +34,6 @@ from penstock.kube.resources import ApiResource
 from penstock.kube.types import OwnerReference, Pod, UnstructuredObject
 from penstock.kube.watch import Deleted, Relisted, Upserted, WatchEvent, WatchState, reflect
 from penstock.podspec.controller_kinds import require_controller_kind
-from penstock.podspec.problems import PodProblem
 from penstock.protocol.backend import Sink
 from penstock.protocol.facts import Fact
 from penstock.protocol.intents import Intent, StatusUpdate, WorkloadStatus
@@ -105,15 +104,11 @@ class KubeBackend:
 
     def publish_status(self, status_updates: Sequence[StatusUpdate]) -> None:
         for update in status_updates:
-            condition = condition_of_update(update)
             if update.status is WorkloadStatus.FINISHED:
                 continue
-            if update.status is WorkloadStatus.INADMISSIBLE:
-                problem = PodProblem(condition.reason, update.reason)
-                self.cache.mark_inadmissible(update.workload, problem)
-                self._changed.set()
-                continue
-            if self._epoch is not None and self._has_snapshot:
+            condition = condition_of_update(update)
+            is_over = update.status is WorkloadStatus.INADMISSIBLE
+            if not is_over and self._epoch is not None and self._has_snapshot:
                 self._executor.restore_deadlines(update.workload)
             for pod in self.cache.waiting_pods(update.workload):
                 self._condition_writer.set(pod.metadata.uid, condition)
@@ -185,7 +180,6 @@ class KubeBackend:
         while len(self._synced) < watches:
             await self._next_batch()
         self._changed.clear()
-        cache.inherit(self.cache)
         self.cache = cache
         self.report(cache.snapshot(self._clock()))
         self._has_snapshot = True

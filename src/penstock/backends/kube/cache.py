@@ -10,7 +10,7 @@ A pod is in one of four states:
 - *bound by us*: on a node, with the annotation that our binding leaves. Its status is reported until it ends.
 - *waiting*: of ours, on no node, its spec understood and its controllers known. Reported as a member.
 - *with a problem*: of ours, on no node, and not schedulable as it is: an unsupported requirement, a missing
-  object, an inadmissible group. Its condition says so; the scheduler does not know of it.
+  object. Its condition says so; the scheduler does not know of it.
 
 Relations between objects are tracked elsewhere: pods and their controllers in `controllers`, workloads and
 PodGroups in `workloads`, claims and volumes in `volumes`, host ports in `host_ports`, anti-affinity rules
@@ -26,7 +26,6 @@ from dataclasses import replace
 from penstock.backends.kube.anti_affinity import EXTERNAL_PODS, AntiAffinityTracker
 from penstock.backends.kube.controllers import ControllerTracker
 from penstock.backends.kube.host_ports import HostPortTracker
-from penstock.backends.kube.inadmissible import InadmissibleWorkloads
 from penstock.backends.kube.node_usage import NodeUsage
 from penstock.backends.kube.reported import ReportedFacts
 from penstock.backends.kube.volumes import VolumeTracker
@@ -68,7 +67,6 @@ class ClusterCache:
         self._host_ports = HostPortTracker()
         self._anti_affinity = AntiAffinityTracker()
         self._node_usage = NodeUsage()
-        self._inadmissible = InadmissibleWorkloads(self.waiting_pods, self._mark_pods)
         self._reported = ReportedFacts()
         self._virtual_resources: dict[str, int] = {}  # of every node, as last reported
         self._unsynced: dict[str, None] = {}  # pods whose controllers are not known
@@ -256,16 +254,6 @@ class ClusterCache:
     def _mark_pods(self, pods: Iterable[str]) -> None:
         self._dirty_pods.update(dict.fromkeys(pods))
 
-    # Inadmissible workloads
-
-    def mark_inadmissible(self, workload: str, problem: PodProblem) -> None:
-        """The job of a workload has ended while pods of it wait; they wait until the user acts."""
-        self._inadmissible.add(workload, problem)
-
-    def inherit(self, before: ClusterCache) -> None:
-        """Takes over from the cache in use until now what no object in the cluster records."""
-        self._inadmissible.inherit(before._inadmissible)
-
     # Facts
 
     def snapshot(self, now: float) -> Snapshot:
@@ -275,7 +263,7 @@ class ClusterCache:
         self._virtual_resources = self._current_virtual_resources()
         self._dirty_nodes = dict.fromkeys(self._nodes)
         self._dirty_pods = dict.fromkeys(self._pods)
-        self._workloads.dirty = dict.fromkeys([*self._workloads.all(), *self._inadmissible.workloads()])
+        self._workloads.dirty = dict.fromkeys(self._workloads.all())
         self.facts(now)
         return self._reported.snapshot()
 
@@ -345,7 +333,6 @@ class ClusterCache:
         """Runs after the pods of the workloads were reported, so that their ends come first."""
         for workload in workloads:
             if not self._workloads.is_alive(workload):
-                self._inadmissible.remove(workload)
                 self._reported.report_workload_gone(workload, facts)
 
     def _report_pod(self, uid: str, facts: list[Fact], now: float) -> None:
@@ -390,9 +377,7 @@ class ClusterCache:
         member = member_of(pod, membership, self._volumes)
         if isinstance(member, PodProblem):
             return member
-        problem = self._workloads.missing_pod_group(membership) or self._inadmissible.problem_of(
-            pod, membership.workload
-        )
+        problem = self._workloads.missing_pod_group(membership)
         if problem is not None:
             return problem
         requests = self._with_anti_affinity(pod.metadata.uid, member.requests)
