@@ -48,7 +48,7 @@ class SnapshotSet:
 
     def node(self, name: str, *, ready: bool = True) -> None:
         self.nodes[name] = ApiNode(dict(ALLOCATABLE), ready)
-        self.graph_nodes[name] = GraphNode({**ALLOCATABLE, "hostport/TCP/80": 1}, up=ready)
+        self.graph_nodes[name] = GraphNode(ALLOCATABLE, up=ready)
 
     def pod(
         self, uid: str, node: str, usage: Mapping[str, int], *, scheduler: str = "default-scheduler"
@@ -58,7 +58,7 @@ class SnapshotSet:
 
     def foreign(self, uid: str, node: str, usage: Mapping[str, int]) -> None:
         self.pod(uid, node, usage)
-        self.external_usage[uid] = GraphExternalUsage(node, {**self.pods[uid].usage, "hostport/TCP/80": 1})
+        self.external_usage[uid] = GraphExternalUsage(node, self.pods[uid].usage)
 
     def left_over(self, uid: str, node: str, usage: Mapping[str, int]) -> None:
         self.pod(uid, node, usage, scheduler=NAMES[0])

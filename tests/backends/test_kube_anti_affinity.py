@@ -1,4 +1,4 @@
-"""Required anti-affinity: the rules, the resources that stand for them, and the resulting placements."""
+"""Required anti-affinity: the rules, their exclusion keys, and the resulting placements."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.backends.kube.anti_affinity import UNITS, AntiAffinityTracker
+from penstock.backends.kube.anti_affinity import AntiAffinityTracker
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import Pod, PodAffinityTerm
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.podspec.anti_affinity import rule_of
+from penstock.podspec.exclusion_keys import carrier_key, selected_key
 from penstock.protocol.facts import MemberSet, NodeSet
 from tests.backends.kube_caches import NOW, cache_of, new_facts, put
 from tests.backends.kube_histories import Cluster
@@ -28,7 +30,8 @@ from tests.backends.kube_objects import (
 from tests.costs import instructions
 
 DB = {"app": "db"}
-RESOURCE = "anti-affinity/default/app=db"
+NAME = "anti-affinity with app=db"
+CARRIER, SELECTED = (ExclusionKey("node", NAME, f"default/{side}") for side in ("carrier", "selected"))
 
 
 def carrier(name: str, *selectors: dict[str, Any], labels: dict[str, str] | None = None, **more: Any) -> Pod:
@@ -64,11 +67,13 @@ def rules_of(found: Pod) -> list[Any]:
         ({"matchExpressions": []}, "*"),
     ],
 )
-def test_the_resource_of_a_rule_shows_its_selector(selector: dict[str, Any], text: str) -> None:
+def test_the_keys_of_a_rule_show_its_selector(selector: dict[str, Any], text: str) -> None:
     anti_affinity = AntiAffinityTracker()
     for name in "ab":
         anti_affinity.set(name, carrier(name, selector), name)
-    assert anti_affinity.node_resources() == {f"anti-affinity/default/{text}": UNITS}
+    brings, forbids = anti_affinity.keys("a")
+    assert {key.name for key in (*brings, *forbids)} == {f"anti-affinity with {text}"}
+    assert {key.level for key in (*brings, *forbids)} == {"node"}
 
 
 def test_long_and_invalid_selectors_are_cut_and_stay_unique() -> None:
@@ -76,9 +81,22 @@ def test_long_and_invalid_selectors_are_cut_and_stay_unique() -> None:
     odd = [expressed(("app", "In", [value])) for value in ("\n", "\t", 90 * "x", 91 * "x")]
     for name in "ab":
         anti_affinity.set(name, carrier(name, *odd), name)
-    resources = list(anti_affinity.node_resources())
-    assert len(set(resources)) == 4
-    assert all(len(resource) < 110 and resource.isprintable() for resource in resources)
+    brings, _ = anti_affinity.keys("a")
+    assert len({key for key in brings if key.scope == "default/carrier"}) == 4
+    assert all(len(key.name) < 110 and key.name.isprintable() for key in brings)
+
+
+def test_a_rule_has_its_own_keys_in_every_namespace() -> None:
+    anti_affinity = AntiAffinityTracker()
+    for namespace in ("one", "other"):
+        for name in "ab":
+            uid = f"{namespace}-{name}"
+            anti_affinity.set(uid, carrier(name, namespace=namespace), uid)
+    brings, forbids = (set(keys) for keys in anti_affinity.keys("one-a"))
+    theirs_bring, theirs_forbid = (set(keys) for keys in anti_affinity.keys("other-a"))
+    assert brings == forbids
+    assert theirs_bring == theirs_forbid
+    assert brings.isdisjoint(theirs_bring)
 
 
 @pytest.mark.parametrize(
@@ -90,36 +108,30 @@ def test_a_term_for_other_topologies_or_namespaces_is_no_rule(more: dict[str, An
     assert rule_of("default", msgspec.convert(raw, PodAffinityTerm)) is None
 
 
-# Resources of rules
+# Keys of rules
 
 
-def brute(pods: dict[str, tuple[Pod, str]]) -> tuple[set[str], dict[str, set[tuple[str, int]]]]:
-    """Resources of nodes and usage of pods, computed from all pods and their groups."""
-    resources: set[str] = set()
-    usage: dict[str, set[tuple[str, int]]] = {uid: set() for uid in pods}
+Keys = tuple[set[ExclusionKey], set[ExclusionKey]]  # brought, forbidden
+
+
+def brute(pods: dict[str, tuple[Pod, str]]) -> tuple[int, dict[str, Keys]]:
+    """The number of shared rules and the keys of pods, computed from all pods and their groups."""
+    shared = 0
+    keys: dict[str, Keys] = {uid: (set(), set()) for uid in pods}
     all_rules = {rule for one, _ in pods.values() if one.spec.affinity for rule in rules_of(one)}
     for rule in all_rules:
-        uses: dict[str, int] = {}
-        for uid, (one, _) in pods.items():
-            if one.metadata.namespace != rule.namespace:
-                continue
-            if rule.selects(one.metadata.labels or {}):
-                uses[uid] = 1
-            if one.spec.affinity and rule in rules_of(one):
-                uses[uid] = UNITS
-        if len({pods[uid][1] for uid in uses}) > 1:
-            alone = AntiAffinityTracker()
-            alone.set("a", carrier("a", expressed(*map(_plain, rule.tests)), namespace=rule.namespace), "a")
-            alone.set("b", carrier("b", expressed(*map(_plain, rule.tests)), namespace=rule.namespace), "b")
-            (resource,) = alone.node_resources()
-            resources.add(resource)
-            for uid, units in uses.items():
-                usage[uid].add((resource, units))
-    return resources, usage
-
-
-def _plain(test: tuple[str, str, tuple[str, ...]]) -> tuple[str, str, list[str]]:
-    return test[0], test[1], list(test[2])
+        here = {uid: one for uid, (one, _) in pods.items() if one.metadata.namespace == rule.namespace}
+        selected = {uid for uid, one in here.items() if rule.selects(one.metadata.labels or {})}
+        carriers = {uid for uid, one in here.items() if one.spec.affinity and rule in rules_of(one)}
+        if len({pods[uid][1] for uid in selected | carriers}) > 1:
+            shared += 1
+            for uid in carriers:
+                keys[uid][0].add(carrier_key(rule))
+                keys[uid][1].add(selected_key(rule))
+            for uid in selected:
+                keys[uid][0].add(selected_key(rule))
+                keys[uid][1].add(carrier_key(rule))
+    return shared, keys
 
 
 SELECTORS = [
@@ -152,15 +164,13 @@ def test_the_tracker_equals_a_computation_from_all_pods(seed: int) -> None:
             one = random_pod(chance, uid, namespace="other" if uid in ("p1", "p2", "p3", "p4") else "default")
             pods[uid] = one, chance.choice(["", "w1", "w2"])
             anti_affinity.set(uid, *pods[uid])
-        before = {one: set(anti_affinity.usage(one)) for one in pods}
-        resources, usage = brute(pods)
-        assert set(anti_affinity.node_resources()) == resources
-        assert before == usage
-        shared += len(resources)
+        found = {one: tuple(map(set, anti_affinity.keys(one))) for one in pods}
+        rules, keys = brute(pods)
+        assert found == keys
+        shared += rules
     assert shared
     for uid in pods:
         anti_affinity.remove(uid)
-    assert not anti_affinity.node_resources()
     anti_affinity.take_dirty()
     assert not any(vars(anti_affinity).values()), "no state is left of deleted pods"
 
@@ -170,48 +180,54 @@ def test_pods_are_reported_when_a_rule_becomes_shared_and_when_it_ceases() -> No
     new_facts(cache)
     put(cache, pod("b", labels=DB))
     facts = new_facts(cache)
-    assert isinstance(facts[0], NodeSet), "nodes have the resource before pods request it"
-    requests = {
-        fact.member: dict(fact.requests).get(RESOURCE) for fact in facts if isinstance(fact, MemberSet)
+    assert not any(isinstance(fact, NodeSet) for fact in facts), "no node changes with a rule"
+    keys = {fact.member: (fact.brings, fact.forbids) for fact in facts if isinstance(fact, MemberSet)}
+    assert keys == {
+        "uid-a": ((CARRIER, SELECTED), (CARRIER, SELECTED)),
+        "uid-b": ((SELECTED,), (CARRIER,)),
     }
-    assert requests == {"uid-a": UNITS, "uid-b": 1}
     put(cache, carrier("a"), gone=True)
     facts = new_facts(cache)
-    assert {fact.member: fact.requests for fact in facts if isinstance(fact, MemberSet)} == {
-        "uid-b": (("cpu", 1000), ("pods", 1))
-    }
-    assert isinstance(facts[-1], NodeSet)
-    assert RESOURCE not in {capacity.resource for capacity in facts[-1].capacity}
+    assert {
+        fact.member: (fact.requests, fact.brings, fact.forbids)
+        for fact in facts
+        if isinstance(fact, MemberSet)
+    } == {"uid-b": ((("cpu", 1000), ("pods", 1)), (), ())}
+    assert not any(isinstance(fact, NodeSet) for fact in facts)
 
 
-def test_a_rule_within_one_workload_has_no_resource() -> None:
+def test_a_rule_within_one_workload_has_no_keys() -> None:
     mine = {"job-name": "train"}
     pods = [carrier(name, mine, labels=mine, owner=owned_by("Job", "train")) for name in "abc"]
     cache = cache_of(node("n1"), *pods)  # also before their Job is known
-    assert not any(RESOURCE in str(fact) for fact in new_facts(cache))
-    assert all("anti-affinity/" not in str(one) for one in cache.snapshot(NOW).nodes)
+    facts = new_facts(cache)
+    assert all(not fact.brings and not fact.forbids for fact in facts if isinstance(fact, MemberSet))
+    assert all(not one.brings and not one.forbids for one in cache.snapshot(NOW).members)
 
 
-def test_every_pod_on_a_node_uses_the_resource_of_a_shared_rule() -> None:
+def test_every_pod_on_a_node_brings_the_keys_of_a_shared_rule() -> None:
     cache = cache_of(
         carrier("ours", node="n1", placed=True),
         carrier("theirs", node="n2", ours=False),
         pod("selected", node="n2", ours=False, labels=DB),
+        carrier("apart", node="n2", ours=False, labels={}),
         carrier("over", node="n3", ours=False, phase="Succeeded"),
         carrier("waits-for-others", ours=False),
     )
     found = cache.snapshot(NOW)
-    assert {one.member: dict(one.usage)[RESOURCE] for one in found.statuses} == {"uid-ours": UNITS}
-    assert {one.key: dict(one.usage)[RESOURCE] for one in found.external_usage} == {
-        "uid-theirs": UNITS,
-        "uid-selected": 1,
+    assert {one.member: one.brings for one in found.statuses} == {"uid-ours": (CARRIER, SELECTED)}
+    assert {one.key: one.brings for one in found.external_usage} == {
+        "uid-theirs": (CARRIER, SELECTED),
+        "uid-selected": (SELECTED,),
+        "uid-apart": (CARRIER,),
     }
-    assert cache.member_status(carrier("ours", node="n1", placed=True), NOW).usage == found.statuses[0].usage
+    status = cache.member_status(carrier("ours", node="n1", placed=True), NOW)
+    assert status.brings == found.statuses[0].brings
 
 
-def test_rules_among_external_pods_have_no_resource() -> None:
+def test_rules_among_external_pods_have_no_keys() -> None:
     cache = cache_of(carrier("a", node="n1", ours=False), carrier("b", node="n2", ours=False))
-    assert all(RESOURCE not in dict(one.usage) for one in cache.snapshot(NOW).external_usage)
+    assert all(not one.brings for one in cache.snapshot(NOW).external_usage)
 
 
 # Placements
@@ -244,7 +260,7 @@ def test_pods_of_an_ordered_stateful_set_each_have_their_own_node() -> None:
     (job,) = [job for job in cluster.scheduler.state.jobs.values() if job.spec.name == "fourth"]
     sentence = cluster.scheduler.wait_reason(job.id, cluster.now).message
     assert sentence.startswith(
-        "needs 1 slot with 1 free cpu, 0 of 3 nodes qualify; anti-affinity with app=db is not met"
+        "needs 1 slot with 1 free cpu, 0 of 3 nodes qualify; anti-affinity with app=db excludes 3 nodes"
     )
 
 
@@ -262,7 +278,7 @@ def test_bare_pods_with_anti_affinity_get_different_nodes() -> None:
 
 
 def test_a_pod_whose_binding_is_in_flight_keeps_the_next_one_off_its_node() -> None:
-    """The first pod was placed while its rule had no resource."""
+    """The first pod was placed while its rule had no keys."""
     cluster = cluster_of(2)
     cluster.is_slow = True
     for name in "ab":
@@ -368,7 +384,7 @@ def _costs(pods: int) -> dict[str, int]:
         mine = {"job-name": f"j{number // 10}"}
         waiting.append(carrier(f"p{number}", mine, labels=mine, owner=owned_by("Job", f"j{number // 10}")))
     cache.replace_pods(waiting)
-    assert RESOURCE in str(cache.snapshot(NOW).nodes)
+    assert NAME in str(cache.snapshot(NOW).members)
     late = {"job-name": "late"}
     changes = {
         "joins a shared rule": (carrier("late"), False),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.kube.types import Pod
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.protocol.facts import (
     ExternalUsageGone,
     ExternalUsageSet,
@@ -179,31 +180,43 @@ def test_anti_affinity_to_its_own_labels_means_distinct_nodes_for_the_workload()
     assert workload.distinct_nodes
 
 
-def test_nodes_have_a_host_port_while_a_pod_requests_it() -> None:
-    """Nodes have the port before the first pod requests it, and lose it after the last one."""
-
+def test_host_ports_are_keys_of_pods_and_change_no_node() -> None:
     def with_port(name: str, **more: Any) -> Pod:
         container = {"name": "main", "ports": [{"containerPort": 80, "hostPort": 80}]}
         return pod(name, spec={"containers": [container]}, **more)
 
-    cache = cache_of(node("n1"), with_port("a"), with_port("b"))
-    resources = [
-        capacity.resource
-        for fact in new_facts(cache)
-        if isinstance(fact, NodeSet)
-        for capacity in fact.capacity
-    ]
-    assert resources == ["cpu", "hostport/TCP/80", "pods"]
+    port = (ExclusionKey("node", "host port 80/TCP"),)
+    cache = cache_of(node("n1"), with_port("a"), with_port("b"), with_port("c", node="n1", ours=False))
+    found = cache.snapshot(NOW)
+    assert [capacity.resource for one in found.nodes for capacity in one.capacity] == ["cpu", "pods"]
+    assert [(one.brings, one.forbids) for one in found.members] == [(port, port), (port, port)]
+    assert [(one.brings, dict(one.usage)) for one in found.external_usage] == [(port, {"pods": 1})]
     put(cache, with_port("a", node="n1", placed=True))
     put(cache, with_port("b"), gone=True)
-    assert not any(isinstance(fact, NodeSet) for fact in new_facts(cache))
+    facts = new_facts(cache)
+    assert not any(isinstance(fact, NodeSet) for fact in facts)
+    assert [fact.brings for fact in facts if isinstance(fact, MemberStatus)] == [port]
     put(cache, with_port("a", node="n1", placed=True, phase="Succeeded"))
-    ended, _, without = new_facts(cache)
+    ended, _ = new_facts(cache)
     assert isinstance(ended, MemberStatus)
-    assert isinstance(without, NodeSet)
-    assert [capacity.resource for capacity in without.capacity] == ["cpu", "pods"]
-    put(cache, with_port("c"))
-    assert [type(fact) for fact in new_facts(cache)] == [NodeSet, WorkloadSet, MemberSet]
+    assert ended.brings == ()
+    put(cache, with_port("d"))
+    assert [type(fact) for fact in new_facts(cache)] == [WorkloadSet, MemberSet]
+
+
+def test_a_pod_fits_where_its_host_port_is_free() -> None:
+    """The last check before a binding counts every pod, of whatever scheduler."""
+
+    def with_port(name: str, port: int, **more: Any) -> Pod:
+        return pod(name, spec={"containers": [{"name": "main", "ports": [{"hostPort": port}]}]}, **more)
+
+    cache = cache_of(node("n1"), node("n2"), with_port("a", 80, node="n1", ours=False))
+    new_facts(cache)
+    assert not cache.fits("n1", with_port("b", 80))
+    assert cache.fits("n1", with_port("b", 81))
+    assert cache.fits("n2", with_port("b", 80))
+    put(cache, with_port("a", 80, node="n1", ours=False, phase="Succeeded"))
+    assert cache.fits("n1", with_port("b", 80))
 
 
 def test_a_problem_is_a_change_once() -> None:

@@ -85,13 +85,15 @@ def test_a_node_that_cannot_be_read_is_down_with_a_reason() -> None:
     assert "status.allocatable[cpu]" in found.why
 
 
-def test_nodes_have_a_host_port_as_soon_as_a_pod_requests_it() -> None:
+def test_a_host_port_is_reported_with_the_first_pod_that_has_it() -> None:
     cache = cache_of(node("n1"))
     new_facts(cache)
     ports = [{"name": "main", "ports": [{"hostPort": 80}]}]
     put(cache, pod("a", spec={"containers": ports}))
-    (found,) = [fact for fact in new_facts(cache) if isinstance(fact, NodeSet)]
-    assert [one.units for one in found.capacity if one.resource == "hostport/TCP/80"] == [1]
+    facts = new_facts(cache)
+    assert not any(isinstance(fact, NodeSet) for fact in facts)
+    (found,) = [fact for fact in facts if isinstance(fact, MemberSet)]
+    assert [key.name for key in found.brings] == [key.name for key in found.forbids] == ["host port 80/TCP"]
 
 
 def test_a_pod_with_terminated_containers_has_started() -> None:

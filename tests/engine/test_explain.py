@@ -7,6 +7,7 @@ import pytest
 from builders import at, on, pools_of, request_with, request_with_groups, resource_of, sockets_of
 from penstock.engine import (
     Engine,
+    ExclusionKey,
     MatchResult,
     Never,
     NotNow,
@@ -196,17 +197,6 @@ def test_a_placement_that_no_domain_has_enough_free_for_is_explained() -> None:
             "at most 250m cpu is free together",
         ),
         (
-            {"cpu": 100, "hostport/TCP/80": 1},
-            1,
-            "needs 1 slot with 100m free cpu and free host port 80/TCP, 0 of 2 nodes have them; "
-            "no host port 80/TCP is free",
-        ),
-        (
-            {"cpu": 100, "anti-affinity/default/app=db": 8},
-            1,
-            "needs 1 slot with 100m free cpu, 0 of 2 nodes qualify; anti-affinity with app=db is not met",
-        ),
-        (
             {"cpu": 100, "pods": 1},
             1,
             "needs 1 slot with 100m free cpu, 0 of 2 nodes qualify; the limit of pods per node is reached",
@@ -220,13 +210,32 @@ def test_the_clause_names_the_resource_that_is_short(
         "cpu": 4000,
         "memory": 4 << 30,
         "pods": 1,
-        "hostport/TCP/80": 1,
-        "anti-affinity/default/app=db": 8,
     }
     engine = Engine(cluster_of(nodes=2, pools=pools))
     for job in (1, 2):
         engine.match(job, slot_request(pools | {"cpu": 3750, "memory": 1 << 30}), 0)
     assert str(reason_of(engine.match(3, slot_request(requests, slots=slots), 0))) == clause
+
+
+@pytest.mark.parametrize(
+    ("requests", "clause"),
+    [
+        (
+            {"cpu": 100},
+            "needs 1 slot with 100m free cpu, 0 of 2 nodes qualify; host port 80/TCP excludes 2 nodes",
+        ),
+        (
+            {"cpu": 500},
+            "needs 1 slot with 500m free cpu, 0 of 2 nodes have it; at most 250m cpu is free together",
+        ),
+    ],
+)
+def test_the_clause_names_the_key_only_where_enough_is_free(requests: dict[str, int], clause: str) -> None:
+    port = (ExclusionKey("node", "host port 80/TCP"),)
+    engine = Engine(cluster_of(nodes=2, pools={"cpu": 4000}))
+    for job in (1, 2):
+        engine.match(job, slot_request({"cpu": 3750}, brings=port, forbids=port), 0)
+    assert str(reason_of(engine.match(3, slot_request(requests, brings=port, forbids=port), 0))) == clause
 
 
 def test_the_clause_of_a_node_request_counts_the_nodes_that_have_enough_free() -> None:

@@ -74,7 +74,7 @@ def test_anti_affinity_applies_across_groups(namespace: Namespace) -> None:
     assert len(set(namespace.nodes_of("db"))) == 4
     namespace.create(bare_pod("late", "100m", app="db"), bare_pod("other", "100m"))
     namespace.wait_bound("other", 1)
-    assert "Unschedulable" in namespace.wait_reason("db", "anti-affinity with app=db is not met")
+    assert "Unschedulable" in namespace.wait_reason("db", "anti-affinity with app=db excludes 4 nodes")
     namespace.delete("StatefulSet", "db")
     wait_for(lambda: len(namespace.pods("db")) == 1, "the pods of the StatefulSet to go")
     namespace.wait_bound("db", 1)
@@ -87,7 +87,7 @@ def test_anti_affinity_of_foreign_pods_is_respected(namespace: Namespace) -> Non
     namespace.create(*others)
     namespace.wait_bound("web", 4)
     namespace.create(bare_pod("ours", "100m", app="web"))
-    namespace.wait_reason("web", "anti-affinity with app=web is not met")
+    namespace.wait_reason("web", "anti-affinity with app=web excludes 4 nodes")
     node = namespace.get("Pod", "other-2")["spec"]["nodeName"]
     namespace.delete("Pod", "other-2")
     namespace.wait(
@@ -128,7 +128,7 @@ def test_a_host_port_is_used_once_per_node(namespace: Namespace) -> None:
     )
     first = namespace.wait_bound("server", 4)
     assert len(set(namespace.nodes_of("server"))) == 4
-    namespace.wait_reason("server", "Unschedulable")
+    assert "Unschedulable" in namespace.wait_reason("server", "host port 18080/TCP excludes 4 nodes")
     namespace.delete("Pod", first[0]["metadata"]["name"])
     wait_for(lambda: len(namespace.pods("server")) == 4, "the first to go")
     namespace.wait_bound("server", 4)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import BadRequest
 from penstock.kube.types import Pod
+from penstock.model.exclusion_key import ExclusionKey
+from penstock.podspec.exclusion_keys import host_port_keys
 from penstock.podspec.pod_resources import (
-    host_port_resource,
-    host_port_resources,
     pod_requests,
     pod_usage,
     units_of,
@@ -248,7 +248,11 @@ def test_a_bad_quantity_in_a_status_is_reported_with_its_container() -> None:
         pod_usage(pod_of(container("1"), status={"containerStatuses": [reported]}))
 
 
-def test_host_ports_of_containers_and_sidecars_are_resources() -> None:
+def port_keys(*ports: str) -> tuple[ExclusionKey, ...]:
+    return tuple(ExclusionKey("node", f"host port {port}") for port in ports)
+
+
+def test_host_ports_of_containers_and_sidecars_are_keys() -> None:
     def ports(*reported: dict[str, Any]) -> dict[str, Any]:
         return {"ports": list(reported)}
 
@@ -264,24 +268,26 @@ def test_host_ports_of_containers_and_sidecars_are_resources() -> None:
             sidecar(**ports({"hostPort": 2, "protocol": "SCTP"})),
         ),
     )
-    resources = ("hostport/SCTP/2", "hostport/TCP/8080", "hostport/UDP/53")
-    assert host_port_resources(pod) == resources
-    assert pod_requests(pod) == pod_usage(pod) == expected_requests(cpu=1000, **dict.fromkeys(resources, 1))
-    assert host_port_resource("", 8080) == host_port_resource("TCP", 8080) == "hostport/TCP/8080"
-    assert host_port_resources(pod_of(container("1"))) == ()
+    assert host_port_keys(pod) == port_keys("2/SCTP", "53/UDP", "8080/TCP")
+    assert pod_requests(pod) == pod_usage(pod) == expected_requests(cpu=1000)
+    empty, tcp = (
+        pod_of(container(**ports({"hostPort": 8080, "protocol": protocol}))) for protocol in ("", "TCP")
+    )
+    assert host_port_keys(empty) == host_port_keys(tcp) == port_keys("8080/TCP")
+    assert host_port_keys(pod_of(container("1"))) == ()
     assert pod_requests(pod_of(container("1", **ports({"containerPort": 80})))) == expected_requests(cpu=1000)
 
 
 @pytest.mark.parametrize("of", ["a container", "a sidecar"])
-def test_a_host_port_of_any_container_is_requested(of: str) -> None:
+def test_a_host_port_of_any_container_is_a_key(of: str) -> None:
     port: dict[str, Any] = {"ports": [{"hostPort": 8080}]}
     pod = (
         pod_of(container("1", **port))
         if of == "a container"
         else pod_of(container("1"), init=(sidecar(**port),))
     )
-    assert host_port_resources(pod) == ("hostport/TCP/8080",)
-    assert pod_requests(pod) == pod_usage(pod) == expected_requests(cpu=1000, **{"hostport/TCP/8080": 1})
+    assert host_port_keys(pod) == port_keys("8080/TCP")
+    assert pod_requests(pod) == pod_usage(pod) == expected_requests(cpu=1000)
 
 
 def test_pods_of_one_template_share_their_requests() -> None:

@@ -40,8 +40,8 @@ def node_of(
     return msgspec.convert(raw, Node)
 
 
-def fact_of(node: Node, *ports: str) -> NodeSet:
-    return node_fact(node, DEFAULT_TOPOLOGY_LEVELS, dict.fromkeys(ports, 1))
+def fact_of(node: Node) -> NodeSet:
+    return node_fact(node, DEFAULT_TOPOLOGY_LEVELS)
 
 
 def pool(resource: str, units: int) -> Capacity:
@@ -79,18 +79,14 @@ def test_capacity_is_the_allocatable_sorted_by_resource() -> None:
     expected = (
         pool("cpu", 1000),
         pool("ephemeral-storage", 1000),
-        pool("hostport/TCP/80", 1),
-        pool("hostport/UDP/53", 1),
         pool("hugepages-2Mi", 4 << 20),
         pool("memory", 2),
         pool("nvidia.com/gpu", 8),
         pool("pods", 10),
     )
-    assert (
-        fact_of(node_of(allocatable=allocatable), "hostport/UDP/53", "hostport/TCP/80").capacity == expected
-    )
+    assert fact_of(node_of(allocatable=allocatable)).capacity == expected
     backwards = dict(reversed(allocatable.items()))
-    assert fact_of(node_of(allocatable=backwards), "hostport/TCP/80", "hostport/UDP/53").capacity == expected
+    assert fact_of(node_of(allocatable=backwards)).capacity == expected
 
 
 def test_a_node_without_a_pod_capacity_has_none() -> None:
@@ -156,15 +152,15 @@ def test_topology_levels_are_outermost_first_and_skip_missing_labels() -> None:
         "topology.kubernetes.io/zone": "a",
         "topology.kubernetes.io/region": "eu",
     }
-    assert node_fact(node_of(labels=labels), topology_levels, {}).topology_levels == (
+    assert node_fact(node_of(labels=labels), topology_levels).topology_levels == (
         ("region", "eu"),
         ("zone", "a"),
         ("rack", "r7"),
     )
     del labels["topology.kubernetes.io/zone"]
     labels["topology.kubernetes.io/region"] = ""
-    assert node_fact(node_of(labels=labels), topology_levels, {}).topology_levels == (("rack", "r7"),)
-    assert node_fact(node_of(), topology_levels, {}).topology_levels == ()
+    assert node_fact(node_of(labels=labels), topology_levels).topology_levels == (("rack", "r7"),)
+    assert node_fact(node_of(), topology_levels).topology_levels == ()
 
 
 def test_a_heartbeat_changes_nothing() -> None:

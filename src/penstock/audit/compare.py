@@ -2,8 +2,8 @@
 
 Every error is reported once, with the kind that leads to its repair: a member on which store and graph
 disagree has no further differences, and a pod that is counted twice is surplus external usage. Usage is
-compared only for resources that the node has, because only those can be allocated. Resources that exist in
-the graph only are ignored: they keep pods apart and no node provides them.
+compared only for resources that the node has, because only those can be allocated. Exclusion keys are not
+compared: they are no resource of a node.
 
 A pod counts for its node from its binding until it is terminal or gone, independent of its owner. A member
 has a slot; any other pod has external usage. Ignored are pods that the cluster is about to remove (on a
@@ -19,7 +19,6 @@ from typing import Final
 from penstock.audit.differences import Difference, DifferenceKind
 from penstock.audit.snapshots import (
     EXCESS_PREFIX,
-    GRAPH_ONLY_PREFIXES,
     ORPHAN_PREFIX,
     PLACING,
     ApiPod,
@@ -70,11 +69,7 @@ def _nodes(api: ApiSnapshot, graph: GraphSnapshot) -> Iterator[Difference]:
         if known is None:
             yield Difference(DifferenceKind.NODE_MISSING, name, "missing in the graph")
             continue
-        resources = {
-            resource
-            for resource in (*node.allocatable, *known.capacity)
-            if not resource.startswith(GRAPH_ONLY_PREFIXES)
-        }
+        resources = {*node.allocatable, *known.capacity}
         if wrong := _compare_units(node.allocatable, known.capacity, resources):
             yield Difference(DifferenceKind.NODE_CAPACITY, name, wrong)
         if known.up is not node.ready:
@@ -213,8 +208,7 @@ def _reduces_capacity(entry: GraphExternalUsage, graph: GraphSnapshot) -> bool:
     """Whether the usage reduces the free units of a node. A missing node may appear later, so it counts."""
     node = graph.nodes.get(entry.node)
     return node is None or any(
-        units and node.capacity.get(resource) and not resource.startswith(GRAPH_ONLY_PREFIXES)
-        for resource, units in entry.usage.items()
+        units and node.capacity.get(resource) for resource, units in entry.usage.items()
     )
 
 
@@ -251,9 +245,7 @@ def _overcommitted(api: ApiSnapshot, graph: GraphSnapshot, external: _ExternalUs
             f"{resource}: jobs use {ours}, external usage {others.get(resource, 0)},"
             f" capacity {node.allocatable.get(resource, 0)}"
             for resource, ours in sorted(known.used.items())
-            if ours > 0
-            and not resource.startswith(GRAPH_ONLY_PREFIXES)
-            and ours + others.get(resource, 0) > node.allocatable.get(resource, 0)
+            if ours > 0 and ours + others.get(resource, 0) > node.allocatable.get(resource, 0)
         ]
         if wrong:
             yield Difference(DifferenceKind.OVERCOMMITTED, name, "; ".join(wrong))

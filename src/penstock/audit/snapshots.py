@@ -4,8 +4,7 @@ Usage is in whole units by resource, named as in Kubernetes: `cpu` in millicores
 `ephemeral-storage` in bytes, `pods`, huge pages in bytes, extended resources as they are. An absent resource
 is 0. A member is named by the uid of its pod, and so is the external usage of a pod that is not a member. The
 external usage of a pod whose job has ended is named `left over: <uid>`; the usage of a member beyond its
-allocation is named `more: <uid>`. Resources that exist in the graph only begin with `hostport/` (host ports)
-or with `anti-affinity/`.
+allocation is named `more: <uid>`.
 
 The snapshots are not taken at the same instant. A difference that only reflects a change in between is gone
 in the next snapshots, so a caller must compare twice.
@@ -19,7 +18,6 @@ from typing import Final
 
 __all__ = [
     "EXCESS_PREFIX",
-    "GRAPH_ONLY_PREFIXES",
     "ORPHAN_PREFIX",
     "PLACING",
     "ApiNode",
@@ -39,7 +37,6 @@ ResourceUsage = Mapping[str, int]
 
 ORPHAN_PREFIX: Final = "left over: "
 EXCESS_PREFIX: Final = "more: "
-GRAPH_ONLY_PREFIXES: Final = ("hostport/", "anti-affinity/")
 PLACING: Final = "placing"  # phase of a member whose binding is in flight
 
 

@@ -19,7 +19,7 @@ from penstock.engine.walker import CONSTRAINED_TYPES, NODE
 from penstock.engine.wording import describe, excluding, flatten, join
 from penstock.model.constraint import Constraint, matches
 from penstock.model.exclusion_key import ExclusionKey
-from penstock.model.resource_types import anti_affinity_selector, format_count, format_units, resource_name
+from penstock.model.resource_types import format_count, format_units
 
 __all__ = ["IDEAL", "Bounds", "cannot_ever_fit"]
 
@@ -280,8 +280,7 @@ def _clause(graph: Graph, needs: _GroupNeeds, bounds: Bounds, demand: Demand, fo
     constraint = needs.constraint
     for inner in tree:
         if inner.type != SLOT and inner.type not in known:
-            needed, name = format_count(inner.count.min, inner.type), resource_name(inner.type)
-            return f"needs {needed}, the cluster has no {name}"
+            return f"needs {format_count(inner.count.min, inner.type)}, the cluster has no {inner.type}"
     if constraint is not None:
         nodes = [vertex for name in CONSTRAINED_TYPES for vertex in graph.of_type(name)]
         if not any(matches(constraint, node) for node in nodes):
@@ -306,9 +305,6 @@ def _clause(graph: Graph, needs: _GroupNeeds, bounds: Bounds, demand: Demand, fo
 
 def _inner_clause(demand: Demand, parent: Demand, most: int, owner: str) -> str:
     """That no single vertex has what one unit of the parent needs."""
-    selector = anti_affinity_selector(demand.type)
-    if selector:
-        return f"needs anti-affinity with {selector}, no {owner} allows it"
     needed = f"needs {format_count(demand.count.min, demand.type)} per {parent.type}"
     if most == 0:
         return f"{needed}, no {owner} has any"

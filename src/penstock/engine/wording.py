@@ -13,7 +13,7 @@ from typing import Final
 from penstock.engine.exclusion import Exclusion
 from penstock.engine.request import SLOT, Demand
 from penstock.model.exclusion_key import ExclusionKey
-from penstock.model.resource_types import anti_affinity_selector, format_count, is_plural, resource_name
+from penstock.model.resource_types import format_count, is_plural
 
 __all__ = ["contents", "describe", "excluding", "flatten", "has_one_item", "join", "shortage"]
 
@@ -49,27 +49,24 @@ def has_one_item(demand: Demand) -> bool:
 
 
 def contents(demand: Demand) -> dict[str, int]:
-    """Units of each innermost resource in one unit of a demand, without rules and the limit of pods."""
+    """Units of each innermost resource in one unit of a demand, without the limit of pods."""
     inside: dict[str, int] = {}
     pending = [(inner, inner.count.min) for inner in reversed(demand.with_)]
     while pending:
         inner, units = pending.pop()
         if inner.with_:
             pending.extend((below, units * below.count.min) for below in reversed(inner.with_))
-        elif inner.type != _PODS and not anti_affinity_selector(inner.type):
+        elif inner.type != _PODS:
             inside[inner.type] = inside.get(inner.type, 0) + units
     return inside
 
 
 def shortage(demand: Demand, most: int) -> str:
     """That at most `most` units of an inner resource are free in one place."""
-    selector = anti_affinity_selector(demand.type)
-    if selector:
-        return f"anti-affinity with {selector} is not met"
     if demand.type == _PODS:
         return "the limit of pods per node is reached"
     if most <= 0:
-        return f"no {resource_name(demand.type)} is free"
+        return f"no {demand.type} is free"
     verb = "are" if is_plural(most, demand.type) else "is"
     return f"at most {format_count(most, demand.type)} {verb} free together"
 

@@ -1,9 +1,9 @@
-"""Required anti-affinity on the host name: the rules in a pod's spec, and the resource that stands for each.
+"""Required anti-affinity on the host name: the rules in a pod's spec.
 
 A *rule* is a namespace and a label selector. A pod *carries* a rule that is one of its required anti-
 affinity terms; it is *selected* by a rule whose selector matches its labels. A pod can be both.
 
-`penstock.backends.kube.anti_affinity` turns rules into capacity of nodes and requests of pods.
+`penstock.backends.kube.anti_affinity` finds the rules that concern a pod; `exclusion_keys` has their keys.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from hashlib import sha256
 from typing import Final
 
 from penstock.kube.types import LabelSelector, Pod, PodAffinityTerm
-from penstock.model.resource_types import ANTI_AFFINITY_PREFIX
 
-__all__ = ["AntiAffinityRule", "LabelTest", "resource_of", "rule_of", "rules_of"]
+__all__ = ["AntiAffinityRule", "LabelTest", "rule_of", "rules_of", "selector_text"]
 
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _TEXT_MAX: Final = 72
@@ -80,20 +79,20 @@ def _passes(test: LabelTest, labels: Mapping[str, str]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def resource_of(rule: AntiAffinityRule) -> str:
-    """`anti-affinity/<namespace>/<selector>`, with the selector as kubectl writes it.
+def selector_text(rule: AntiAffinityRule) -> str:
+    """The selector of a rule as kubectl writes it.
 
-    A selector that is long, or contains what no label can, is cut and made unique by a digest.
+    One that is long, or contains what no label can, is cut and made unique by a digest.
     """
-    text = ",".join(map(_selector_text, rule.tests)) or "*"
+    text = ",".join(map(_test_text, rule.tests)) or "*"
     words = (word for key, operator, values in rule.tests for word in (key, operator, *values))
     if len(text) > _TEXT_MAX or any(_INVALID_IN_LABEL.search(word) for word in words):
         digest = sha256(repr(rule.tests).encode()).hexdigest()[:12]
         text = f"{_UNPRINTABLE.sub('?', text)[:_TEXT_MAX]}~{digest}"
-    return f"{ANTI_AFFINITY_PREFIX}{rule.namespace}/{text}"
+    return text
 
 
-def _selector_text(test: LabelTest) -> str:
+def _test_text(test: LabelTest) -> str:
     key, operator, values = test
     match operator:
         case "In" if len(values) == 1:

@@ -6,6 +6,7 @@ from penstock.errors import BadRequest
 from penstock.kube.types import Pod
 from penstock.podspec.constraints import VolumeLookup, requirements_of
 from penstock.podspec.controllers import controller_ref_of
+from penstock.podspec.exclusion_keys import host_port_keys
 from penstock.podspec.grouping import GroupMembership
 from penstock.podspec.pod_resources import pod_requests
 from penstock.podspec.problems import INVALID_SPEC, PodProblem
@@ -25,6 +26,7 @@ def member_of(pod: Pod, membership: GroupMembership, volumes: VolumeLookup) -> M
     if requirements.problems:
         reason = requirements.problems[0].reason
         return PodProblem(reason, "; ".join(problem.message for problem in requirements.problems))
+    host_ports = host_port_keys(pod)
     return MemberSet(
         workload=membership.workload,
         member=pod.metadata.uid,
@@ -34,4 +36,6 @@ def member_of(pod: Pod, membership: GroupMembership, volumes: VolumeLookup) -> M
         ready=not pod.spec.scheduling_gates,
         recreated=controller_ref_of(pod.metadata) is not None,
         name=pod.metadata.name,
+        brings=host_ports,
+        forbids=host_ports,
     )

@@ -79,18 +79,13 @@ def parse_topology_levels(text: str) -> tuple[TopologyLevel, ...]:
     return tuple(topology_levels)
 
 
-def node_fact(
-    node: Node, topology_levels: Sequence[TopologyLevel], virtual_resources: Mapping[str, int]
-) -> NodeSet:
-    """`virtual_resources`: units of host ports and anti-affinity rules, of which every node has the same.
-
-    A quantity that cannot be read is a `BadRequest` with its location in the node.
-    """
+def node_fact(node: Node, topology_levels: Sequence[TopologyLevel]) -> NodeSet:
+    """A quantity that cannot be read is a `BadRequest` with its location in the node."""
     labels = node.metadata.labels or {}
     not_ready = _why_not_ready(node)
     return NodeSet(
         node=node.metadata.name,
-        capacity=_capacity(node.status.allocatable or {}, virtual_resources),
+        capacity=_capacity(node.status.allocatable or {}),
         topology_levels=tuple(
             (level.name, domain) for level in topology_levels if (domain := labels.get(level.label))
         ),
@@ -100,14 +95,13 @@ def node_fact(
     )
 
 
-def _capacity(allocatable: Mapping[str, str], virtual_resources: Mapping[str, int]) -> tuple[Capacity, ...]:
+def _capacity(allocatable: Mapping[str, str]) -> tuple[Capacity, ...]:
     """Sorted by resource. A resource of which the node has none is left out, except `pods`."""
     units = {
         resource: units_of(resource, text, "status.allocatable")
         for resource, text in allocatable.items()
         if resource == PODS or is_counted(resource)
     }
-    units.update(virtual_resources)
     units.setdefault(PODS, 0)
     return tuple(
         Capacity(resource, count, divisible=True)

@@ -7,8 +7,7 @@ largest of desired, allocated and actual resources counts, so that a resize in p
 are not read: the API server copies them to requests that are left out.
 
 Sums are exact, in billionths, and rounded up once at the end, as Kubernetes does: two requests of half a
-millicore are one millicore. Each pod uses one unit of its node's `pods`. Each host port is a resource of
-which every node has one unit.
+millicore are one millicore. Each pod uses one unit of its node's `pods`.
 """
 
 from __future__ import annotations
@@ -20,13 +19,10 @@ from typing import Final
 from penstock.errors import BadRequest
 from penstock.kube.types import Container, ContainerStatus, Pod, PodSpec
 from penstock.model.quantity import QUANTITY_MAX, BadQuantity, parse_quantity
-from penstock.model.resource_types import HOST_PORT_PREFIX
 
 __all__ = [
     "PODS",
     "ResourceList",
-    "host_port_resource",
-    "host_port_resources",
     "is_counted",
     "pod_requests",
     "pod_usage",
@@ -53,13 +49,7 @@ def pod_requests(pod: Pod) -> ResourceList:
     """
     spec = pod.spec
     containers = spec.containers
-    if (
-        len(containers) == 1
-        and not containers[0].ports
-        and not spec.init_containers
-        and not spec.overhead
-        and spec.resources is None
-    ):
+    if len(containers) == 1 and not spec.init_containers and not spec.overhead and spec.resources is None:
         requests = containers[0].resources.requests
         return _single_container_requests(tuple(requests.items()) if requests else ())
     pod_level = spec.resources.requests if spec.resources is not None else None
@@ -110,23 +100,6 @@ def pod_usage(pod: Pod) -> ResourceList:
         ],
         pod_level,
     )
-
-
-def host_port_resource(protocol: str, port: int) -> str:
-    """The resource that stands for a host port; every node has one unit.
-
-    The address is left out: Kubernetes lets two pods share a port of a node if both name an address and the
-    addresses differ. Here they conflict, so that a node may be skipped that would do, but never the reverse.
-    """
-    return f"{HOST_PORT_PREFIX}{protocol or 'TCP'}/{port}"
-
-
-def host_port_resources(pod: Pod) -> tuple[str, ...]:
-    """The host ports of containers and sidecars, sorted and without duplicates."""
-    spec = pod.spec
-    if spec.init_containers is None and not any(container.ports for container in spec.containers):
-        return ()
-    return _host_ports(spec)
 
 
 @lru_cache(maxsize=4096)
@@ -180,7 +153,6 @@ def _total(
     _add(total, _exact(spec.overhead, "spec.overhead"))
     rounded = [(name, _rounded_up(name, exact)) for name, exact in total.items() if exact > 0]
     rounded.append((PODS, 1))
-    rounded.extend((port, 1) for port in _host_ports(spec))
     rounded.sort()
     return tuple(rounded)
 
@@ -265,17 +237,6 @@ def _matches_spec(pod: Pod, statuses: Mapping[str, ContainerStatus]) -> bool:
             if actual != desired or allocated != desired:
                 return False
     return True
-
-
-def _host_ports(spec: PodSpec) -> tuple[str, ...]:
-    sidecars = filter(_is_sidecar, spec.init_containers or ())
-    ports = {
-        host_port_resource(port.protocol, port.host_port)
-        for container in (*spec.containers, *sidecars)
-        for port in container.ports or ()
-        if port.host_port > 0
-    }
-    return tuple(sorted(ports))
 
 
 def _bad(summary: str, name: str, text: str, where: str, expected: str) -> BadRequest:

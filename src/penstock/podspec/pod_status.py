@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from penstock.errors import BadRequest
 from penstock.kube.types import ObjectMeta, PartialPod, Pod
 from penstock.podspec.controllers import controller_ref_of
+from penstock.podspec.exclusion_keys import host_port_keys
 from penstock.podspec.keys import JOB_ANNOTATION
 from penstock.podspec.pod_resources import PODS, ResourceList, pod_usage
 from penstock.podspec.timestamps import epoch_seconds
@@ -95,7 +96,12 @@ def external_usage_of(pod: Pod) -> ExternalUsageSet:
     owner = controller_ref_of(pod.metadata)
     standing = owner is not None and owner.kind in _ALWAYS_PRESENT
     return ExternalUsageSet(
-        pod.metadata.uid, pod.spec.node_name, usage_of(pod), standing, full_name(pod.metadata)
+        pod.metadata.uid,
+        pod.spec.node_name,
+        usage_of(pod),
+        standing,
+        full_name(pod.metadata),
+        host_port_keys(pod),
     )
 
 
@@ -107,7 +113,9 @@ def member_status_of(pod: Pod, now: float) -> MemberStatus:
     if not is_terminal(pod):
         started_at = now if status.start_time is None else epoch_seconds(status.start_time)
         phase = Phase.RUNNING if status.phase == "Running" else Phase.PLACED
-        return MemberStatus(uid, phase, started_at, node, usage=usage_of(pod), has_owner=True)
+        return MemberStatus(
+            uid, phase, started_at, node, usage=usage_of(pod), has_owner=True, brings=host_port_keys(pod)
+        )
     exits = [
         container.state.terminated
         for container in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.model.constraint import Constraint
+from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = [
     "Capacity",
@@ -45,10 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The capacity of a node for one resource: whole units such as cores, or one divisible pool.
-
-    A resource `anti-affinity/<namespace>/<selector>` only puts conflicting members on different nodes.
-    """
+    """The capacity of a node for one resource: whole units such as cores, or one divisible pool."""
 
     resource: str
     units: int
@@ -85,6 +83,7 @@ class ExternalUsageSet:
     usage: tuple[tuple[str, int], ...]
     standing: bool = False
     name: str = ""  # for users, if the key is not readable
+    brings: tuple[ExclusionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +137,8 @@ class MemberSet:
     ready: bool = True  # False: must not be placed yet
     recreated: bool = False  # its controller replaces it if it is evicted
     name: str = ""  # for users, if the key is not readable
+    brings: tuple[ExclusionKey, ...] = ()  # sorted
+    forbids: tuple[ExclusionKey, ...] = ()  # sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,7 @@ class MemberStatus:
     started: bool = True  # of an ended member: whether it had started
     usage: tuple[tuple[str, int], ...] = ()  # what it uses, if known
     has_owner: bool = False  # its owner ends it: the scheduler leaves it alone if its job is over
+    brings: tuple[ExclusionKey, ...] = ()  # that are in use because of it, as far as is known
 
 
 class Outcome(enum.Enum):

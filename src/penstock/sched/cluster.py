@@ -28,8 +28,10 @@ from penstock.engine.allocation import Grant
 from penstock.engine.booking import Span, VertexClaim
 from penstock.engine.job_allocation import AllocationPart, JobAllocation
 from penstock.engine.planner import FOREVER
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.idset import encode_idset
 from penstock.protocol.facts import Capacity, ExternalUsageSet, NodeSet
+from penstock.sched.former_pools import keys_of_pool, split_grants
 from penstock.sched.records import JsonObject
 
 __all__ = ["Cluster", "ClusterNode", "booking_of", "grants_of"]
@@ -130,7 +132,9 @@ class Cluster:
         known = self.nodes.get(fact.node)
         if known is not None:
             usage = {resource: units for resource, units in fact.usage if units > 0}
-            self.engine.external_usage.set(fact.key, known.vertex, usage, standing=fact.standing)
+            self.engine.external_usage.set(
+                fact.key, known.vertex, usage, standing=fact.standing, brings=fact.brings
+            )
 
     def remove_external_usage(self, key: str) -> None:
         fact = self._external_usage.pop(key, None)
@@ -217,7 +221,7 @@ class Cluster:
         found = data.get("marks")
         claims: list[VertexClaim] = []
         for location, units, booked, exclusive, label, whole in found if isinstance(found, list) else ():
-            vertex = self._vertex_at(location)
+            vertex = self._vertex_at(location) if not keys_of_pool(location, units) else None
             if vertex is not None:
                 claims.append(
                     VertexClaim(vertex, units, bool(booked), bool(exclusive), label, None, bool(whole))
@@ -227,10 +231,12 @@ class Cluster:
     def _slots(self, data: Mapping[str, object]) -> list[Slot]:
         found = data.get("slots")
         slots: list[Slot] = []
-        for number, group, node, grants_data in found if isinstance(found, list) else ():
+        for number, group, node, recorded, *keys in found if isinstance(found, list) else ():
+            grants_data, brings = split_grants(recorded)
             grants = ((self._vertex_at(location), units) for location, units in grants_data)
             kept = tuple(Grant(vertex, units) for vertex, units in grants if vertex is not None)
-            slots.append(Slot(group, self._vertex_at(node) if node else None, kept, number))
+            brings += tuple(ExclusionKey(*key) for key in (keys[0] if keys else ()))
+            slots.append(Slot(group, self._vertex_at(node) if node else None, kept, number, brings))
         return slots
 
     def _vertex_at(self, location: str) -> Vertex | None:
@@ -336,6 +342,7 @@ def booking_of(part: AllocationPart, placement: Placement) -> dict[str, object]:
             slot.group,
             _location_of(slot.node) if slot.node is not None else "",
             [[_location_of(grant.vertex), grant.units] for grant in slot.grants],
+            *([[[key.level, key.name, key.scope] for key in slot.brings]] if slot.brings else ()),
         ]
         for slot in part.slots
     ]

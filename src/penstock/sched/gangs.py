@@ -83,12 +83,12 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         job.members[fact.member] = member
         state.members.add(fact.member, job.id)
         state.journal.touch(job)
-    request = MemberRequest(fact.requests, fact.constraint)
+    request = MemberRequest(fact.requests, fact.constraint, fact.brings, fact.forbids)
     has_changed = (member.request, member.is_ready) != (request, fact.ready)
     member.request, member.is_ready, member.is_recreated = request, fact.ready, fact.recreated
     member.name = fact.name
     if member.phase.is_live:  # Its requests may have grown since it was placed.
-        update_excess_usage(state, member, fact.requests)
+        update_excess_usage(state, member, fact.requests, fact.brings)
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
         state.work.assemble(job.id)
     elif job.state is JobState.RUN and member.phase is MemberPhase.WAITING:

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.job import ExceptionType, JobEvent, JobState
 from penstock.protocol.facts import EndCause, end_cause_of
 from penstock.sched.dependencies import JobProgress
+from penstock.sched.former_pools import keys_of_pool
 from penstock.sched.jobspec import MemberRequest, SchedulingSpec
 from penstock.sched.ownership import Ownership
 
@@ -44,6 +46,7 @@ class Member:
     slot: int = -1
     group: int = 0
     grants: tuple[tuple[str, str, int], ...] = ()
+    brings: tuple[ExclusionKey, ...] = ()  # of its slot
     status: int = 0
     cause: EndCause = EndCause.EXITED
     message: str = ""  # the backend's words about its end, or about the refusal by its last node
@@ -209,6 +212,7 @@ def _dump_member(member: Member) -> dict[str, object]:
         "grants": [list(grant) for grant in member.grants],
     }
     for key, value in (
+        ("brings", [[key.level, key.name, key.scope] for key in member.brings] or None),
         ("group", member.group),
         ("status", member.status),
         ("cause", member.cause_text),
@@ -253,6 +257,8 @@ def load(job: Job, detail: Mapping[str, object]) -> None:
 
 def _load_member(document: Mapping[str, object]) -> Member:
     grants = cast(list[tuple[str, str, int]], document.get("grants", []))
+    of_pools = {key for resource, _, units in grants for key in keys_of_pool(resource, units)}
+    keys = (ExclusionKey(*key) for key in cast(list[tuple[str, str, str]], document.get("brings", [])))
     cause, message = end_cause_of(cast(str, document.get("cause", "")))
     return Member(
         key=cast(str, document["key"]),
@@ -261,7 +267,8 @@ def _load_member(document: Mapping[str, object]) -> Member:
         node=cast(str, document.get("node", "")),
         slot=cast(int, document.get("slot", -1)),
         group=cast(int, document.get("group", 0)),
-        grants=tuple((resource, ids, units) for resource, ids, units in grants),
+        grants=tuple((name, ids, units) for name, ids, units in grants if not keys_of_pool(name, units)),
+        brings=(*keys, *sorted(of_pools)),
         status=cast(int, document.get("status", 0)),
         cause=cause,
         message=message,

@@ -18,6 +18,7 @@ from penstock.engine.request import SLOT, Group, Placement, Request
 from penstock.errors import BadRequest
 from penstock.model.constraint import And, Constraint
 from penstock.model.duration import format_duration
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobspec import Count, Jobspec, Resource, parse_jobspec
 from penstock.protocol.commands import Submission
 from penstock.protocol.facts import Requeue, WorkloadSet
@@ -48,6 +49,8 @@ class MemberRequest:
 
     requests: tuple[tuple[str, int], ...]
     constraint: Constraint | None = None
+    brings: tuple[ExclusionKey, ...] = ()
+    forbids: tuple[ExclusionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,13 +289,14 @@ def with_queue_constraint(request: MemberRequest, queue: QueueSettings) -> Membe
 def group_of(request: MemberRequest, count: int) -> Group:
     inner = tuple(Resource(name, Count(units, units)) for name, units in request.requests if units > 0)
     slot = Resource(SLOT, Count(count, count), with_=inner, label="member")
-    return Group((slot,), request.constraint)
+    return Group((slot,), request.constraint, request.brings, request.forbids)
 
 
 def member_request(group: Group, placement: Placement, extra: Constraint | None = None) -> Request:
     """A request for one more member of a group."""
     resources = tuple(_single(resource) for resource in group.resources)
-    return Request((Group(resources, _both(group.constraint, extra)),), None, placement)
+    single = replace(group, resources=resources, constraint=_both(group.constraint, extra))
+    return Request((single,), None, placement)
 
 
 def placement_of(workload: WorkloadSet) -> Placement:

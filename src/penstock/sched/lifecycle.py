@@ -202,7 +202,7 @@ def return_to_queue(state: SchedulerState, job: Job, member: Member, now: float)
     member.phase = MemberPhase.WAITING
     if not shared:
         state.work.release_slots(job.id, [member.slot])
-    member.node, member.slot, member.grants = "", -1, ()
+    member.node, member.slot, member.grants, member.brings = "", -1, (), ()
     state.journal.touch(job)
     if job.incomplete_since is None:
         job.incomplete_since = now
@@ -344,6 +344,8 @@ def _carry_over_members(state: SchedulerState, job: Job) -> None:
             member.is_ready,
             member.is_recreated,
             member.name,
+            member.request.brings,
+            member.request.forbids,
         )
         for member in job.members.values()
         if member.phase is MemberPhase.WAITING and member.request is not None

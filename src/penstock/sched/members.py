@@ -40,11 +40,11 @@ def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float)
             _handle_absent_member(state, job, member, now)
         case Phase.PLACED:
             _confirm_placement(state, job, member, MemberPhase.PLACED)
-            update_excess_usage(state, member, fact.usage)
+            update_excess_usage(state, member, fact.usage, fact.brings)
         case Phase.RUNNING:
             member.started_at = member.started_at or fact.at
             _confirm_placement(state, job, member, MemberPhase.RUNNING)
-            update_excess_usage(state, member, fact.usage)
+            update_excess_usage(state, member, fact.usage, fact.brings)
             state.work.advance(job.id)
         case Phase.ENDED:
             _ended(state, job, member, fact, now)
@@ -210,7 +210,7 @@ def _handle_orphan(state: SchedulerState, fact: MemberStatus) -> None:
         return
     if fact.phase is Phase.LOST or not fact.node:
         return
-    external_usage_set(state, ExternalUsageSet(name, fact.node, fact.usage))
+    external_usage_set(state, ExternalUsageSet(name, fact.node, fact.usage, brings=fact.brings))
     if not fact.has_owner and not state.intents.of_member(fact.member):
         number = state.intents.next_number()
         state.intents.open(

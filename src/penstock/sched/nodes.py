@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.protocol.facts import ExternalUsageSet, NodeSet
 from penstock.sched.job import Member, MemberPhase
 from penstock.sched.lifecycle import EXCESS_KEY, node_failed, return_to_queue
@@ -87,16 +88,29 @@ def external_usage_gone(state: SchedulerState, key: str) -> None:
         _changed(state, known.node)
 
 
-def update_excess_usage(state: SchedulerState, member: Member, usage: tuple[tuple[str, int], ...]) -> None:
-    """Counts what a member uses beyond its grant, after an in-place resize, as external usage."""
+def update_excess_usage(
+    state: SchedulerState,
+    member: Member,
+    usage: tuple[tuple[str, int], ...],
+    brings: tuple[ExclusionKey, ...],
+) -> None:
+    """Counts what a member uses and brings beyond its slot as external usage.
+
+    A member can be resized in place, and can bring further keys when other members appear.
+    """
     given = {resource: units for resource, _, units in member.grants}
     beyond = ((resource, units - given.get(resource, 0)) for resource, units in usage)
     more = tuple((resource, units) for resource, units in beyond if units > 0)
-    if more:
+    keys = tuple(key for key in brings if key not in member.brings)
+    if more or keys:
         external_usage_set(
             state,
             ExternalUsageSet(
-                EXCESS_KEY + member.key, member.node, more, name=EXCESS_KEY + member.display_name
+                EXCESS_KEY + member.key,
+                member.node,
+                more,
+                name=EXCESS_KEY + member.display_name,
+                brings=keys,
             ),
         )
     else:

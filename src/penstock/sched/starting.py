@@ -90,7 +90,7 @@ def _assign(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None
     member.phase = MemberPhase.PLACING
     member.slot = slot.number
     member.node = slot.node.name if slot.node is not None else ""
-    member.grants = grants_of(slot)
+    member.grants, member.brings = grants_of(slot), slot.brings
     state.members.assign(member.key, job.id, member.node)
 
 

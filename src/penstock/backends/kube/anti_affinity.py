@@ -1,14 +1,10 @@
-"""Required anti-affinity on the host name, expressed as a resource of which every node has a fixed capacity.
+"""The anti-affinity rules on the host name that concern each pod, as exclusion keys.
 
-Of two pods on one node, neither may be selected by a rule that the other carries, whichever came first;
-pods that are only selected do not exclude each other. So every node has `UNITS` units of a resource that
-stands for the rule: a pod that carries the rule uses all of them, a pod that is only selected uses one. The
-engine then keeps the pods on different nodes as it does with any scarce resource.
-
-Within one group `distinct_nodes` has the same effect, and most rules concern one group: each Job can have a
-rule about its own name. A rule has its resource only while it is *shared*: while the pods that carry it or
-are selected by it belong to at least two groups. A group is a workload of ours; all external pods form one
-more.
+Which keys a pod brings and forbids because of a rule is defined in `penstock.podspec.exclusion_keys`. Within
+one group `distinct_nodes` has the same effect, and most rules concern one group: each Job can have a rule
+about its own name. Pods have the keys of a rule only while it is *shared*: while the pods that carry it or
+are selected by it belong to at least two groups, so that equal Jobs have equal requests. A group is a
+workload of ours; all external pods form one more.
 
 The result is a function of the tracked pods alone, not of the order of their changes. The rules that select
 a pod are found by one label that the rule requires by value (its *anchor*), so that pods with other labels
@@ -17,19 +13,28 @@ cost nothing; only a rule without such a label is tested on every pod of its nam
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.kube.types import Pod
-from penstock.podspec.anti_affinity import AntiAffinityRule, LabelTest, resource_of, rules_of
+from penstock.model.exclusion_key import ExclusionKey
+from penstock.podspec.anti_affinity import AntiAffinityRule, LabelTest, rules_of
+from penstock.podspec.exclusion_keys import carrier_key, selected_key
 
-__all__ = ["EXTERNAL_PODS", "UNITS", "AntiAffinityTracker"]
+__all__ = ["EXTERNAL_PODS", "AntiAffinityTracker"]
 
-UNITS: Final = 1024  # more than the pods on any node
 EXTERNAL_PODS: Final = ""  # the group of all pods that are on nodes and not ours
 
 _UNUSED_INDEXES_MAX: Final = 16  # label indexes that are kept although no rule is anchored at them
+
+
+class _Relation(enum.Flag):
+    """Of a pod to a rule."""
+
+    SELECTED = enum.auto()
+    CARRIES = enum.auto()
 
 
 @dataclass(eq=False, slots=True)
@@ -37,9 +42,8 @@ class _TrackedRule:
     """A rule that at least one pod carries, and the pods that carry it or are selected by it."""
 
     rule: AntiAffinityRule
-    resource: str
     anchor: LabelTest | None  # a label that all selected pods have
-    pods: dict[str, int] = field(default_factory=dict)  # units that each uses while the rule is shared
+    pods: dict[str, _Relation] = field(default_factory=dict)
     carriers: int = 0
     groups: dict[str, int] = field(default_factory=dict)  # group -> number of its pods
     is_shared: bool = False
@@ -85,22 +89,25 @@ class AntiAffinityTracker:
         self._pods: dict[str, _TrackedPod] = {}
         self._namespaces: dict[str, _Namespace] = {}
         self._rules: dict[AntiAffinityRule, _TrackedRule] = {}
-        self._shared: dict[str, int] = {}  # resource of each shared rule -> its units
         self._unused: dict[tuple[str, str], None] = {}  # namespace and label key of indexes without a rule
         self._dirty: dict[str, None] = {}
 
-    def node_resources(self) -> dict[str, int]:
-        """The units that every node has of the resource of each shared rule."""
-        return dict(self._shared)
-
-    def usage(self, uid: str) -> list[tuple[str, int]]:
-        """What a pod uses of these resources."""
+    def keys(self, uid: str) -> tuple[list[ExclusionKey], list[ExclusionKey]]:
+        """The keys that a pod brings and forbids because of shared rules."""
+        brings: list[ExclusionKey] = []
+        forbids: list[ExclusionKey] = []
         pod = self._pods.get(uid)
-        rules = pod.rules.values() if pod is not None else ()
-        return [(rule.resource, rule.pods[uid]) for rule in rules if rule.is_shared]
+        for tracked in pod.rules.values() if pod is not None else ():
+            if tracked.is_shared and _Relation.CARRIES in tracked.pods[uid]:
+                brings.append(carrier_key(tracked.rule))
+                forbids.append(selected_key(tracked.rule))
+            if tracked.is_shared and _Relation.SELECTED in tracked.pods[uid]:
+                brings.append(selected_key(tracked.rule))
+                forbids.append(carrier_key(tracked.rule))
+        return brings, forbids
 
     def take_dirty(self) -> Iterable[str]:
-        """Pods whose usage may have changed since the last call."""
+        """Pods whose keys may have changed since the last call."""
         dirty, self._dirty = self._dirty, {}
         return dirty
 
@@ -130,9 +137,10 @@ class AntiAffinityTracker:
                 candidates.extend(index.rules.get(value, {}).values())
         for tracked in candidates:
             if tracked.rule.selects(pod.labels):
-                self._enter(tracked, uid, pod, 1)
+                self._enter(tracked, uid, pod, _Relation.SELECTED)
         for rule in pod.carries:
-            self._enter(self._rules.get(rule) or self._add_rule(rule, namespace), uid, pod, UNITS)
+            tracked = self._rules.get(rule) or self._add_rule(rule, namespace)
+            self._enter(tracked, uid, pod, _Relation.CARRIES)
 
     def _remove(self, uid: str, pod: _TrackedPod) -> None:
         namespace = self._namespaces[pod.namespace]
@@ -141,7 +149,7 @@ class AntiAffinityTracker:
             if index is not None:
                 index.remove(uid, value)
         for tracked in pod.rules.values():
-            if tracked.pods.pop(uid) == UNITS:
+            if _Relation.CARRIES in tracked.pods.pop(uid):
                 tracked.carriers -= 1
             tracked.groups[pod.group] -= 1
             if not tracked.groups[pod.group]:
@@ -155,12 +163,12 @@ class AntiAffinityTracker:
             for key in namespace.indexes:
                 self._unused.pop((pod.namespace, key), None)
 
-    def _enter(self, tracked: _TrackedRule, uid: str, pod: _TrackedPod, units: int) -> None:
-        before = tracked.pods.get(uid, 0)
-        tracked.pods[uid] = max(before, units)
-        if units == UNITS and before != UNITS:
+    def _enter(self, tracked: _TrackedRule, uid: str, pod: _TrackedPod, relation: _Relation) -> None:
+        before = tracked.pods.get(uid)
+        tracked.pods[uid] = relation if before is None else before | relation
+        if relation is _Relation.CARRIES:
             tracked.carriers += 1
-        if not before:
+        if before is None:
             pod.rules[tracked.rule] = tracked
             tracked.groups[pod.group] = tracked.groups.get(pod.group, 0) + 1
         self._update_shared(tracked)
@@ -171,17 +179,13 @@ class AntiAffinityTracker:
             return
         tracked.is_shared = is_shared
         self._dirty.update(dict.fromkeys(tracked.pods))
-        if is_shared:
-            self._shared[tracked.resource] = UNITS
-        else:
-            del self._shared[tracked.resource]
 
     # Rules: tracked from their first carrier to their last
 
     def _add_rule(self, rule: AntiAffinityRule, namespace: _Namespace) -> _TrackedRule:
         by_value = [test for test in rule.tests if test[1] == "In"]
         anchor = min(by_value, key=lambda test: (len(test[2]), test[0]), default=None)
-        tracked = self._rules[rule] = _TrackedRule(rule, resource_of(rule), anchor)
+        tracked = self._rules[rule] = _TrackedRule(rule, anchor)
         candidates: Iterable[str] = namespace.pods
         if anchor is None:
             namespace.unanchored[rule] = tracked
@@ -195,7 +199,7 @@ class AntiAffinityTracker:
         for uid in candidates:
             pod = namespace.pods[uid]
             if rule.selects(pod.labels):
-                self._enter(tracked, uid, pod, 1)
+                self._enter(tracked, uid, pod, _Relation.SELECTED)
         return tracked
 
     def _add_index(self, key: str, namespace: _Namespace) -> _LabelIndex:

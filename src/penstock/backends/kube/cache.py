@@ -13,9 +13,8 @@ A pod is in one of four states:
   object. Its condition says so; the scheduler does not know of it.
 
 Relations between objects are tracked elsewhere: pods and their controllers in `controllers`, workloads and
-PodGroups in `workloads`, claims and volumes in `volumes`, host ports in `host_ports`, anti-affinity rules
-in `anti_affinity`, usage per node in `node_usage`. What one object means by itself is in
-`penstock.podspec`.
+PodGroups in `workloads`, claims and volumes in `volumes`, anti-affinity rules in `anti_affinity`, usage per
+node in `node_usage`. What one object means by itself is in `penstock.podspec`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from dataclasses import replace
 
 from penstock.backends.kube.anti_affinity import EXTERNAL_PODS, AntiAffinityTracker
 from penstock.backends.kube.controllers import ControllerTracker
-from penstock.backends.kube.host_ports import HostPortTracker
 from penstock.backends.kube.node_usage import NodeUsage
 from penstock.backends.kube.reported import ReportedFacts
 from penstock.backends.kube.volumes import VolumeTracker
@@ -41,13 +39,13 @@ from penstock.kube.types import (
     Pod,
     PodGroup,
 )
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.podspec.constraints import requirements_of
 from penstock.podspec.controller_kinds import ControllerKind
 from penstock.podspec.controllers import Controller
 from penstock.podspec.grouping import GroupMembership, membership_of
 from penstock.podspec.members import member_of
 from penstock.podspec.nodes import node_fact
-from penstock.podspec.pod_resources import ResourceList
 from penstock.podspec.pod_status import external_usage_of, is_bound_by_us, is_terminal, member_status_of
 from penstock.podspec.problems import OWNER_NOT_FOUND, OWNER_NOT_SYNCED, PodProblem
 from penstock.podspec.settings import TranslationSettings
@@ -64,11 +62,9 @@ class ClusterCache:
         self._controllers = ControllerTracker(settings)
         self._workloads = WorkloadTracker(settings, self._controllers)
         self._volumes = VolumeTracker()
-        self._host_ports = HostPortTracker()
         self._anti_affinity = AntiAffinityTracker()
         self._node_usage = NodeUsage()
         self._reported = ReportedFacts()
-        self._virtual_resources: dict[str, int] = {}  # of every node, as last reported
         self._unsynced: dict[str, None] = {}  # pods whose controllers are not known
         self.problems: dict[str, PodProblem] = {}  # by pod
         self._changed_problems: dict[str, None] = {}  # pods
@@ -196,7 +192,6 @@ class ClusterCache:
         self._workloads.add_pod(uid, membership)
         self._controllers.track_pod(uid, pod, chain.controllers)
         self._volumes.track_pod(uid, pod)
-        self._host_ports.set(uid, pod)
         # Pods of one unknown controller count as one group until the controller says which workload it is.
         missing = chain.missing if not membership.pod_group else None
         group = membership.workload if missing is None else f"owner/{missing.uid}"
@@ -206,7 +201,6 @@ class ClusterCache:
         self._workloads.remove_pod(uid)
         self._controllers.untrack_pod(uid)
         self._volumes.untrack_pod(uid)
-        self._host_ports.remove(uid)
 
     # Controllers, PodGroups, volumes
 
@@ -260,7 +254,6 @@ class ClusterCache:
         """Everything, as if nothing had been reported before."""
         self._reported = ReportedFacts()
         self._apply_controller_changes()
-        self._virtual_resources = self._current_virtual_resources()
         self._dirty_nodes = dict.fromkeys(self._nodes)
         self._dirty_pods = dict.fromkeys(self._pods)
         self._workloads.dirty = dict.fromkeys(self._workloads.all())
@@ -270,14 +263,11 @@ class ClusterCache:
     def facts(self, now: float) -> list[Fact]:
         """What has changed since the last call, in an order in which the facts can be applied one by one.
 
-        Nodes have a virtual resource before pods request it and lose it after the last of them, and a node is
-        removed after the pods on it.
+        A node is reported before the pods on it, and removed after them.
         """
         facts: list[Fact] = []
         gone_nodes: list[NodeGone] = []
         self._apply_controller_changes()
-        virtual_resources = self._current_virtual_resources()
-        self._set_virtual_resources({**self._virtual_resources, **virtual_resources})
         self._mark_pods(self._anti_affinity.take_dirty())
         self._report_nodes(facts, gone_nodes)
         while self._dirty_pods or self._workloads.dirty:
@@ -290,8 +280,6 @@ class ClusterCache:
             for uid in pods:
                 self._report_pod(uid, facts, now)
             self._report_ended_workloads(workloads, facts)
-        self._set_virtual_resources(virtual_resources)
-        self._report_nodes(facts, gone_nodes)
         return [*facts, *gone_nodes]
 
     def _apply_controller_changes(self) -> None:
@@ -301,15 +289,6 @@ class ClusterCache:
         self._mark_pods(pods)
         for uid in pods:
             self._track(uid, self._pods[uid])
-
-    def _current_virtual_resources(self) -> dict[str, int]:
-        """Host ports and anti-affinity rules that pods of ours use, with the units that every node has."""
-        return {**self._host_ports.node_resources(), **self._anti_affinity.node_resources()}
-
-    def _set_virtual_resources(self, virtual_resources: dict[str, int]) -> None:
-        if self._virtual_resources != virtual_resources:
-            self._virtual_resources = virtual_resources
-            self._dirty_nodes.update(dict.fromkeys(self._nodes))
 
     def _report_nodes(self, facts: list[Fact], gone_nodes: list[NodeGone]) -> None:
         dirty, self._dirty_nodes = self._dirty_nodes, {}
@@ -325,7 +304,7 @@ class ClusterCache:
 
     def _node_fact(self, node: Node) -> NodeSet:
         try:
-            return node_fact(node, self._settings.topology_levels, self._virtual_resources)
+            return node_fact(node, self._settings.topology_levels)
         except BadRequest as error:
             return NodeSet(node.metadata.name, (), up=False, why=f"the Node cannot be read: {error}")
 
@@ -344,7 +323,8 @@ class ClusterCache:
                 status = self.member_status(pod, now)
             elif not is_terminal(pod):
                 usage = external_usage_of(pod)
-                usage = replace(usage, usage=self._with_anti_affinity(uid, usage.usage))
+                brings, _ = self._anti_affinity.keys(uid)
+                usage = replace(usage, brings=_joined(usage.brings, brings)) if brings else usage
         elif pod is not None:
             membership = self._workloads.membership(uid)
             if membership is not None and pod.metadata.deletion_timestamp is None:
@@ -380,19 +360,24 @@ class ClusterCache:
         problem = self._workloads.missing_pod_group(membership)
         if problem is not None:
             return problem
-        requests = self._with_anti_affinity(pod.metadata.uid, member.requests)
-        return member if requests is member.requests else replace(member, requests=requests)
+        brings, forbids = self._anti_affinity.keys(pod.metadata.uid)
+        if not brings and not forbids:
+            return member
+        return replace(
+            member, brings=_joined(member.brings, brings), forbids=_joined(member.forbids, forbids)
+        )
 
     def member_status(self, pod: Pod, now: float) -> MemberStatus:
         """The status of a pod that we have bound, or tried to bind."""
         status = member_status_of(pod, now)
-        if not status.usage:
-            return status
-        return replace(status, usage=self._with_anti_affinity(status.member, status.usage))
+        brings, _ = self._anti_affinity.keys(status.member)
+        if not brings or not status.usage:
+            return status  # A pod that uses nothing has ended.
+        return replace(status, brings=_joined(status.brings, brings))
 
-    def _with_anti_affinity(self, uid: str, resources: ResourceList) -> ResourceList:
-        more = self._anti_affinity.usage(uid)
-        return tuple(sorted((*resources, *more))) if more else resources
+
+def _joined(own: Iterable[ExclusionKey], more: Iterable[ExclusionKey]) -> tuple[ExclusionKey, ...]:
+    return tuple(sorted({*own, *more}))
 
 
 def _declares_the_same(before: Pod, after: Pod) -> bool:

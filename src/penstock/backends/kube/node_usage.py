@@ -1,32 +1,37 @@
-"""Usage of each node by all pods, external ones included: the last check before a binding."""
+"""Usage and host ports of each node by all pods, external ones included: the last check before a binding."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 from penstock.errors import BadRequest
 from penstock.kube.types import Pod
+from penstock.model.exclusion_key import ExclusionKey
+from penstock.podspec.exclusion_keys import host_port_keys
 from penstock.podspec.pod_resources import pod_requests
 from penstock.podspec.pod_status import is_terminal, usage_of
 from penstock.protocol.facts import NodeSet
 
 __all__ = ["NodeUsage"]
 
+_Name = TypeVar("_Name", str, ExclusionKey)
+
 
 class NodeUsage:
     def __init__(self) -> None:
         self._usage: dict[str, dict[str, int]] = {}  # node -> resource -> units, without zeros
+        self._host_ports: dict[str, dict[ExclusionKey, int]] = {}  # node -> port -> pods, without zeros
 
     def replace(self, before: Pod | None, after: Pod | None) -> None:
         """Counts one version of a pod in place of another; None: the pod does not exist."""
         for pod, sign in ((before, -1), (after, 1)):
             if pod is None or not pod.spec.node_name or is_terminal(pod):
                 continue
-            usage = self._usage.setdefault(pod.spec.node_name, {})
-            for resource, units in usage_of(pod):
-                usage[resource] = usage.get(resource, 0) + sign * units
-                if not usage[resource]:
-                    del usage[resource]
-            if not usage:
-                del self._usage[pod.spec.node_name]
+            _count(self._usage, pod.spec.node_name, usage_of(pod), sign)
+            ports = host_port_keys(pod)
+            if ports:
+                _count(self._host_ports, pod.spec.node_name, [(port, 1) for port in ports], sign)
 
     def fits(self, node: NodeSet, pod: Pod) -> bool:
         """Whether a node still has what a pod requests. Requests that cannot be read fit nowhere."""
@@ -34,6 +39,20 @@ class NodeUsage:
             requests = pod_requests(pod)
         except BadRequest:
             return False
+        if any(port in self._host_ports.get(node.node, ()) for port in host_port_keys(pod)):
+            return False
         capacity = {one.resource: one.units for one in node.capacity}
         usage = self._usage.get(node.node, {})
         return all(units <= capacity.get(name, 0) - usage.get(name, 0) for name, units in requests)
+
+
+def _count(
+    counts: dict[str, dict[_Name, int]], node: str, usage: Iterable[tuple[_Name, int]], sign: int
+) -> None:
+    of_node = counts.setdefault(node, {})
+    for name, units in usage:
+        of_node[name] = of_node.get(name, 0) + sign * units
+        if not of_node[name]:
+            del of_node[name]
+    if not of_node:
+        del counts[node]
