@@ -64,11 +64,11 @@ def test_a_missing_permission_to_list_is_reported(tmp_path: Path) -> None:
         cluster = FakeCluster()
         cluster.forbidden.add("pods")
         async with running_instance(cluster, MemoryTables(), tmp_path) as at:
-            await eventually(lambda: "not allowed to list pods" in at.instance.not_ready.message)
-            assert str(at.instance.not_ready).startswith("taking over: ")
+            await eventually(lambda: "not allowed to list pods" in at.instance.readiness.current.message)
+            assert str(at.instance.readiness.current).startswith("taking over: ")
             assert "not allowed to list pods" in at.runtime.problem()
             assert at.runtime.describe(SETTINGS).problem == at.runtime.problem()
-            assert not at.instance.is_ready.is_set()
+            assert not at.instance.readiness.current.is_ready
 
     run(scenario())
 
@@ -78,7 +78,7 @@ def test_an_instance_with_all_permissions_has_no_problem(tmp_path: Path) -> None
 
     async def scenario() -> None:
         async with running_instance(FakeCluster(), MemoryTables(), tmp_path) as at:
-            await asyncio.wait_for(at.instance.is_ready.wait(), 10)
+            await asyncio.wait_for(at.instance.readiness.until_ready(), 10)
             assert at.runtime.problem() == ""
 
     run(scenario())
@@ -93,7 +93,7 @@ def test_records_of_one_cluster_are_not_used_with_another(tmp_path: Path) -> Non
     async def scenario() -> None:
         tables, other = MemoryTables(), FakeCluster("cluster-2")
         async with running_instance(FakeCluster("cluster-1"), tables, tmp_path) as at:
-            await asyncio.wait_for(at.instance.is_ready.wait(), 10)
+            await asyncio.wait_for(at.instance.readiness.until_ready(), 10)
         epoch = tables.instance["epoch"]
         async with running_instance(other, tables, tmp_path) as at:
             with pytest.raises(WrongCluster) as caught:
@@ -104,7 +104,7 @@ def test_records_of_one_cluster_are_not_used_with_another(tmp_path: Path) -> Non
         assert "another --state" in message
         assert tables.instance["epoch"] == epoch
         async with running_instance(FakeCluster("cluster-1"), tables, tmp_path) as at:
-            await asyncio.wait_for(at.instance.is_ready.wait(), 10)
+            await asyncio.wait_for(at.instance.readiness.until_ready(), 10)
 
     run(scenario())
 
@@ -116,7 +116,7 @@ def test_without_permission_to_verify_the_cluster_the_instance_runs_and_logs_it(
         cluster = FakeCluster()
         cluster.forbidden.add("kube-system")
         async with running_instance(cluster, MemoryTables(), tmp_path) as at:
-            await asyncio.wait_for(at.instance.is_ready.wait(), 10)
+            await asyncio.wait_for(at.instance.readiness.until_ready(), 10)
 
     run(scenario())
     assert "is not verified: GET /api/v1/namespaces/kube-system: 403" in caplog.text

@@ -115,10 +115,11 @@ class RestartingInstance:
 
     def feed(self, *inputs: Fact | Command) -> tuple[Reply, ...] | None:
         """Handles inputs; None if the instance crashed, and was restarted."""
-        replies = self._run_to_crash(lambda: self.step_runner.step(inputs, self.backend.now))
-        if replies is None:
+        step = self._run_to_crash(lambda: self.step_runner.step(inputs, self.backend.now))
+        if step is None:
             self.restart()
-        return replies
+            return None
+        return step.replies
 
     def submit(self, *submissions: Submission, key: str) -> tuple[int, ...]:
         """Repeats the same request until it is answered, as a client does."""

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
 
 from penstock.backends.sim.backend import uniform_nodes
+from penstock.backends.sim.mock import MockBackend
+from penstock.errors import Unavailable
+from penstock.instance import loop as loop_module
+from penstock.instance.cadence import Cadence, CadenceSettings
 from penstock.instance.loop import Instance
 from penstock.protocol.backend import Sink
+from penstock.protocol.commands import Submit
 from penstock.protocol.facts import Capacity, ExternalUsageSet, Snapshot
 from penstock.protocol.intents import Intent, StatusUpdate
+from penstock.sched.records import Change
 from penstock.sched.settings import Settings
 from penstock.store.memory import MemoryStore
+from penstock.store.port import Fenced
+from tests.sched.driving import submission
 
 
 class Large:
@@ -41,7 +52,7 @@ class Large:
     def forget(self, members: Sequence[str]) -> None:
         pass
 
-    def tell(self, status_updates: Sequence[StatusUpdate]) -> None:
+    def publish_status(self, status_updates: Sequence[StatusUpdate]) -> None:
         pass
 
 
@@ -54,7 +65,7 @@ def test_other_tasks_run_while_a_large_snapshot_is_handled() -> None:
         running = asyncio.create_task(instance.run())
         await backend.has_reported.wait()
         pauses = 0
-        while not instance.is_ready.is_set():
+        while not instance.readiness.current.is_ready:
             await asyncio.sleep(0.001)
             pauses += 1
         running.cancel()
@@ -62,3 +73,117 @@ def test_other_tasks_run_while_a_large_snapshot_is_handled() -> None:
         return pauses
 
     assert asyncio.run(scenario()) > 10
+
+
+class FailingStore(MemoryStore):
+    """A store whose next commit can be made to fail."""
+
+    failure: Exception | None = None
+
+    async def record(self, epoch: int, changes: Sequence[Change]) -> None:
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        await super().record(epoch, changes)
+
+
+class EndingBackend(MockBackend):
+    """A backend that can end by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.may_end = asyncio.Event()
+
+    async def run(self, epoch: int, sink: Sink) -> None:
+        running = asyncio.create_task(super().run(epoch, sink))
+        await self.may_end.wait()
+        self.may_end.clear()
+        running.cancel()
+
+
+@asynccontextmanager
+async def running_instance(
+    store: MemoryStore, backend: MockBackend | None = None
+) -> AsyncIterator[tuple[Instance, asyncio.Task[None]]]:
+    instance = Instance(Settings(), store, backend or MockBackend(2, 2))
+    running = asyncio.create_task(instance.run())
+    try:
+        await asyncio.wait_for(instance.readiness.until_ready(), 10)
+        yield instance, running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def ended_term(instance: Instance, epoch: int) -> None:
+    """Waits until the instance is ready in a later term."""
+    async with asyncio.timeout(10):
+        while instance.epoch == epoch or not instance.readiness.current.is_ready:
+            await asyncio.sleep(0.001)
+
+
+def in_store(failure: Exception) -> Callable[[Instance], Awaitable[None]]:
+    async def fail(instance: Instance) -> None:
+        assert isinstance(instance.store, FailingStore)
+        instance.store.failure = failure
+        with pytest.raises(Unavailable, match=str(failure)):
+            await instance.execute(Submit((submission(),)))
+
+    return fail
+
+
+async def by_reload(instance: Instance) -> None:
+    instance.reload("an audit has failed")
+
+
+async def in_backend(instance: Instance) -> None:
+    assert isinstance(instance.backend, EndingBackend)
+    instance.backend.may_end.set()
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [in_store(Unavailable("the database is away")), by_reload, in_backend],
+    ids=["store", "reload", "backend"],
+)
+def test_a_term_that_ends_is_followed_by_another_one(fail: Callable[[Instance], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with running_instance(FailingStore(), EndingBackend()) as (instance, running):
+            epoch = instance.epoch
+            await fail(instance)
+            await ended_term(instance, epoch)
+            assert instance.epoch == epoch + 1
+            assert await instance.execute(Submit((submission(),)))
+            assert not running.done()
+
+    asyncio.run(scenario())
+
+
+def test_another_instance_that_takes_over_ends_the_loop_at_the_next_heartbeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_module, "Cadence", lambda: Cadence(CadenceSettings(heartbeat_every_s=0.01)))
+
+    async def scenario() -> None:
+        store = MemoryStore()
+        async with running_instance(store) as (instance, running):
+            await store.take_over(0.0)
+            with pytest.raises(Fenced):
+                await asyncio.wait_for(asyncio.shield(running), 10)
+            assert not instance.readiness.current.is_ready
+            with pytest.raises(Unavailable, match="the instance is not ready: the instance is stopping"):
+                await instance.query(lambda scheduler, _now: scheduler)
+
+    asyncio.run(scenario())
+
+
+def test_callers_that_wait_when_the_loop_is_stopped_get_unavailable() -> None:
+    async def scenario() -> None:
+        async with running_instance(MemoryStore()) as (instance, running):
+            waiting = asyncio.create_task(instance.execute(Submit((submission(),))))
+            await asyncio.sleep(0)
+            running.cancel()
+            with pytest.raises(Unavailable):
+                await asyncio.wait_for(waiting, 10)
+
+    asyncio.run(scenario())

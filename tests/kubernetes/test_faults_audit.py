@@ -189,7 +189,7 @@ async def run_inside(
     running = asyncio.create_task(runtime.run(instance, instance.run))
     with new_namespace(site) as namespace:
         try:
-            await asyncio.wait_for(instance.is_ready.wait(), 30)
+            await asyncio.wait_for(instance.readiness.until_ready(), 30)
             await asyncio.to_thread(create, site, namespace, *prepare)
             await asyncio.to_thread(wait_phases, site, namespace, Running=len(prepare))
             await until(lambda: _rounds(runtime) > 1)
@@ -280,7 +280,7 @@ async def _jump(site: Site) -> None:
         running = asyncio.create_task(instance.run())
         with new_namespace(site) as namespace:
             try:
-                await asyncio.wait_for(instance.is_ready.wait(), 30)
+                await asyncio.wait_for(instance.readiness.until_ready(), 30)
                 for number, skew_s in enumerate((0.0, 7200.0, -7200.0, 0.0)):  # noqa: B007
                     for half in ("a", "b"):  # The second gang waits for the first.
                         gang = bare_gang(f"{half}{number}", run="500ms", limit="1h")

@@ -135,9 +135,9 @@ class InstanceService:
     async def get_status(self, caller: Caller) -> InstanceStatus:
         del caller
         instance, context = self._instance, self._context
-        is_ready = instance.is_ready.is_set()
+        readiness = instance.readiness.current
         jobs, nodes = JobCounts(), NodeCounts()
-        if is_ready:
+        if readiness.is_ready:
             jobs, nodes = await instance.query(live_jobs.count)
         info = InstanceInfo(
             id=context.instance_id,
@@ -147,8 +147,8 @@ class InstanceService:
             backend=context.backend,
             pid=os.getpid(),
             epoch=instance.epoch,
-            ready=is_ready,
-            why_not_ready=msgspec.UNSET if is_ready else str(instance.not_ready),
+            ready=readiness.is_ready,
+            why_not_ready=msgspec.UNSET if readiness.is_ready else str(readiness),
         )
         return InstanceStatus(info, context.agents(), context.database(), jobs, nodes, context.settings())
 

@@ -29,7 +29,7 @@ from penstock.app.kube_options import KubeOptions
 from penstock.app.readiness import ReadinessReport, error_family, exit_code
 from penstock.app.runtime import LocalRuntime, Runtime, cores_here
 from penstock.errors import Conflict, PenstockError, Unavailable
-from penstock.instance.loop import Instance, NotReady, NotReadyCause
+from penstock.instance.loop import Instance
 from penstock.paths import InstancePaths
 from penstock.protocol.commands import Cancel
 from penstock.store.binaries import POSTGRES_MAJOR
@@ -134,8 +134,8 @@ async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
 
     def report_outage(text: str) -> None:
         _LOG.warning("%s", text)
-        if not instance.is_ready.is_set():
-            instance.not_ready = NotReady(NotReadyCause.UNAVAILABLE, text)
+        instance.readiness.store_waits(text)
+        if not instance.readiness.current.is_ready:
             options.report.send({"waiting": text}, is_final=False)
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)
@@ -190,13 +190,14 @@ def _raise_cause(running: asyncio.Task[None], servers: list[asyncio.Task[None]])
 async def _report_ready(instance: Instance, runtime: Runtime, report: ReadinessReport) -> None:
     """Reports that the instance is ready or a standby, and until then what it waits for."""
     reported = ""
-    while not instance.is_ready.is_set():
+    readiness = instance.readiness
+    while not readiness.current.is_ready:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(instance.is_ready.wait(), _POLL_S)
-        if not instance.is_ready.is_set() and runtime.is_standby():
+            await asyncio.wait_for(readiness.until_ready(), _POLL_S)
+        if not readiness.current.is_ready and runtime.is_standby():
             report.send({"ready": True, "pid": os.getpid()})
             _LOG.info("standby: another instance is the leader")
-            await instance.is_ready.wait()
+            await readiness.until_ready()
         elif runtime.problem() not in ("", reported):
             reported = runtime.problem()
             report.send({"waiting": reported}, is_final=False)
@@ -211,7 +212,7 @@ async def _stop(
     instance: Instance, runtime: Runtime, running: asyncio.Task[None], *, keep_tasks: bool
 ) -> None:
     _LOG.info("stopping; running tasks are %s", "kept" if keep_tasks else "cancelled")
-    if not keep_tasks and instance.is_ready.is_set():
+    if not keep_tasks and instance.readiness.current.is_ready:
         with contextlib.suppress(PenstockError):
             await _cancel_jobs(instance)
     running.cancel()
@@ -221,7 +222,7 @@ async def _stop(
 
 async def _cancel_jobs(instance: Instance) -> None:
     """Cancels running jobs and waits until they have ended. No job starts meanwhile."""
-    instance.is_shutting_down = True
+    instance.readiness.shutdown_begun()
     ids = await instance.query(
         lambda scheduler, _: tuple(
             job.id for job in scheduler.state.jobs.values() if not job.state.is_pending

@@ -31,7 +31,7 @@ from penstock.audit.snapshots import GraphSnapshot
 from penstock.audit.store import read_store
 from penstock.backends.kube.backend import KubeBackend
 from penstock.errors import Conflict, Unavailable
-from penstock.instance.loop import Instance, NotReady, NotReadyCause
+from penstock.instance.loop import Instance
 from penstock.kube.access import Access, find_access
 from penstock.kube.client import KubeClient
 from penstock.kube.errors import ApiError, Forbidden, NotFound
@@ -134,11 +134,9 @@ class KubeRuntime:
     async def run(self, instance: Instance, run_term: Callable[[], Awaitable[None]]) -> None:
         self._auditor = self._make_auditor(instance)
         while True:
-            instance.not_ready = NotReady(
-                NotReadyCause.STANDBY, "another instance is the leader, or none is yet"
-            )
+            instance.readiness.leader_is_another("another instance is the leader, or none is yet")
             await self._election.acquire()
-            instance.not_ready = NotReady(NotReadyCause.TAKING_OVER)
+            instance.readiness.became_leader()
             await self._serve_as_leader(instance, run_term, self._auditor)
 
     async def _serve_as_leader(
@@ -148,7 +146,7 @@ class KubeRuntime:
         tasks = [
             asyncio.ensure_future(self._election.renew()),
             asyncio.ensure_future(self._run_term(instance, run_term)),
-            asyncio.ensure_future(self._update_not_ready(instance)),
+            asyncio.ensure_future(self._report_problems(instance)),
             asyncio.ensure_future(auditor.run()),
         ]
         try:
@@ -175,7 +173,7 @@ class KubeRuntime:
                 break
             except (ApiError, Unavailable) as error:
                 _LOG.warning("cannot verify the cluster's identity yet: %s", error)
-                instance.not_ready = NotReady(NotReadyCause.TAKING_OVER, str(error))
+                instance.readiness.cluster_unverified(str(error))
             await asyncio.sleep(_RETRY_S)
         await run_term()
 
@@ -195,12 +193,10 @@ class KubeRuntime:
                 "use the kubeconfig and context of that cluster, or another --state or --database"
             )
 
-    async def _update_not_ready(self, instance: Instance) -> None:
-        """Keeps the reason up to date while this instance takes over as leader."""
+    async def _report_problems(self, instance: Instance) -> None:
+        """Reports what this instance waits for while it takes over as leader."""
         while True:
-            is_taking_over = instance.not_ready.cause is NotReadyCause.TAKING_OVER
-            if not instance.is_ready.is_set() and is_taking_over:
-                instance.not_ready = NotReady(NotReadyCause.TAKING_OVER, self._backend.problem())
+            instance.readiness.takeover_waits(self._backend.problem())
             await asyncio.sleep(_POLL_S)
 
     def _make_auditor(self, instance: Instance) -> Auditor:

@@ -20,7 +20,6 @@ from penstock.sched.records import Change
 from penstock.sched.recovery import scheduler_from
 from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import Settings
-from penstock.sched.state import Reply
 from penstock.store.port import Store
 
 __all__ = [
@@ -80,19 +79,20 @@ class StepRunner:
 
     async def step(
         self, inputs: Sequence[Fact | Command], now: float, *, handle: RunHandle = run_inline
-    ) -> tuple[Reply, ...]:
-        """Handles facts and commands. Returns one reply per command; what they report is committed."""
+    ) -> Step:
+        """Handles facts and commands. The step that it returns is committed."""
         scheduler = self._active_scheduler()
         step = await handle(lambda: scheduler.handle(inputs, now))
         await self._carry_out(step)
-        return step.replies
+        return step
 
-    async def decide(self, now: float, *, deep: bool, advance: Advance, hurry: Callable[[], bool]) -> None:
+    async def decide(self, now: float, *, deep: bool, advance: Advance, hurry: Callable[[], bool]) -> Step:
         """Runs one scheduling cycle; `advance` runs it from one match to the next."""
         cycle = self._active_scheduler().plan(now, deep=deep, hurry=hurry)
         while (step := await advance(cycle)) is None:
             pass
         await self._carry_out(step)
+        return step
 
     def _active_scheduler(self) -> Scheduler:
         assert self.scheduler is not None, "begin must be called first"
