@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_nodes
+from penstock.instance.virtual import VIRTUAL_CADENCE, VirtualInstance
 from penstock.model.job import JobEvent
 from penstock.protocol.commands import Command, Submission, Submit
 from penstock.protocol.facts import Capacity, Fact, Requeue
 from penstock.protocol.intents import Assignment, Place, StatusUpdate
-from penstock.sched.records import AllocationNew, Change, JobLogged, Recorded
-from penstock.sched.recovery import scheduler_from
+from penstock.sched.records import AllocationNew, Change, JobLogged
 from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import QueueSettings, Settings, parse_backfill
+from penstock.store.memory import MemoryStore
 
 __all__ = ["Driver", "jobspec", "nodes_of", "pool_of", "submission"]
 
@@ -68,19 +69,20 @@ def settings_of(policy: str = "easy", **more: object) -> Settings:
 
 @dataclass
 class Driver:
+    """The loop of an instance on the clock of a simulated backend; see `VirtualInstance`."""
+
     backend: SimBackend
     settings: Settings = field(default_factory=settings_of)
     runs_s: Callable[[int], float] | None = None
     deep: bool = True
-    scheduler: Scheduler = field(init=False)
     changes: list[Change] = field(default_factory=list)
     logs: dict[int, list[JobEvent]] = field(default_factory=dict)
-    inputs: list[tuple[float, tuple[Fact | Command, ...]]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     starts: dict[int, float] = field(default_factory=dict)
     statuses: dict[str, StatusUpdate] = field(default_factory=dict)  # by workload: the last published
+    instance: VirtualInstance = field(init=False)
 
     def __post_init__(self) -> None:
-        self.scheduler = scheduler_from(self.settings, Recorded(), 0.0)
         if self.runs_s is not None:
             runs_s = self.runs_s
 
@@ -88,17 +90,39 @@ class Driver:
                 return MemberScript(runs_s=runs_s(place.job))
 
             self.backend.script_for = script
-        self.feed(self.backend.snapshot())
+        cadence = VIRTUAL_CADENCE if self.deep else replace(VIRTUAL_CADENCE, deep_every_s=None)
+        self.instance = VirtualInstance(
+            self.settings,
+            MemoryStore(),
+            self.backend,
+            cadence=cadence,
+            listener=self._note_changes,
+            after_step=self._note_step,
+        )
+        self.instance.begin()
 
     @property
     def now(self) -> float:
         return self.backend.now
 
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.instance.scheduler
+
+    def _note_changes(self, changes: Sequence[Change]) -> None:
+        self.changes.extend(changes)
+        for change in changes:
+            if isinstance(change, JobLogged):
+                self.logs.setdefault(change.id, []).append(change.event)
+            elif isinstance(change, AllocationNew) and change.job not in self.starts:
+                self.starts[change.job] = self.now
+
+    def _note_step(self, _scheduler: Scheduler, step: Step) -> None:
+        self.steps.append(step)
+        self.statuses.update({update.workload: update for update in step.status_updates})
+
     def feed(self, *inputs: Fact | Command) -> Step:
-        self.inputs.append((self.now, inputs))
-        step = self.scheduler.handle(inputs, self.now)
-        self._act(step)
-        return step
+        return self.instance.feed(*inputs)
 
     def submit(self, *submissions: Submission) -> tuple[int, ...]:
         reply = self.feed(Submit(submissions)).replies[0]
@@ -108,61 +132,18 @@ class Driver:
         return reply.value
 
     def plan(self) -> Step:
-        passing = self.scheduler.plan(self.now, deep=self.deep)
-        while True:
-            try:
-                next(passing)
-            except StopIteration as done:
-                step: Step = done.value
-                break
-        self._act(step)
-        return step
-
-    def _act(self, step: Step) -> None:
-        self.changes.extend(step.changes)
-        for change in step.changes:
-            if isinstance(change, JobLogged):
-                self.logs.setdefault(change.id, []).append(change.event)
-            elif isinstance(change, AllocationNew) and change.job not in self.starts:
-                self.starts[change.job] = self.now
-        self.backend.apply(1, step.intents)
-        self.backend.probe(step.probes)
-        self.backend.forget(step.forgotten)
-        self.statuses.update({update.workload: update for update in step.status_updates})
+        return self.instance.plan(deep=self.deep)
 
     def settle(self) -> None:
-        """Passes and facts of this instant, until nothing more happens in it."""
-        while True:
-            facts = self.backend.advance(self.now)
-            if facts:
-                self.feed(*facts)
-            elif self.scheduler.is_dirty:
-                self.plan()
-            else:
-                return
+        """Cycles and facts of this instant, until nothing more happens in it."""
+        self.instance.settle()
 
     def run_until(self, at: float) -> None:
-        while True:
-            self.settle()
-            times = [time for time in (self.backend.next_at(), self.scheduler.wake_at()) if time is not None]
-            soon = min(times, default=None)
-            if soon is None or soon > at:
-                break
-            facts = self.backend.advance(max(soon, self.now))
-            self.feed(*facts)
-        self.backend.advance(at)
-        self.feed()
+        self.instance.run_until(at)
 
     def run(self, limit: float = 1e9) -> None:
         """Until nothing is left to happen."""
-        while True:
-            self.settle()
-            times = [time for time in (self.backend.next_at(), self.scheduler.wake_at()) if time is not None]
-            soon = min(times, default=None)
-            if soon is None or soon > limit:
-                return
-            facts = self.backend.advance(max(soon, self.now))
-            self.feed(*facts)
+        self.instance.run(limit)
 
     def names(self, job: int) -> list[str]:
         return [event.name for event in self.logs[job]]

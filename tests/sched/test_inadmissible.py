@@ -41,9 +41,7 @@ class Cancelled:
 
     @property
     def scheduler(self) -> Scheduler:
-        found = self.instance.step_runner.scheduler
-        assert found is not None
-        return found
+        return self.instance.scheduler
 
     def workloads(self) -> list[str]:
         return [job.workload for job in self.scheduler.state.jobs.values()]
@@ -121,6 +119,5 @@ def test_a_group_that_did_not_assemble_makes_no_job_after_a_restart() -> None:
     instance.run_until(61)
     instance.restart()
     instance.run_until(62)
-    scheduler = instance.step_runner.scheduler
-    assert scheduler is not None
+    scheduler = instance.scheduler
     assert not scheduler.state.jobs

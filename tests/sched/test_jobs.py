@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -10,14 +11,16 @@ from hypothesis import strategies as st
 
 from penstock.backends.sim.backend import MemberScript
 from penstock.errors import BadRequest, Conflict, PenstockError
+from penstock.instance.steps import advance_once
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
-from penstock.protocol.commands import Cancel, Drain, QueueChange, SetUrgency, Submit, Undrain
-from penstock.protocol.facts import MemberStatus, NodeGone, Phase, Requeue
+from penstock.protocol.commands import Cancel, Command, Drain, QueueChange, SetUrgency, Submit, Undrain
+from penstock.protocol.facts import Fact, MemberStatus, NodeGone, Phase, Requeue
 from penstock.sched.commands import CanNeverRun
 from penstock.sched.reasons import WaitBlocker, WaitCause
 from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
+from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import QueueSettings, Settings, parse_backfill
 from tests.sched.driving import Driver, nodes_of, pool_of, settings_of, submission
 
@@ -269,34 +272,35 @@ def test_replay_of_the_recorded_facts_gives_the_same_decisions(
     jobs: list[tuple[int, int, int]], policy: str
 ) -> None:
     runs: dict[int, float] = {}
-    driver = Driver(nodes_of(3, 2), settings_of(policy), runs_s=lambda job: runs[job])
-    passes: list[tuple[int, float]] = []
-    plan = driver.plan
+    calls: list[Callable[[Scheduler], Step]] = []
+    handle, plan = Scheduler.handle, Scheduler.plan
 
-    def noted() -> object:
-        passes.append((len(driver.inputs), driver.now))
-        return plan()
+    def noted_handle(scheduler: Scheduler, inputs: Sequence[Fact | Command], now: float) -> Step:
+        inputs = tuple(inputs)
+        calls.append(lambda again: handle(again, inputs, now))
+        return handle(scheduler, inputs, now)
 
-    driver.plan = noted  # type: ignore[method-assign, assignment]
-    for cores, limit_s, wait_s in jobs:
-        (number,) = driver.submit(submission(slots=cores, duration_s=limit_s))
-        runs[number] = max(1, limit_s - wait_s)
-        driver.run_until(driver.now + wait_s)
-    driver.run()
+    def noted_plan(
+        scheduler: Scheduler, now: float, *, deep: bool, hurry: Callable[[], bool]
+    ) -> Generator[None, None, Step]:
+        calls.append(lambda again: run_cycle(plan(again, now, deep=deep)))
+        return plan(scheduler, now, deep=deep, hurry=hurry)
+
+    with patch.object(Scheduler, "handle", noted_handle), patch.object(Scheduler, "plan", noted_plan):
+        driver = Driver(nodes_of(3, 2), settings_of(policy), runs_s=lambda job: runs[job])
+        for cores, limit_s, wait_s in jobs:
+            (number,) = driver.submit(submission(slots=cores, duration_s=limit_s))
+            runs[number] = max(1, limit_s - wait_s)
+            driver.run_until(driver.now + wait_s)
+        driver.run()
     again = scheduler_from(driver.settings, Recorded(), 0.0)
-    changes: list[object] = []
-    for place, (now, inputs) in enumerate(driver.inputs):
-        changes.extend(again.handle(inputs, now).changes)
-        for count, at in passes:
-            if count == place + 1:
-                passing = again.plan(at)
-                while True:
-                    try:
-                        next(passing)
-                    except StopIteration as done:
-                        changes.extend(done.value.changes)
-                        break
-    assert changes == driver.changes
+    assert [call(again) for call in calls] == driver.steps
+
+
+def run_cycle(cycle: Generator[None, None, Step]) -> Step:
+    while (step := advance_once(cycle)) is None:
+        pass
+    return step
 
 
 @given(

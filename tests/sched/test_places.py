@@ -46,9 +46,7 @@ def instance_with_group(backend: SimBackend, *, cpu: int = 400, **workload: obje
 
 
 def scheduler_of(instance: RestartingInstance) -> Scheduler:
-    found = instance.step_runner.scheduler
-    assert found is not None
-    return found
+    return instance.scheduler
 
 
 @pytest.mark.parametrize("before", ["", "a"])

@@ -93,5 +93,4 @@ def test_a_pool_missing_at_a_restart_is_still_booked_when_it_returns() -> None:
     instance.feed(*with_port.values(), *observed)
     instance.feed(WorkloadSet("v", "v", 1), MemberSet("v", "v-0", 0, amounts))
     instance.run_until(20)
-    assert instance.step_runner.scheduler is not None
-    assert len(instance.step_runner.scheduler.state.cluster.engine.jobs) == 1
+    assert len(instance.scheduler.state.cluster.engine.jobs) == 1

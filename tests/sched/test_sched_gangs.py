@@ -370,8 +370,7 @@ def test_a_member_whose_allocation_is_lost_over_a_restart_counts_as_external_usa
     else:
         tables.allocations.clear()
     instance.restart()
-    scheduler = instance.step_runner.scheduler
-    assert scheduler is not None
+    scheduler = instance.scheduler
     (job,) = scheduler.state.jobs.values()
     left = {hold.removeprefix("left over: ") for hold in scheduler.state.cluster.external_usage_keys()}
     seated = {one.key for one in job.live_members()}
@@ -397,8 +396,7 @@ def test_a_slot_without_a_recorded_member_is_released() -> None:
     assert isinstance(members, list)
     tables.live[number] = replace(live, detail={**live.detail, "members": members[1:]})
     instance.restart()
-    scheduler = instance.step_runner.scheduler
-    assert scheduler is not None
+    scheduler = instance.scheduler
     assert len(scheduler.state.cluster.assignments(number)) == 1
     assert scheduler.state.cluster.external_usage_keys() == ["left over: w-0"]
 
