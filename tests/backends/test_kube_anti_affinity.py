@@ -14,8 +14,9 @@ from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.types import Pod, PodAffinityTerm
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.podspec.anti_affinity import rule_of
-from penstock.podspec.exclusion_keys import carrier_key, selected_key
+from penstock.podspec.exclusion_keys import carrier_key, host_port_keys, selected_key
 from penstock.protocol.facts import MemberSet, NodeSet
+from penstock.sched.former_pools import keys_of_pool
 from tests.backends.kube_caches import NOW, cache_of, new_facts, put
 from tests.backends.kube_histories import Cluster
 from tests.backends.kube_objects import (
@@ -84,6 +85,16 @@ def test_long_and_invalid_selectors_are_cut_and_stay_unique() -> None:
     brings, _ = anti_affinity.keys("a")
     assert len({key for key in brings if key.scope == "default/carrier"}) == 4
     assert all(len(key.name) < 110 and key.name.isprintable() for key in brings)
+
+
+def test_recorded_pools_stand_for_the_same_keys() -> None:
+    """Allocations that were recorded with pools exclude pods that are translated to keys."""
+    rule = rules_of(carrier("a", expressed(("app", "NotIn", ["x"]), ("tier", "Exists", None))))[0]
+    pool = "n1:anti-affinity/default/app notin (x),tier"
+    assert keys_of_pool(pool, 1024) == (carrier_key(rule), selected_key(rule))
+    assert keys_of_pool(pool, 1) == (selected_key(rule),)
+    ports = {"containers": [{"name": "main", "ports": [{"hostPort": 53, "protocol": "UDP"}]}]}
+    assert keys_of_pool("n1:hostport/UDP/53", 1) == host_port_keys(pod("b", spec=ports))
 
 
 def test_a_rule_has_its_own_keys_in_every_namespace() -> None:
