@@ -19,7 +19,6 @@ from penstock.engine import (
     VertexSpec,
 )
 from penstock.engine.allocation import AllocationKind, Blocker, Reason
-from penstock.engine.graph_updates import remove
 from penstock.engine.request import Group, InvalidResources, Placement, slot_request
 from penstock.model.exclusion_key import ExclusionKey
 
@@ -216,7 +215,7 @@ def test_a_removed_node_takes_its_keys_along() -> None:
     engine = engine_of(count=1, nodes=2)
     engine.match(1, server(RACK, PORT), 0)
     node = engine.graph.of_type("node")[0]
-    assert remove(engine, node).emptied == (1,)
+    assert engine.remove(node).emptied == (1,)
     assert nodes_of(engine.match(2, server(RACK, PORT), 0)) == ["node1"]
 
 

@@ -17,7 +17,6 @@ from builders import (
     sockets_of,
 )
 from penstock.engine import Engine, Graph, Never, NotNow, VertexSpec, cluster_of, slot_request
-from penstock.engine.graph_updates import set_status
 
 
 def shared(engine: Engine, job: int) -> list[str]:
@@ -69,7 +68,7 @@ def test_what_is_asked_for_exclusively_brings_all_that_is_below() -> None:
 
 def test_the_shadow_has_full_sizes_and_comes_whatever_its_status() -> None:
     engine = Engine(pools_of(4, 2), "low")
-    set_status(at(engine, "node0/memory1"), up=False)
+    engine.set_status(at(engine, "node0/memory1"), up=False)
     answer = engine.match(1, request_with(resource_of("node", 1, exclusive=True)), 0)
     assert held(answer) == ["node0/memory0:4", "node0/memory1:2", "node0"]
 

@@ -18,7 +18,6 @@ from penstock.engine import (
     slot_request,
 )
 from penstock.engine.allocation import Blocker, FunnelStage
-from penstock.engine.graph_updates import set_status
 from penstock.model.constraint import Properties
 
 
@@ -72,7 +71,7 @@ def test_never_names_the_clause_that_cannot_be_satisfied(request_: Request, clau
 def test_never_is_proven_also_when_all_nodes_are_busy_and_down() -> None:
     engine = Engine(cluster_of(nodes=2, cores=4))
     engine.match(1, slot_request({"core": 4}, slots=2), 0)
-    set_status(engine.graph.root, up=False)
+    engine.set_status(engine.graph.root, up=False)
     assert isinstance(engine.match(2, slot_request({"core": 5}), 0), Never)
 
 
@@ -84,7 +83,7 @@ def test_a_packing_that_the_walker_misses_is_not_never() -> None:
 
 def test_the_stages_count_down_from_all_nodes_to_those_with_enough_free() -> None:
     engine = Engine(cluster_of(nodes=4, cores=2), "lonode")
-    set_status(at(engine, "node3"), up=False)
+    engine.set_status(at(engine, "node3"), up=False)
     engine.match(1, slot_request({"core": 2}, duration_s=10), 0)
     reason = reason_of(
         engine.match(2, slot_request({"core": 2}, slots=3, constraint=on("node0", "node1", "node3")), 0)
@@ -143,7 +142,7 @@ def test_the_number_of_blockers_is_limited() -> None:
 
 def test_nodes_that_are_down_are_named_as_the_reason() -> None:
     engine = Engine(cluster_of(nodes=2, cores=1))
-    set_status(engine.graph.root, up=False)
+    engine.set_status(engine.graph.root, up=False)
     assert (
         str(reason_of(engine.match(1, slot_request({"core": 1}), 0)))
         == "needs 1 slot with 1 core; 0 of 2 nodes are up, 1 is needed"

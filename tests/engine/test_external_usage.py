@@ -6,7 +6,6 @@ import pytest
 
 from builders import at, held, pools_of, request_with, resource_of, sockets_of
 from penstock.engine import Allocation, Engine, MatchOp, Never, NotNow, Satisfiable, cluster_of, slot_request
-from penstock.engine.graph_updates import remove, resize
 from penstock.errors import BadRequest
 
 SATISFIABILITY = MatchOp.SATISFIABILITY
@@ -127,7 +126,7 @@ def test_a_hold_above_nodes_is_spread_over_them() -> None:
 def test_a_hold_outlives_a_vertex_that_it_does_not_name() -> None:
     engine = cluster(1)
     engine.external_usage.set("others", at(engine, "node0"), {"core": 3})
-    remove(engine, at(engine, "node0/core0"))
+    engine.remove(at(engine, "node0/core0"))
     assert "others" in engine.external_usage
     assert not isinstance(engine.match(1, slot_request({"core": 2}), 0), Allocation)
 
@@ -135,7 +134,7 @@ def test_a_hold_outlives_a_vertex_that_it_does_not_name() -> None:
 def test_a_hold_goes_with_the_vertex_that_it_names() -> None:
     engine = cluster(2)
     engine.external_usage.set("others", at(engine, "node0"), {"core": 3})
-    remove(engine, at(engine, "node0"))
+    engine.remove(at(engine, "node0"))
     assert "others" not in engine.external_usage
     assert all(vertex.state is None for vertex in engine.graph.vertices.values())
 
@@ -143,7 +142,7 @@ def test_a_hold_goes_with_the_vertex_that_it_names() -> None:
 def test_a_pool_that_shrinks_below_a_hold_has_nothing_and_takes_nothing() -> None:
     engine = Engine(cluster_of(nodes=2, pools={"memory": 8}), "low")
     engine.external_usage.set("others", at(engine, "node0"), {"memory": 6})
-    resize(engine, at(engine, "node0/memory0"), 4)
+    engine.resize(at(engine, "node0/memory0"), 4)
     assert held(engine.match(1, slot_request({"memory": 8}), 0)) == ["node1/memory0:8"]
     assert isinstance(engine.match(2, slot_request({"memory": 1}), 0), NotNow)
 

@@ -15,12 +15,12 @@ from penstock.engine import (
     Placement,
     Satisfiable,
     VertexSpec,
+    VertexTree,
     cluster_of,
     slot_request,
 )
 from penstock.engine.booking import VertexClaim
 from penstock.engine.engine import BadTime
-from penstock.engine.graph_updates import remove, resize
 from penstock.engine.request import InvalidResources
 from penstock.errors import BadRequest
 from tests.costs import instructions
@@ -56,18 +56,16 @@ def test_a_hold_on_what_is_not_there_yet_counts_when_it_comes() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1), "low")
     node = at(engine, "node0")
     engine.external_usage.set("early", node, {"gpu": 1})
-    engine.graph.add_child(node, VertexSpec("gpu", 0, rank=0))
-    engine.recompute_totals()
+    engine.add(node, VertexTree(VertexSpec("gpu", 0, rank=0)))
     assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), NotNow)
 
 
 def test_one_comes_as_another_goes_and_the_hold_on_it_counts() -> None:
     engine = Engine(cluster_of(nodes=2, gpus=1), "low")
-    remove(engine, at(engine, "node0/gpu0"))
+    engine.remove(at(engine, "node0/gpu0"))
     engine.external_usage.set("early", at(engine, "node0"), {"gpu": 1})
-    remove(engine, at(engine, "node1/gpu0"), recount=False)
-    engine.graph.add_child(at(engine, "node0"), VertexSpec("gpu", 1, rank=0))
-    engine.recompute_totals()
+    engine.remove(at(engine, "node1/gpu0"))
+    engine.add(at(engine, "node0"), VertexTree(VertexSpec("gpu", 1, rank=0)))
     assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), NotNow)
     engine.external_usage.remove("early")
     assert isinstance(engine.match(1, slot_request({"gpu": 1}), 0), Allocation)
@@ -95,7 +93,7 @@ def test_a_standing_hold_beyond_its_pool_spoils_no_other_node() -> None:
 def test_a_pool_had_alone_stays_so_when_it_grows() -> None:
     engine = Engine(cluster_of(nodes=1, pools={"memory": 8}), "low")
     engine.match(1, request_with(resource_of("slot", 1, resource_of("memory", 8, exclusive=True))), 0)
-    resize(engine, at(engine, "node0/memory0"), 16)
+    engine.resize(at(engine, "node0/memory0"), 16)
     assert isinstance(engine.match(2, slot_request({"memory": 8}), 0), NotNow)
 
 
@@ -198,7 +196,7 @@ def test_what_two_contain_counts_below_both() -> None:
 def test_what_another_contains_too_stays_when_one_goes() -> None:
     engine = shared_storage()
     engine.match(1, slot_request({"ssd": 1}), 0)
-    removal = remove(engine, at(engine, "rack0"))
+    removal = engine.remove(at(engine, "rack0"))
     assert (removal.shrunk, removal.emptied) == ((), ())
     assert [vertex.name for vertex in engine.graph.of_type("ssd")] == ["ssd0"]
     engine.release(1)

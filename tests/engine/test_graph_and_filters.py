@@ -86,7 +86,7 @@ def test_an_edge_told_twice_is_one_edge() -> None:
     graph = cluster_of(nodes=1, cores=1)
     node, core = graph.of_type("node")[0], graph.of_type("core")[0]
     graph.link(node, core, "containment")
-    assert node.below() == [core]
+    assert list(node.below()) == [core]
 
 
 def test_a_vertex_below_two_others_is_given_once() -> None:

@@ -17,7 +17,6 @@ from penstock.engine import (
     cluster_of,
     slot_request,
 )
-from penstock.engine.graph_updates import set_property, set_status
 from penstock.model.constraint import (
     And,
     Constraint,
@@ -38,11 +37,11 @@ def four_nodes() -> Engine:
     engine = Engine(cluster_of(nodes=4, cores=1), "lonode")
     for number in range(4):
         node = at(engine, f"node{number}")
-        set_property(node, "gen", str(number))
+        engine.set_property(node, "gen", str(number))
         if number in (1, 2):
-            set_property(node, "fast", "")
+            engine.set_property(node, "fast", "")
         if number in (2, 3):
-            set_property(node, "big", "yes")
+            engine.set_property(node, "big", "yes")
     return engine
 
 
@@ -78,10 +77,10 @@ def test_a_property_told_later_counts_from_then_on() -> None:
     engine = four_nodes()
     request = slot_request({"core": 1}, constraint=Properties(("quiet",)))
     assert isinstance(engine.match(1, request, 0), Never)
-    set_property(at(engine, "node3"), "quiet", "")
+    engine.set_property(at(engine, "node3"), "quiet", "")
     assert held(engine.match(1, request, 0)) == ["node3/core0"]
     engine.release(1)
-    at(engine, "node3").remove_property("quiet")
+    engine.remove_property(at(engine, "node3"), "quiet")
     assert isinstance(engine.match(1, request, 0), Never)
 
 
@@ -116,17 +115,17 @@ def test_a_constraint_holds_above_a_domain_too() -> None:
 @pytest.mark.parametrize("path", ["node0", "", "node0/core0"])
 def test_nothing_new_goes_to_what_is_down_or_below_it(path: str) -> None:
     engine = Engine(cluster_of(nodes=1, cores=1))
-    set_status(at(engine, path), up=False)
+    engine.set_status(at(engine, path), up=False)
     assert isinstance(engine.match(1, ONE, 0), NotNow)
     assert engine.match(1, ONE, 0, MatchOp.SATISFIABILITY) == Satisfiable()
-    set_status(at(engine, path), up=True)
+    engine.set_status(at(engine, path), up=True)
     assert isinstance(engine.match(1, ONE, 0), Allocation)
 
 
 def test_what_is_down_is_not_planned_for_either() -> None:
     engine = Engine(cluster_of(nodes=1, cores=1))
     engine.match(1, slot_request({"core": 1}, duration_s=10), 0)
-    set_status(at(engine, "node0"), up=False)
+    engine.set_status(at(engine, "node0"), up=False)
     answer = engine.match(2, ONE, 0, MatchOp.ALLOCATE_ORELSE_RESERVE)
     assert isinstance(answer, NotNow)
     assert answer.earliest_s is None
@@ -135,16 +134,16 @@ def test_what_is_down_is_not_planned_for_either() -> None:
 def test_what_runs_on_a_node_that_goes_down_stays_allocated() -> None:
     engine = Engine(cluster_of(nodes=1, cores=2))
     engine.match(1, ONE, 0)
-    set_status(at(engine, "node0"), up=False)
+    engine.set_status(at(engine, "node0"), up=False)
     assert held(engine.allocation(1)) == ["node0/core1"]
-    set_status(at(engine, "node0"), up=True)
+    engine.set_status(at(engine, "node0"), up=True)
     assert held(engine.match(2, ONE, 0)) == ["node0/core0"]
 
 
 @pytest.mark.parametrize("within", ["rack", "node"])
 def test_a_domain_below_something_down_is_not_entered(within: str) -> None:
     engine = Engine(cluster_of(nodes=2, cores=1, racks=2), "low")
-    set_status(at(engine, "rack0"), up=False)
+    engine.set_status(at(engine, "rack0"), up=False)
     assert held(
         engine.match(1, request_with(resource_of("slot", 1, resource_of("core")), within=within), 0)
     ) == ["rack1/node1/core0"]

@@ -18,7 +18,6 @@ from penstock.engine import (
     cluster_of,
     slot_request,
 )
-from penstock.engine.graph_updates import set_status
 from penstock.engine.request import InvalidResources
 from penstock.model.jobspec import Resource
 
@@ -179,7 +178,7 @@ def test_an_extension_that_no_free_node_could_meet_names_no_time() -> None:
 def test_an_extension_does_not_go_below_what_is_down() -> None:
     engine = Engine(cluster_of(nodes=2, cores=2, racks=1), "low")
     engine.match(1, slot_request({"core": 1}, placement=Placement(within="rack")), 0)
-    set_status(engine.graph.root, up=False)
+    engine.set_status(engine.graph.root, up=False)
     assert isinstance(engine.extend(1, slot_request({"core": 1}), 0), NotNow)
 
 

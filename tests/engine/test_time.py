@@ -18,7 +18,6 @@ from penstock.engine import (
     slot_request,
 )
 from penstock.engine.engine import BadTime
-from penstock.engine.graph_updates import set_status
 from penstock.errors import Conflict
 
 RESERVE = MatchOp.ALLOCATE_ORELSE_RESERVE
@@ -146,7 +145,7 @@ def test_an_overrun_with_a_reservation_behind_it_takes_nothing_from_other_nodes(
 
 def test_satisfiable_is_what_fits_when_all_is_up_and_free() -> None:
     engine = full(None)
-    set_status(at(engine, "node0"), up=False)
+    engine.set_status(at(engine, "node0"), up=False)
     assert engine.match(9, slot_request({"core": 2}), 0, MatchOp.SATISFIABILITY) == Satisfiable()
     assert isinstance(engine.match(9, slot_request({"core": 3}), 0, MatchOp.SATISFIABILITY), Never)
     assert engine.could_ever(slot_request({"core": 2}))

@@ -6,7 +6,6 @@ import pytest
 
 from builders import at, on, request_with, resource_of, short, sockets_of
 from penstock.engine import Engine, MatchOp, slot_request
-from penstock.engine.graph_updates import set_property, set_status
 from penstock.fluxion.find import BadExpression, find, parse_expression
 
 
@@ -17,8 +16,8 @@ def busy_engine() -> Engine:
     engine.match(2, slot_request({"core": 1}, duration_s=10, constraint=on("node1")), 0)
     waits = request_with(resource_of("slot", 1, resource_of("core", 2)), duration_s=5, constraint=on("node1"))
     engine.match(3, waits, 0, MatchOp.ALLOCATE_ORELSE_RESERVE)
-    set_property(at(engine, "node1"), "fast", "very")
-    set_status(at(engine, "node2"), up=False)
+    engine.set_property(at(engine, "node1"), "fast", "very")
+    engine.set_status(at(engine, "node2"), up=False)
     return engine
 
 

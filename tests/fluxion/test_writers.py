@@ -8,7 +8,6 @@ import pytest
 
 from builders import at, jgf, placed, request_with, resource_of
 from penstock.engine import Allocation, AllocationKind, Engine, Graph, VertexSpec, cluster_of, slot_request
-from penstock.engine.graph_updates import set_property
 from penstock.fluxion.find import find, parse_expression
 from penstock.fluxion.readers.jgf import claims_in_jgf, read_jgf
 from penstock.fluxion.writers import FORMATS, writer_of
@@ -131,8 +130,8 @@ def test_part_of_a_divisible_pool_is_written_with_its_units() -> None:
 def test_rlite_groups_ranks_with_the_same_children() -> None:
     engine = Engine(cluster_of(nodes=4, cores=4, gpus=1), "lonode")
     for number in (1, 2):
-        set_property(at(engine, f"node{number}"), "fast", "")
-    set_property(at(engine, "node3"), "arch", "arm")
+        engine.set_property(at(engine, f"node{number}"), "fast", "")
+    engine.set_property(at(engine, "node3"), "arch", "arm")
     engine.match(9, slot_request({"core": 2}), 0)
     answer = placed(
         engine.match(
@@ -186,7 +185,7 @@ def test_a_written_set_can_be_booked_again_in_the_graph() -> None:
 
 def test_a_graph_written_as_jgf_reads_back_unchanged() -> None:
     engine = tiny()
-    set_property(at(engine, "rack0/node1"), "arch", "arm")
+    engine.set_property(at(engine, "rack0/node1"), "arch", "arm")
     everything = find(engine.graph.root, parse_expression("status=up"))
     graph = read_jgf(text("jgf", Allocation(0, AllocationKind.MATCHED, 0, None, everything, ())) or "")
     assert vertex_fields(graph) == vertex_fields(engine.graph)

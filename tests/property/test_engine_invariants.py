@@ -29,9 +29,12 @@ from penstock.engine import (
     Request,
     Satisfiable,
     Vertex,
+    VertexSpec,
+    VertexTree,
 )
 from penstock.engine.booking import VertexClaim
-from penstock.engine.graph_updates import remove, resize, set_status
+from penstock.engine.filters import Filters
+from penstock.engine.policies import Usage
 from penstock.engine.request import InvalidResources
 from penstock.errors import Conflict
 from penstock.fluxion.attach import attach
@@ -72,6 +75,14 @@ class Backend:
     def play(self, step: Step) -> None:
         getattr(self, f"do_{step.name}")(step)
         assert self.ledger.differences(self.engine) == []
+
+    def count_again(self, filters: Filters) -> None:
+        """Counts the whole graph and books every job again, as if nothing had been kept up to date."""
+        for vertex in self.engine.graph.vertices.values():
+            vertex.totals = None
+        filters.compute_totals(self.engine.graph)
+        for holder in [self.engine.unbook_job(job) for job in list(self.engine.jobs)]:
+            self.engine.rebook_job(holder)
 
     def do_tick(self, step: Step) -> None:
         self.now += step.amount
@@ -224,12 +235,12 @@ class Backend:
 
     def do_status(self, step: Step) -> None:
         vertices = list(self.engine.graph.vertices.values())
-        set_status(vertices[step.which % len(vertices)], step.flag)
+        self.engine.set_status(vertices[step.which % len(vertices)], step.flag)
 
     def do_resize(self, step: Step) -> None:
         pools = [v for v in self.engine.graph.vertices.values() if v.type in ("memory", "cpu")]
         if pools:
-            resize(self.engine, pools[step.which % len(pools)], step.amount)
+            self.engine.resize(pools[step.which % len(pools)], step.amount)
 
     def do_attach(self, step: Step) -> None:
         """A node with a core, and maybe something of a type that was not there before."""
@@ -250,14 +261,52 @@ class Backend:
         fresh = attach(self.engine, jgf(nodes, [("0", node), *((node, key) for key, _ in children)]))
         assert [vertex.type for vertex in fresh] == ["node", *kinds]
 
+    def do_add(self, step: Step) -> None:
+        """A leaf of a known type or not, also of types that others have as inner vertices; or a subtree."""
+        graph = self.engine.graph
+        self.attached += 1
+        number = 100 + self.attached
+        inner = [vertex for vertex in graph.vertices.values() if vertex.type in ("cluster", "rack", "node")]
+        parent = inner[step.which % len(inner)]
+        core = VertexTree(VertexSpec("core", number, rank=number))
+        pool = VertexTree(VertexSpec("cpu", number, rank=number, size=step.amount, divisible=True))
+        trees = {
+            "node": [core, pool, VertexTree(VertexSpec(f"kind{step.amount}", number, rank=number))],
+            "rack": [
+                VertexTree(VertexSpec("node", number, rank=number), (core, pool)),
+                VertexTree(VertexSpec("box", number), (core,)),
+                VertexTree(VertexSpec("box", number)),
+            ],
+            "cluster": [
+                VertexTree(
+                    VertexSpec("rack", number),
+                    (VertexTree(VertexSpec("node", number, rank=number), (core,)),),
+                ),
+                VertexTree(VertexSpec("rack", number)),
+                VertexTree(VertexSpec("socket", number, rank=number), (core,)),
+            ],
+        }[parent.type]
+        top = self.engine.add(parent, trees[step.amount % 3])
+        assert top.parent() is parent
+        self.ledger.read_holds()
+
     def do_remove(self, step: Step) -> None:
         tops = [*self.engine.graph.of_type("rack"), *self.engine.graph.of_type("node")]
-        if len(tops) < 2:
-            return
-        top = tops[step.which % len(tops)]
+        if len(tops) >= 2:
+            self.remove(tops[step.which % len(tops)])
+
+    def do_remove_leaf(self, step: Step) -> None:
+        leaves = [v for v in self.engine.graph.vertices.values() if not v.below() and v.parent() is not None]
+        if len(leaves) >= 2:
+            self.remove(leaves[step.which % len(leaves)])
+
+    def remove(self, top: Vertex) -> None:
         inside = {vertex.path() for vertex in self.engine.graph.walk(top)}
-        hit = [j for j, parts in self.ledger.jobs.items() if any(inside & set(part.units) for part in parts)]
-        told = remove(self.engine, top)
+        # Who has a vertex above has lost a piece of it.
+        lost = inside | {above.path() for above in top.ancestors()}
+        units = {job: [part.units for part in parts] for job, parts in self.ledger.jobs.items()}
+        hit = [j for j, parts in units.items() if any(lost & {p for p, u in x.items() if u} for x in parts)]
+        told = self.engine.remove(top)
         for job in hit:
             self.ledger.drop_paths(job, inside)
         assert set(told.emptied) == {job for job in hit if job not in self.ledger.jobs}
@@ -384,3 +433,27 @@ def test_a_restart_that_applies_what_is_known_decides_alike(
     probe = request_with(resource_of("slot", 1, resource_of("core")), duration_s=5)
     told = [engine.match(-1, probe, 0, MatchOp.WITHOUT_ALLOCATING_FUTURE) for engine in (before, after)]
     assert str(told[0]) == str(told[1])
+
+
+@pytest.mark.parametrize("asked", [(SHAPES, requests()), (SOCKET_SHAPES, socket_requests())])
+@given(data=st.data(), policy=st.sampled_from(POLICIES))
+def test_what_is_kept_up_to_date_equals_what_is_computed_anew(
+    asked: tuple[st.SearchStrategy[Shape], st.SearchStrategy[Request]], data: st.DataObject, policy: str
+) -> None:
+    shape, history = data.draw(asked[0]), data.draw(histories(asked[1]))
+    kept, computed = world_of(shape, policy), world_of(shape, policy)
+    filters = Filters(leaves_everywhere=computed.engine.policy.usage is not Usage.IGNORED)
+    computed.count_again(filters)
+    for step in history:
+        kept.play(step)
+        computed.play(step)
+        computed.count_again(filters)
+        assert totals_of(kept.engine) == totals_of(computed.engine)
+        assert kept.engine.filters.tracked == filters.tracked
+        assert dump(kept.engine) == dump(computed.engine)
+    assert kept.said == computed.said
+
+
+def totals_of(engine: Engine) -> dict[str, object]:
+    """The totals of every vertex; their order matters, because `first` goes by the last."""
+    return {v.path(): v.totals and list(v.totals.items()) for v in engine.graph.vertices.values()}

@@ -87,7 +87,7 @@ def shape(graph: Graph) -> list[tuple[object, ...]]:
             v.type,
             v.size,
             dict(v.paths),
-            {s: [c.index for c in kids] for s, kids in v.children.items()},
+            {s: list(kids) for s, kids in v.children.items()},
         )
         for v in graph.vertices.values()
     ] + [(subsystem, root.index) for subsystem, root in graph.roots.items()]

@@ -29,7 +29,8 @@ from penstock.engine.allocation import (
 from penstock.engine.builders import cluster_of
 from penstock.engine.engine import Engine, MatchOp
 from penstock.engine.filters import DEFAULT_FILTERS
-from penstock.engine.graph import CONTAINMENT, BadGraph, Graph, Vertex, VertexSpec
+from penstock.engine.graph import CONTAINMENT, BadGraph, Graph, Vertex, VertexSpec, VertexTree
+from penstock.engine.graph_updates import Removal
 from penstock.engine.policies import NAMED_POLICIES, Policy, parse_policy
 from penstock.engine.request import Group, Placement, Request, request_of, slot_request
 from penstock.model.exclusion_key import ExclusionKey
@@ -53,11 +54,13 @@ __all__ = [
     "Placement",
     "Policy",
     "Reason",
+    "Removal",
     "Request",
     "Satisfiable",
     "Slot",
     "Vertex",
     "VertexSpec",
+    "VertexTree",
     "cluster_of",
     "parse_policy",
     "request_of",

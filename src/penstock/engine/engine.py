@@ -9,7 +9,7 @@ Times are integer seconds. The allocation of a job has parts: its first match, a
 from __future__ import annotations
 
 import enum
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 
 from penstock.engine.allocation import (
@@ -22,13 +22,13 @@ from penstock.engine.allocation import (
     Satisfiable,
     Slot,
 )
+from penstock.engine.allocation_table import AllocationTable
 from penstock.engine.booking import (
     Booker,
     Claims,
     Span,
     VertexClaim,
     claims_of,
-    claims_without_slots,
     mark_whole_claims,
     merge_claims,
     picks_of,
@@ -40,7 +40,8 @@ from penstock.engine.exclusion import exclusion_of
 from penstock.engine.explain import Explainer
 from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.filters import DEFAULT_FILTERS, Filters
-from penstock.engine.graph import Graph, Vertex
+from penstock.engine.graph import Graph, Vertex, VertexTree
+from penstock.engine.graph_updates import GraphUpdater, Removal
 from penstock.engine.job_allocation import AllocationPart, JobAllocation
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import MostFreeOrder, Policy, SearchOrder, Usage, parse_policy
@@ -90,14 +91,19 @@ class Engine:
         self.graph = graph
         self.policy = parse_policy(policy) if isinstance(policy, str) else policy
         self.filters = Filters(filters, leaves_everywhere=self.policy.usage is not Usage.IGNORED)
-        self.filters.compute_totals(graph)
-        self.jobs: dict[int, JobAllocation] = {}
         self.external_usage = ExternalUsageTable(graph)
         self._booking_times = BookingTimes()
         self._booker = Booker(self.filters.tracked)
+        self._table = AllocationTable(self._booker, self._booking_times, self.external_usage)
+        self._updater = GraphUpdater(graph, self.filters, self._table, self.external_usage)
         horizon = horizon_s if horizon_s is not None else FOREVER
         search_order = order if order is not None else MostFreeOrder()
         self._search = Search(graph, self.policy, search_order, self._booker, self._booking_times, horizon)
+
+    @property
+    def jobs(self) -> Mapping[int, JobAllocation]:
+        """What is booked, by job number."""
+        return self._table.jobs
 
     # Matching
 
@@ -185,7 +191,7 @@ class Engine:
         found = self._search.select(prepared, now, now)
         if found is None:
             return self._refusal(prepared, now, True)
-        part = self._book(holder, self._part(prepared, found, now, live=True))
+        part = self._table.book(holder, self._part(prepared, found, now, live=True))
         return self._allocation(holder, part)
 
     def could_ever(self, request: Request) -> bool:
@@ -206,60 +212,29 @@ class Engine:
 
     def release(self, job: int) -> None:
         """Releases everything that a job holds, allocated or reserved."""
-        holder = self._job(job)
-        for number in list(holder.parts):
-            self._unbook(holder, number)
-        del self.jobs[job]
-        self.external_usage.redistribute()
+        self._table.release(self._job(job))
 
     def release_slots(self, job: int, slots: Iterable[int]) -> bool:
         """Releases some slots by number. True when the job holds nothing any more.
 
         Slot numbers are never reused, so releasing a slot twice has no further effect.
         """
-        holder = self._job(job)
-        gone = set(slots)
-        for key in list(holder.parts):
-            part = holder.parts[key]
-            kept = [slot for slot in part.slots if slot.number not in gone]
-            dropped = [slot for slot in part.slots if slot.number in gone]
-            if dropped:
-                self._shrink(holder, key, claims_without_slots(part.claims, kept, dropped), tuple(kept))
-        return self._drop_if_empty(holder)
+        return self._table.release_slots(self._job(job), slots)
 
     def release_vertices(self, job: int, vertices: Iterable[Vertex]) -> bool:
         """Releases what a job holds on these vertices. True when the job holds nothing any more."""
-        holder = self._job(job)
-        gone = {vertex.index for vertex in vertices}
-        for key in list(holder.parts):
-            part = holder.parts[key]
-            left = {index: claim for index, claim in part.claims.items() if index not in gone}
-            if len(left) != len(part.claims):
-                kept = [
-                    replace(
-                        slot, grants=tuple(grant for grant in slot.grants if grant.vertex.index not in gone)
-                    )
-                    for slot in part.slots
-                ]
-                self._shrink(holder, key, left, tuple(slot for slot in kept if slot.grants))
-        return self._drop_if_empty(holder)
+        return self._table.release_vertices(self._job(job), vertices)
 
     def unbook_job(self, job: int) -> JobAllocation:
         """Unbooks everything that a job holds; `rebook_job` restores it."""
         holder = self._job(job)
-        for key, part in holder.parts.items():
-            self._booker.unbook((job, key), part.claims)
-            self._booking_times.remove(part.span)
-        del self.jobs[job]
+        self._table.unbook(holder)
         return holder
 
     def rebook_job(self, holder: JobAllocation) -> None:
         """Restores what `unbook_job` removed. Together they are the identity."""
         self._check_number(holder.number)
-        self.jobs[holder.number] = holder
-        for key, part in holder.parts.items():
-            self._booker.book((holder.number, key), part.claims, part.span, part.slots)
-            self._booking_times.add(part.span)
+        self._table.rebook(holder)
 
     # Restoring a known allocation
 
@@ -296,8 +271,7 @@ class Engine:
             self._booker.check_free(part.claims, part.span, now)
         rules = placement or Placement()
         holder = JobAllocation(job, kind, rules, top or self._domain_of(part.claims, rules), {})
-        self.jobs[job] = holder
-        return self._allocation(holder, self._book(holder, part))
+        return self._allocation(holder, self._table.book(holder, part))
 
     # Queries
 
@@ -316,21 +290,36 @@ class Engine:
 
     # Changes of the graph (see `graph_updates`)
 
-    def recompute_totals(self) -> None:
-        """Recomputes the totals below every vertex, after vertices were added, removed or resized."""
-        before = self.filters.tracked
-        self.filters.compute_totals(self.graph)
-        self.external_usage.redistribute()
-        if self.filters.tracked != before:
-            # Existing bookings must count the types that became filter types.
-            booked = [
-                (holder, key, part) for holder in self.jobs.values() for key, part in holder.parts.items()
-            ]
-            for holder, key, part in booked:
-                self._booker.unbook((holder.number, key), part.claims)
-            self._booker.tracked = self.filters.tracked
-            for holder, key, part in booked:
-                self._booker.book((holder.number, key), part.claims, part.span, part.slots)
+    def add(self, parent: Vertex, tree: VertexTree) -> Vertex:
+        """Adds a subtree below a vertex. Returns its top."""
+        return self._updater.add(parent, tree)
+
+    def attach(self, read: Callable[[Graph], list[Vertex]]) -> list[Vertex]:
+        """Lets a reader add vertices and edges anywhere, and counts the whole graph again."""
+        return self._updater.attach(read)
+
+    def remove(self, top: Vertex) -> Removal:
+        """Removes a subtree, and releases what jobs and external usage have on it."""
+        return self._updater.remove(top)
+
+    def resize(self, vertex: Vertex, size: int) -> None:
+        """Changes the size of a pool. A size below what is booked makes its free units negative."""
+        self._updater.resize(vertex, size)
+
+    def set_status(self, vertex: Vertex, up: bool) -> None:
+        """Sets a vertex up or down. Allocations on it stay; no match uses a vertex that is down."""
+        vertex.up = up
+
+    def set_property(self, vertex: Vertex, key: str, value: str) -> None:
+        vertex.set_property(key, value)
+
+    def remove_property(self, vertex: Vertex, key: str) -> None:
+        """Removes a property. An unknown key is ignored."""
+        vertex.remove_property(key)
+
+    def is_booked(self, top: Vertex) -> bool:
+        """Whether a job has a booking in a subtree."""
+        return self._updater.is_booked(top)
 
     # Internals
 
@@ -363,8 +352,7 @@ class Engine:
         part = self._part(prepared, found, start, live=kind is AllocationKind.ALLOCATED)
         holder = JobAllocation(job, kind, prepared.request.placement, top, {})
         if kind is not AllocationKind.MATCHED:
-            self.jobs[job] = holder
-            part = self._book(holder, part)
+            part = self._table.book(holder, part)
         return self._allocation(holder, part)
 
     def _part(
@@ -445,43 +433,6 @@ class Engine:
         if holder is None:
             raise UnknownJob(job)
         return holder
-
-    def _book(self, holder: JobAllocation, part: AllocationPart) -> AllocationPart:
-        """Books a part and assigns numbers to its slots."""
-        slots: list[Slot] = []
-        for slot in part.slots:
-            # A restored slot keeps its number.
-            number = slot.number if slot.number >= 0 else holder.slots_made
-            holder.slots_made = max(holder.slots_made, number + 1)
-            slots.append(replace(slot, number=number))
-        part = replace(part, slots=tuple(slots))
-        key = holder.parts_made
-        holder.parts_made += 1
-        holder.parts[key] = part
-        self._booker.book((holder.number, key), part.claims, part.span, part.slots)
-        self._booking_times.add(part.span)
-        return part
-
-    def _unbook(self, holder: JobAllocation, key: int) -> AllocationPart:
-        part = holder.parts.pop(key)
-        self._booker.unbook((holder.number, key), part.claims)
-        self._booking_times.remove(part.span)
-        return part
-
-    def _shrink(self, holder: JobAllocation, key: int, claims: Claims, slots: tuple[Slot, ...]) -> None:
-        part = self._unbook(holder, key)
-        if any(claim.booked for claim in claims.values()):
-            holder.parts[key] = AllocationPart(claims, part.span, slots)
-            holder.parts = dict(sorted(holder.parts.items()))
-            self._booker.book((holder.number, key), claims, part.span, slots)
-            self._booking_times.add(part.span)
-        self.external_usage.redistribute()
-
-    def _drop_if_empty(self, holder: JobAllocation) -> bool:
-        if holder.parts:
-            return False
-        del self.jobs[holder.number]
-        return True
 
 
 def _check_time(now: int, duration_s: int | None) -> None:

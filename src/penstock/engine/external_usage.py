@@ -5,20 +5,29 @@ type are distributed over the vertices of that type below, in edge order, fillin
 vertices with bookings of our jobs come last. External usage can exceed the capacity: the excess is put on the
 first vertex, whose free units are negative for that time. The exclusion keys that it brings are in use at the
 vertices of their levels above it. Setting an external usage again replaces it.
+
+Usage that found too few free units, or no vertex of a type, is distributed again when bookings or vertices
+change on its node. The node is all that it can reach, so a change costs nothing elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.vertex_state import ExternalShare, VertexState, refresh_excess
+from penstock.engine.walker import NODE
 from penstock.errors import BadRequest
 from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = ["ExternalUsage", "ExternalUsageTable"]
+
+
+_Key = TypeVar("_Key")
+_NO_NODE: Final = -1  # stands for the node of a vertex that is in none
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +46,12 @@ class ExternalUsageTable:
         self._graph = graph
         self._vertices: dict[str, list[Vertex]] = {}
         self._usages: dict[str, ExternalUsage] = {}
-        self._crowded: set[str] = set()  # names of usage that did not fit into free units
-        self._unplaced: dict[str, dict[str, None]] = {}  # by type: names of usage that found no vertex of it
-        self._newest: dict[str, int] = {}  # by such a type: its newest vertex at the last attempt
+        self._places: dict[str, int] = {}  # the order in which usage was last distributed
+        self._next_place = 0
+        # By the outermost node (its index): names of usage that did not fit into free units
+        self._crowded: dict[int, dict[str, None]] = {}
+        # By type and node: names of usage that found no vertex of the type
+        self._unplaced: dict[tuple[str, int], dict[str, None]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._vertices
@@ -65,7 +77,7 @@ class ExternalUsageTable:
         self._detach(name)
         own, is_crowded = self._distribute(name, at, units)
         if is_crowded:
-            self._crowded.add(name)
+            self._crowded.setdefault(_node_index(at), {})[name] = None
         below: dict[int, dict[str, int]] = {}
         touched: dict[int, Vertex] = {at.index: at}
         for vertex, count in own:
@@ -88,22 +100,24 @@ class ExternalUsageTable:
             refresh_excess(vertex)
         self._vertices[name] = list(touched.values())
         self._usages[name] = ExternalUsage(name, at, dict(units), standing, brings)
+        self._places[name] = self._next_place
+        self._next_place += 1
 
     def remove(self, name: str) -> None:
         """Removes an external usage. An unknown name is ignored."""
-        self._detach(name)
-        self.redistribute()
+        self.redistribute(self._detach(name))
 
-    def _detach(self, name: str) -> None:
+    def _detach(self, name: str) -> list[Vertex]:
+        """Removes an external usage. Returns the vertices that it touched."""
         usage = self._usages.pop(name, None)
-        self._crowded.discard(name)
-        for resource_type in usage.units if usage is not None and self._unplaced else ():
-            unplaced = self._unplaced.get(resource_type, {})
-            if name in unplaced:
-                del unplaced[name]
-                if not unplaced:
-                    del self._unplaced[resource_type], self._newest[resource_type]
-        touched = self._vertices.pop(name, [])
+        if usage is None:
+            return []
+        del self._places[name]
+        node = _node_index(usage.at)
+        _discard(self._crowded, node, name)
+        for resource_type in usage.units if self._unplaced else ():
+            _discard(self._unplaced, (resource_type, node), name)
+        touched = self._vertices.pop(name)
         for vertex in touched:
             state = vertex.state
             if state is not None and name in state.external:
@@ -112,6 +126,7 @@ class ExternalUsageTable:
         for vertex in touched:
             if vertex.state is not None and vertex.state.is_empty():
                 vertex.state = None
+        return touched
 
     def detach(self, vertices: Iterable[Vertex]) -> list[ExternalUsage]:
         """Removes every external usage that touches one of these vertices, so that it can be set again."""
@@ -122,14 +137,23 @@ class ExternalUsageTable:
             self._detach(usage.name)
         return detached
 
-    def redistribute(self) -> None:
-        """Distributes again the usage that did not fit. Must be called after bookings or the graph change."""
-        again = set(self._crowded)
-        for resource_type, unplaced in self._unplaced.items():
-            if self._graph.newest(resource_type) != self._newest[resource_type]:
-                self._newest[resource_type] = self._graph.newest(resource_type)
-                again.update(unplaced)
-        for name in [name for name in self._usages if name in again] if again else ():
+    def redistribute(self, changed: Iterable[Vertex], added: Iterable[Vertex] = ()) -> None:
+        """Distributes again the usage that did not fit, on the nodes of these vertices.
+
+        Must be called after bookings were released or the graph has changed, with the vertices that have
+        more or fewer free units. Usage above the nodes reaches several of them: while such usage does not
+        fit, a change anywhere counts for all.
+        """
+        again: dict[str, None] = {}
+        if _NO_NODE in self._crowded:
+            again = {name: None for names in self._crowded.values() for name in names}
+        elif self._crowded:
+            for node in dict.fromkeys(map(_node_index, changed)):
+                again.update(self._crowded.get(node, ()))
+        for vertex in added if self._unplaced else ():
+            for node in (_node_index(vertex), _NO_NODE):
+                again.update(self._unplaced.get((vertex.type, node), ()))
+        for name in sorted(again, key=lambda name: self._places[name]):
             usage = self._usages[name]
             self.set(usage.name, usage.at, usage.units, standing=usage.standing, brings=usage.brings)
 
@@ -146,10 +170,8 @@ class ExternalUsageTable:
         for resource_type, count in units.items():
             pools = [vertex for vertex in self._graph.walk(at) if vertex.type == resource_type]
             if not pools:
-                # Only an added vertex changes this, so it is not tried again at every release: there can be
-                # thousands (pods with a resource that their node does not report any more).
-                self._unplaced.setdefault(resource_type, {})[name] = None
-                self._newest.setdefault(resource_type, self._graph.newest(resource_type))
+                # Only an added vertex changes this, so it is not tried again at every release.
+                self._unplaced.setdefault((resource_type, _node_index(at)), {})[name] = None
                 continue
             shares = [0] * len(pools)
             left = count
@@ -172,3 +194,22 @@ def _free(vertex: Vertex, with_ours: bool) -> int:
         return vertex.size
     booked = 0 if with_ours else state.plan.booked_most(0, FOREVER)
     return vertex.size - state.external_units[0] - state.external_units[1] - booked
+
+
+def _node_index(vertex: Vertex) -> int:
+    """The index of the outermost node that contains the vertex."""
+    found = _NO_NODE
+    at: Vertex | None = vertex
+    while at is not None:
+        if at.type == NODE:
+            found = at.index
+        at = at.parent()
+    return found
+
+
+def _discard(names_by_key: dict[_Key, dict[str, None]], key: _Key, name: str) -> None:
+    names = names_by_key.get(key, {})
+    if name in names:
+        del names[name]
+        if not names:
+            del names_by_key[key]

@@ -4,10 +4,14 @@ A filter `HIGH:LOW` keeps, at every vertex of type HIGH, the units of type LOW b
 at every vertex that has children. The types of leaf vertices are always kept at vertices of type `cluster`
 (at every vertex, for policies that rank nodes by usage). A filter changes the cost of a match, not its
 result, with one exception: `first` visits children in the order of their last filter type (see `policies`).
+
+`compute_totals` counts a whole graph. `count_added`, `count_removed` and `count_resized` adjust the totals of
+the ancestors of one change instead, with the same result. A type stays a filter type without its last leaf.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.engine.graph import CONTAINMENT, Graph, Vertex
@@ -60,20 +64,63 @@ class Filters:
         ]
 
     def compute_totals(self, graph: Graph) -> None:
-        """Computes the totals of every vertex. Must be called again after a change of the graph."""
-        for vertex in graph.vertices.values():
-            if not vertex.children and vertex.type not in self._all:
-                self._keep(self._leaf_anchor, vertex.type)
+        """Computes the totals of every vertex."""
+        self.keep_leaves(graph.vertices.values())
         if graph.has_shared:
             self._count_shared(graph)
         elif CONTAINMENT in graph.roots:
             self._count(graph.root)
 
-    def _count(self, top: Vertex) -> None:
-        """Computes the totals below every vertex, without recursion because graphs can be deep."""
+    def keep_leaves(self, vertices: Iterable[Vertex]) -> list[str]:
+        """Makes the types of the leaves among these vertices filter types. Returns those that were none."""
+        kept: list[str] = []
+        for vertex in vertices:
+            if not vertex.children and vertex.type not in self._all:
+                self._keep(self._leaf_anchor, vertex.type)
+                kept.append(vertex.type)
+        return kept
+
+    def count_added(self, graph: Graph, top: Vertex, kept: Sequence[str]) -> None:
+        """Counts a subtree that was added to a tree; `kept` are filter types that it is the first to have."""
+        anchors = graph.vertices.values() if self._leaf_anchor == _ANY else graph.of_type(self._leaf_anchor)
+        for vertex in anchors if kept else ():
+            totals = vertex.totals
+            if totals is not None:
+                vertex.totals = {
+                    resource_type: totals.get(resource_type, 0) for resource_type in self.at(vertex.type)
+                }
+        units = self._count(top)
+        for above in top.ancestors():
+            if above.totals is None:  # It was a leaf.
+                above.totals = dict.fromkeys(self.at(above.type), 0)
+            _shift(above.totals, units, 1)
+
+    def count_removed(self, removed: Iterable[Vertex], ancestors: Iterable[Vertex]) -> None:
+        """Subtracts a subtree that was removed from a tree."""
+        units: dict[str, int] = {}
+        for vertex in removed:
+            if vertex.type in self._all:
+                units[vertex.type] = units.get(vertex.type, 0) + vertex.size
+        for above in ancestors:
+            if not above.children:
+                above.totals = None
+            elif above.totals is not None:
+                _shift(above.totals, units, -1)
+
+    def count_resized(self, vertex: Vertex, added_units: int) -> None:
+        for above in vertex.ancestors():
+            if above.totals is not None:
+                _shift(above.totals, {vertex.type: added_units}, 1)
+
+    def _count(self, top: Vertex) -> dict[str, int]:
+        """Computes the totals below every vertex; returns the units of filter types, the top included.
+
+        Without recursion, because graphs can be deep.
+        """
         order = [top]
         for vertex in order:  # grows during the iteration: parents come before their children
             order.extend(vertex.below())
+        all_units: dict[str, int] = {}
         sums: dict[int, dict[str, int]] = {}
         for vertex in reversed(order):
             below = sums.pop(vertex.index, {})
@@ -82,13 +129,13 @@ class Filters:
                 if vertex.children
                 else None
             )
-            above = vertex.parent()
-            if above is not None:
-                totals = sums.setdefault(above.index, {})
-                if vertex.type in self._all:
-                    totals[vertex.type] = totals.get(vertex.type, 0) + vertex.size
-                for resource_type, units in below.items():
-                    totals[resource_type] = totals.get(resource_type, 0) + units
+            above = vertex.parent() if vertex is not top else None
+            totals = sums.setdefault(above.index, {}) if above is not None else all_units
+            if vertex.type in self._all:
+                totals[vertex.type] = totals.get(vertex.type, 0) + vertex.size
+            for resource_type, units in below.items():
+                totals[resource_type] = totals.get(resource_type, 0) + units
+        return all_units
 
     def _count_shared(self, graph: Graph) -> None:
         """As `_count` for graphs with shared vertices: each ancestor counts a vertex once."""
@@ -122,3 +169,9 @@ class Filters:
         if low not in kept:
             kept.append(low)
             kept.sort(key=lambda resource_type: self._order[resource_type])
+
+
+def _shift(totals: dict[str, int], units: dict[str, int], sign: int) -> None:
+    for resource_type, count in units.items():
+        if resource_type in totals:
+            totals[resource_type] += sign * count

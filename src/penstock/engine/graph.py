@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import BadRequest
 
 if TYPE_CHECKING:
+    from _collections_abc import dict_values
+
     from penstock.engine.vertex_state import VertexState
 
-__all__ = ["CONTAINMENT", "DEPTH_MAX", "BadGraph", "Graph", "Vertex", "VertexSpec"]
+__all__ = ["CONTAINMENT", "DEPTH_MAX", "BadGraph", "Graph", "Vertex", "VertexSpec", "VertexTree"]
 
 CONTAINMENT: Final = "containment"
 DEPTH_MAX: Final = 64
 
 _NO_PROPERTIES: Final[dict[str, str]] = {}
-_NO_CHILDREN: Final[list[Vertex]] = []
+_NO_CHILDREN: Final[dict[int, Vertex]] = {}
 
 
 class BadGraph(BadRequest):
@@ -49,6 +51,14 @@ class VertexSpec:
     properties: Mapping[str, str] = field(default_factory=dict)
     up: bool = True
     divisible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VertexTree:
+    """A vertex and its children before they are added to a graph."""
+
+    spec: VertexSpec
+    children: tuple[VertexTree, ...] = ()
 
 
 class Vertex:
@@ -90,15 +100,15 @@ class Vertex:
         self.divisible = spec.divisible
         self.paths: dict[str, str] = {}
         self.parents: dict[str, Vertex] = {}
-        self.children: dict[str, list[Vertex]] = {}
+        self.children: dict[str, dict[int, Vertex]] = {}  # by subsystem and index, in edge order
         self.order = 0
         # Units of each filter type below this vertex; `None` if no filter applies.
         self.totals: dict[str, int] | None = None
         self.state: VertexState | None = None
 
-    def below(self, subsystem: str = CONTAINMENT) -> list[Vertex]:
-        """The children in a subsystem, in edge order. The caller must not modify the list."""
-        return self.children.get(subsystem, _NO_CHILDREN)
+    def below(self, subsystem: str = CONTAINMENT) -> dict_values[int, Vertex]:
+        """The children in a subsystem, in edge order. A view: the graph must not change meanwhile."""
+        return self.children.get(subsystem, _NO_CHILDREN).values()
 
     def parent(self, subsystem: str = CONTAINMENT) -> Vertex | None:
         return self.parents.get(subsystem)
@@ -133,6 +143,7 @@ class Graph:
         self.vertices: dict[int, Vertex] = {}
         self.roots: dict[str, Vertex] = {}
         self.has_shared = False  # some vertex has several parents in containment
+        self.is_tree = True  # containment has no shared vertex, and there are no edges of other subsystems
         self._extra_edges: set[tuple[int, int, str]] = set()  # edges to vertices that already have a parent
         self._by_path: dict[str, list[Vertex]] = {}
         self._by_type: dict[str, dict[int, Vertex]] = {}
@@ -165,9 +176,8 @@ class Graph:
         """All vertices of a type, in the order in which they were added."""
         return list(self._by_type.get(resource_type, {}).values())
 
-    def newest(self, resource_type: str) -> int:
-        """The index of the vertex of a type that was added last. It changes when one is added."""
-        return next(reversed(self._by_type.get(resource_type, {})), -1)
+    def number_of(self, resource_type: str) -> int:
+        return len(self._by_type.get(resource_type, ()))
 
     def of_rank(self, rank: int) -> list[Vertex]:
         return list(self._by_rank.get(rank, {}).values())
@@ -211,6 +221,17 @@ class Graph:
         self.set_path(vertex, subsystem, path or f"{parent.path(subsystem)}/{vertex.name}")
         return vertex
 
+    def add_tree(self, parent: Vertex, tree: VertexTree) -> list[Vertex]:
+        """Adds a subtree. Returns the added vertices, parents first, in edge order."""
+        added: list[Vertex] = []
+        pending = [(parent, tree)]
+        while pending:
+            above, branch = pending.pop()
+            vertex = self.add_child(above, branch.spec)
+            added.append(vertex)
+            pending.extend((vertex, child) for child in reversed(branch.children))
+        return added
+
     def add_unlinked(self, spec: VertexSpec) -> Vertex:
         """Adds a vertex without an edge. The reader must link it, or the graph stays incomplete."""
         return self._add(spec)
@@ -232,11 +253,8 @@ class Graph:
         else:
             self._extra_edges.add(edge)
             self.has_shared = self.has_shared or subsystem == CONTAINMENT
-        kids = parent.children.get(subsystem)
-        if kids is None:
-            parent.children[subsystem] = [child]
-        else:
-            kids.append(child)
+        self.is_tree = self.is_tree and subsystem == CONTAINMENT and not self.has_shared
+        parent.children.setdefault(subsystem, {})[child.index] = child
         if subsystem == CONTAINMENT and child.order == 0:
             child.order = self._next_order
             self._next_order += 1
@@ -257,22 +275,27 @@ class Graph:
             )
         gone = self.subtree(top)
         inside = {vertex.index for vertex in gone}
-        is_simple = len(top.parents) == 1 and not self.has_shared
-        for above in [parent] if is_simple else list(self.vertices.values()):
-            if above.index in inside:
-                continue
-            for subsystem, kids in list(above.children.items()):
-                left = [child for child in kids if child.index not in inside]
-                if left:
-                    above.children[subsystem] = left
-                else:
-                    del above.children[subsystem]
-        self._extra_edges = {edge for edge in self._extra_edges if not inside & set(edge[:2])}
+        for vertex in gone:
+            for subsystem, above in vertex.parents.items():
+                self._unlink(above, vertex, subsystem, inside)
+        if self._extra_edges:
+            cut = [edge for edge in self._extra_edges if edge[0] in inside or edge[1] in inside]
+            for source, target, subsystem in cut:
+                self._unlink(self.vertices[source], self.vertices[target], subsystem, inside)
+            self._extra_edges.difference_update(cut)
         for vertex in gone:
             self._forget(vertex)
         if self.has_shared:
             self._reparent(inside)
         return gone
+
+    def _unlink(self, parent: Vertex, child: Vertex, subsystem: str, gone: set[int]) -> None:
+        """Removes an edge from a vertex that stays."""
+        kids = parent.children.get(subsystem, {})
+        if parent.index not in gone and child.index in kids:
+            del kids[child.index]
+            if not kids:
+                del parent.children[subsystem]
 
     def _reparent(self, gone: set[int]) -> None:
         """Gives each remaining vertex whose first parent was removed its next parent."""

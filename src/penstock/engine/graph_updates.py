@@ -1,18 +1,27 @@
-"""Changes of the graph under running jobs: remove, resize, drain, set properties.
+"""Changes of the graph under running jobs: add, remove, resize.
 
-No function here ends a job. Removing a subtree releases what jobs hold on it; the result names these jobs,
-and the caller decides what happens to them.
+The graph of an engine is changed only here. Totals are adjusted along the ancestors of a change, so it costs
+what is added or removed. Three things need a count of the whole graph: a graph
+that is no tree (shared vertices, edges of other subsystems), edges that a reader may add anywhere (`attach`),
+and a leaf of a type of which there were only inner vertices so far: their bookings must count the type from
+then on. The last happens once per type, as a type stays a filter type.
+
+No method here ends a job. Removing a subtree releases what jobs hold on it; the result names these jobs, and
+the caller decides what happens to them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.engine.engine import Engine
-from penstock.engine.graph import BadGraph, Vertex
+from penstock.engine.allocation_table import AllocationTable
+from penstock.engine.external_usage import ExternalUsageTable
+from penstock.engine.filters import Filters
+from penstock.engine.graph import BadGraph, Graph, Vertex, VertexTree
 from penstock.engine.vertex_state import refresh_excess
 
-__all__ = ["Removal", "is_booked", "remove", "resize", "set_property", "set_status"]
+__all__ = ["GraphUpdater", "Removal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,57 +31,84 @@ class Removal:
     emptied: tuple[int, ...]  # jobs that lost all of their resources
 
 
-def set_status(vertex: Vertex, up: bool) -> None:
-    """Sets a vertex up or down. Allocations on it stay; no match uses a vertex that is down."""
-    vertex.up = up
+class GraphUpdater:
+    def __init__(
+        self, graph: Graph, filters: Filters, table: AllocationTable, external_usage: ExternalUsageTable
+    ) -> None:
+        self._graph = graph
+        self._filters = filters
+        self._table = table
+        self._external_usage = external_usage
+        self._recount()
 
-
-def set_property(vertex: Vertex, key: str, value: str) -> None:
-    vertex.set_property(key, value)
-
-
-def resize(engine: Engine, vertex: Vertex, size: int, *, recount: bool = True) -> None:
-    """Changes the size of a pool. A size below what is booked makes its free units negative.
-
-    A caller with many changes passes `recount=False` and calls `Engine.recompute_totals` after the last one.
-    """
-    if size < 0:
-        raise BadGraph(
-            "a pool cannot have a negative size", where=vertex.path(), found=str(size), expected=">= 0"
+    def add(self, parent: Vertex, tree: VertexTree) -> Vertex:
+        added = self._graph.add_tree(parent, tree)
+        kept = self._filters.keep_leaves(added)
+        is_known = any(
+            self._graph.number_of(resource_type) > sum(vertex.type == resource_type for vertex in added)
+            for resource_type in kept
         )
-    vertex.size = size
-    refresh_excess(vertex)
-    if recount:
-        engine.recompute_totals()
+        if is_known or not self._graph.is_tree:
+            self._recount()
+        else:
+            self._filters.count_added(self._graph, added[0], kept)
+            if kept:
+                self._table.tracked = self._filters.tracked
+        self._external_usage.redistribute(added, added)
+        return added[0]
 
+    def attach(self, read: Callable[[Graph], list[Vertex]]) -> list[Vertex]:
+        added = read(self._graph)
+        self._recount()
+        self._external_usage.redistribute(added, added)
+        return added
 
-def remove(engine: Engine, top: Vertex, *, recount: bool = True) -> Removal:
-    """Removes a subtree, and releases what jobs and external usage have on it.
+    def remove(self, top: Vertex) -> Removal:
+        graph, external_usage = self._graph, self._external_usage
+        parent = top.parent()
+        if parent is None:
+            raise BadGraph("the root cannot be removed", where=top.path(), expected="a vertex below the root")
+        inside = graph.subtree(top)
+        ancestors = list(top.ancestors())
+        # A job that holds an ancestor as a whole holds the subtree too, so it loses something as well.
+        jobs = sorted({job for vertex in (*inside, *ancestors) for job in _holders(vertex)})
+        emptied = tuple(job for job in jobs if self._table.release_vertices(self._table.jobs[job], inside))
+        detached = external_usage.detach(inside)
+        gone = {vertex.index for vertex in graph.remove_subtree(top)}
+        for usage in detached:
+            if usage.at.index not in gone:
+                external_usage.set(
+                    usage.name, usage.at, usage.units, standing=usage.standing, brings=usage.brings
+                )
+        if self._filters.keep_leaves([parent]) or not graph.is_tree:
+            self._recount()
+        else:
+            self._filters.count_removed(inside, ancestors)
+        external_usage.redistribute(inside)
+        return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)
 
-    `recount=False`: as in `resize`.
-    """
-    if top.parent() is None:
-        raise BadGraph("the root cannot be removed", where=top.path(), expected="a vertex below the root")
-    inside = engine.graph.subtree(top)
-    # A job that holds an ancestor as a whole holds the subtree too, so it loses something as well.
-    affected = (*inside, *top.ancestors())
-    jobs = sorted({job for vertex in affected for job in _holders(vertex)})
-    emptied = tuple(job for job in jobs if engine.release_vertices(job, inside))
-    detached = engine.external_usage.detach(inside)
-    gone = {vertex.index for vertex in engine.graph.remove_subtree(top)}
-    for usage in detached:
-        if usage.at.index not in gone:
-            engine.external_usage.set(
-                usage.name, usage.at, usage.units, standing=usage.standing, brings=usage.brings
+    def resize(self, vertex: Vertex, size: int) -> None:
+        if size < 0:
+            raise BadGraph(
+                "a pool cannot have a negative size", where=vertex.path(), found=str(size), expected=">= 0"
             )
-    if recount:
-        engine.recompute_totals()
-    return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)
+        added_units = size - vertex.size
+        vertex.size = size
+        refresh_excess(vertex)
+        if self._graph.is_tree:
+            self._filters.count_resized(vertex, added_units)
+        else:
+            self._filters.compute_totals(self._graph)
+        self._external_usage.redistribute([vertex])
 
+    def is_booked(self, top: Vertex) -> bool:
+        return any(_holders(vertex) for vertex in self._graph.subtree(top))
 
-def is_booked(engine: Engine, top: Vertex) -> bool:
-    """Whether a job has a booking in a subtree."""
-    return any(_holders(vertex) for vertex in engine.graph.subtree(top))
+    def _recount(self) -> None:
+        """Counts the whole graph, and makes existing bookings count the types that became filter types."""
+        self._filters.compute_totals(self._graph)
+        if self._filters.tracked != self._table.tracked:
+            self._table.count_again(self._filters.tracked)
 
 
 def _holders(vertex: Vertex) -> list[int]:

@@ -120,7 +120,7 @@ class SearchOrder(Protocol):
 
     is_stable: bool  # equal keys keep the order in which they were found
 
-    def ordered(self, children: list[Vertex], now: int) -> list[Vertex]:
+    def ordered(self, children: Iterable[Vertex], now: int) -> list[Vertex]:
         """The children of a vertex, in the order in which `first` visits them."""
 
     def instants(self, times: list[int], root: Vertex, needs: dict[str, int]) -> Iterable[int]:
@@ -141,7 +141,7 @@ class MostFreeOrder:
     def ranking(self, keys: list[int]) -> list[int]:
         return sorted(range(len(keys)), key=lambda place: keys[place])
 
-    def ordered(self, children: list[Vertex], now: int) -> list[Vertex]:
+    def ordered(self, children: Iterable[Vertex], now: int) -> list[Vertex]:
         window = Window(now, now + 1, now, TimeView.NOW)
         return sorted(children, key=lambda child: (self._weight(child, window), child.uniq_id), reverse=True)
 

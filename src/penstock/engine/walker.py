@@ -22,7 +22,7 @@ The walker books nothing and keeps no state between walks.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from penstock.engine.candidates import Candidate, Choice, Found, Selection, bundles, reduced
@@ -232,7 +232,7 @@ class Walk:
         """Visits the children; `shares` is how many times the demands are needed at this vertex."""
         if not demands:
             return
-        children = vertex.below()
+        children: Iterable[Vertex] = vertex.below()
         tallies: dict[str, _Tally] | None = None
         if self._policy.stop_on_first:
             children = self._order.ordered(children, self._window.now)

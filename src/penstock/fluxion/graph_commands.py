@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.engine import graph_updates
 from penstock.engine.graph import Vertex
 from penstock.errors import BadRequest
 from penstock.fluxion.attach import attach
@@ -34,8 +33,7 @@ class GraphCommands:
             return True
         try:
             with self._changing_totals():
-                for vertex in attach(self._engine, text):
-                    vertex.unit = ""  # Fluxion reads no units from JGF, so it writes none.
+                attach(self._engine, text)
         except BadRequest as error:
             state.error("ERROR: can't attach JGF subgraph ")
             state.error("ERROR: add_subgraph: ERROR: add subgraph error: Invalid argument")
@@ -63,7 +61,7 @@ class GraphCommands:
                 return state.error("ERROR: can't remove subgraph ")
             for top in tops:
                 with self._changing_totals():
-                    removal = graph_updates.remove(self._engine, top)
+                    removal = self._engine.remove(top)
                 for job in removal.emptied:
                     if job in state.jobs:
                         state.jobs[job].state = "CANCELED"
@@ -111,7 +109,7 @@ class GraphCommands:
         if not vertices:
             state.out.write(f"Couldn't find path {words[1]} in resource graph.\n")
         for vertex in vertices:
-            graph_updates.set_property(vertex, key, value)
+            self._engine.set_property(vertex, key, value)
         return True
 
     def get_property(self, words: list[str]) -> bool:
@@ -132,7 +130,7 @@ class GraphCommands:
         if vertices and words[2] not in ("up", "down"):
             return self._state.error("ERROR: unrecognized status")
         for vertex in vertices:
-            graph_updates.set_status(vertex, words[2] == "up")
+            self._engine.set_status(vertex, words[2] == "up")
         return True
 
     def get_status(self, words: list[str]) -> bool:

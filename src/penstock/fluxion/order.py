@@ -13,7 +13,7 @@ Scripts written for Fluxion depend on the results of both, so `resource-query` r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from penstock.engine.allocation import Allocation
@@ -36,7 +36,7 @@ class FluxionOrder:
         self._uncounted: dict[int, int] = {}  # by instant: units added to the root that Fluxion ignores there
         self._tried: set[int] = set()  # instants of the last search; the next search counts them again
 
-    def ordered(self, children: list[Vertex], now: int) -> list[Vertex]:  # noqa: ARG002 (weights are stored)
+    def ordered(self, children: Iterable[Vertex], now: int) -> list[Vertex]:  # noqa: ARG002 (weights are stored)
         weights = self._weights
         return sorted(
             children, key=lambda child: (weights.get(child.index, _UNLIMITED), child.uniq_id), reverse=True

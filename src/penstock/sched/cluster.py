@@ -1,7 +1,7 @@
 """The nodes that a backend reports, as a graph under an engine, and allocations as JSON values.
 
-Facts change the graph in place; `apply_updates` recomputes the totals once per batch of facts. A node's
-rank is its position in the order of all nodes: assigned once, kept over restarts, never reused. `booking_of`
+Facts change the graph through the engine, each at the cost of its node alone. A node's rank is its
+position in the order of all nodes: assigned once, kept over restarts, never reused. `booking_of`
 converts an allocation of the engine to JSON values, and `restore` books it again from them, so a store needs
 to keep nothing else. These values locate units by node, because topology levels may change in between.
 """
@@ -22,7 +22,7 @@ from penstock.engine import (
     Slot,
     Vertex,
     VertexSpec,
-    graph_updates,
+    VertexTree,
 )
 from penstock.engine.allocation import Grant
 from penstock.engine.booking import Span, VertexClaim
@@ -66,7 +66,6 @@ class Cluster:
         self._to_move: dict[str, None] = {}
         # job, parts, freed slots; until the first snapshot
         self._recorded: list[_RecordedAllocation] = []
-        self._is_dirty = False
 
     # Nodes
 
@@ -85,9 +84,9 @@ class Cluster:
             self._change_capacity(known, before.capacity, fact.capacity)
         if before.labels != fact.labels:
             for key, _ in before.labels:
-                known.vertex.remove_property(key)
+                self.engine.remove_property(known.vertex, key)
             for key, value in fact.labels:
-                known.vertex.set_property(key, value)
+                self.engine.set_property(known.vertex, key, value)
         self._update_vertex(known)
         return True
 
@@ -103,18 +102,15 @@ class Cluster:
             self._update_vertex(known)
 
     def apply_updates(self) -> None:
-        """Moves nodes and recomputes totals if the graph has changed. Must be called before a match."""
+        """Moves the nodes whose topology has changed. Must be called before a match."""
         for name in list(self._to_move):
             known = self.nodes.get(name)
-            if known is not None and graph_updates.is_booked(self.engine, known.vertex):
+            if known is not None and self.engine.is_booked(known.vertex):
                 continue  # It moves when its jobs have ended.
             del self._to_move[name]
             if known is not None:
                 self._remove_vertices(known)
                 self._add(known.fact, known.rank, known.is_drained)
-        if self._is_dirty:
-            self.engine.recompute_totals()
-            self._is_dirty = False
 
     # External usage
 
@@ -260,38 +256,34 @@ class Cluster:
         for vertex in known.vertex.below(CONTAINMENT):
             if vertex.type == resource:
                 return vertex
-        self._is_dirty = True
         spec = VertexSpec(resource, 0, rank=known.rank, size=0, divisible=True)
-        return self.engine.graph.add_child(known.vertex, spec)
+        return self.engine.add(known.vertex, VertexTree(spec))
 
     # Graph
 
     def _add(self, fact: NodeSet, rank: int, is_drained: bool) -> None:
         graph = self.engine.graph
         parent = graph.root
-        for level, name in fact.topology_levels:
-            path = f"{parent.path()}/{name}"
-            found = [vertex for vertex in graph.at_path(path) if vertex.type == level]
-            parent = found[0] if found else graph.add_child(parent, VertexSpec(level, -1, name=name))
+        missing = list(fact.topology_levels)
+        while missing:
+            level, name = missing[0]
+            found = [v for v in graph.at_path(f"{parent.path()}/{name}") if v.type == level]
+            if not found:
+                break
+            parent = found[0]
+            del missing[0]
         spec = VertexSpec(_NODE, rank, name=fact.node, rank=rank, properties=dict(fact.labels))
-        vertex = graph.add_child(parent, spec)
-        for capacity in fact.capacity:
-            self._add_units(vertex, capacity, 0, rank)
+        units = (unit for capacity in fact.capacity for unit in _unit_specs(capacity, 0, rank))
+        tree = VertexTree(spec, tuple(VertexTree(unit) for unit in units))
+        for level, name in reversed(missing):
+            tree = VertexTree(VertexSpec(level, -1, name=name), (tree,))
+        vertex = self.engine.add(parent, tree)
+        for _ in missing:
+            vertex = next(iter(vertex.below()))
         known = self.nodes[fact.node] = ClusterNode(fact, rank, vertex, is_drained)
         self._update_vertex(known)
         for key in self._external_usage_on.get(fact.node, ()):
             self._book_external_usage(self._external_usage[key])
-        self._is_dirty = True
-
-    def _add_units(self, node: Vertex, capacity: Capacity, have: int, rank: int) -> None:
-        graph = self.engine.graph
-        if capacity.divisible:
-            graph.add_child(
-                node, VertexSpec(capacity.resource, 0, rank=rank, size=capacity.units, divisible=True)
-            )
-            return
-        for number in range(have, capacity.units):
-            graph.add_child(node, VertexSpec(capacity.resource, number, rank=rank))
 
     def _change_capacity(
         self, known: ClusterNode, before: tuple[Capacity, ...], after: tuple[Capacity, ...]
@@ -307,27 +299,33 @@ class Cluster:
                 continue
             units = [vertex for vertex in known.vertex.below(CONTAINMENT) if vertex.type == resource]
             if new.divisible and units:
-                graph_updates.resize(self.engine, units[0], new.units, recount=False)
+                self.engine.resize(units[0], new.units)
             else:
                 for vertex in units[new.units :] if not new.divisible else ():
-                    graph_updates.remove(self.engine, vertex, recount=False)
-                self._add_units(known.vertex, new, len(units), known.rank)
+                    self.engine.remove(vertex)
+                for spec in _unit_specs(new, len(units), known.rank):
+                    self.engine.add(known.vertex, VertexTree(spec))
         for vertex in list(known.vertex.below(CONTAINMENT)):
             # A pool with bookings stays until a later change.
             is_booked = vertex.state is not None and vertex.state.bookings
             if vertex.divisible and vertex.type not in wanted and not is_booked:
-                graph_updates.remove(self.engine, vertex, recount=False)
-        self._is_dirty = True
+                self.engine.remove(vertex)
 
     def _remove_vertices(self, known: ClusterNode) -> tuple[int, ...]:
         """Removes the vertices of a node. Returns the jobs that hold nothing any more."""
         for key in self._external_usage_on.get(known.fact.node, ()):
             self.engine.external_usage.remove(key)
-        self._is_dirty = True
-        return graph_updates.remove(self.engine, known.vertex, recount=False).emptied
+        return self.engine.remove(known.vertex).emptied
 
     def _update_vertex(self, known: ClusterNode) -> None:
-        known.vertex.up = known.fact.up and not known.is_drained
+        self.engine.set_status(known.vertex, known.fact.up and not known.is_drained)
+
+
+def _unit_specs(capacity: Capacity, have: int, rank: int) -> list[VertexSpec]:
+    """The vertices of a resource on a node that has the first `have` of them: one pool, or one per unit."""
+    if capacity.divisible:
+        return [VertexSpec(capacity.resource, 0, rank=rank, size=capacity.units, divisible=True)]
+    return [VertexSpec(capacity.resource, number, rank=rank) for number in range(have, capacity.units)]
 
 
 def booking_of(part: AllocationPart, placement: Placement) -> dict[str, object]:
