@@ -74,7 +74,8 @@ class Walk:
         self._window = window
         self._wants = demands
         self._constraint = constraint
-        self._exclusion = exclusion
+        self._blocking_key = exclusion.blocking_key if exclusion.forbids else None
+        self._one_slot_per = exclusion.one_slot_per
         self._excluded_nodes = excluded_nodes  # already used by a placement on distinct nodes
         self._full_nodes = full_nodes  # nodes known to fit no slot; None: not recorded
         self._cutoff = _cutoff(policy, order, demands)
@@ -201,7 +202,7 @@ class Walk:
                 return True
             if vertex.type == NODE and self._policy.node_exclusive and not is_idle(vertex, window):
                 return True
-        if self._exclusion.forbids and self._exclusion.blocking_key(vertex, window) is not None:
+        if self._blocking_key is not None and self._blocking_key(vertex, window) is not None:
             return True
         # A divisible vertex can be shared, unless it is requested as exclusive.
         alone = matched is not None and excl and (not vertex.divisible or matched.exclusive is True)
@@ -302,11 +303,11 @@ class Walk:
                     )
             slots.append(Candidate(score, 1, choices))
             self._slots_made += 1
-            if self._cutoff is not None and not self._exclusion.one_slot_per:
+            if self._cutoff is not None and not self._one_slot_per:
                 self._cutoff.note(score)
 
     def _pass_up(self, vertex: Vertex, found: Found, to_parent: Found) -> None:
-        limited = self._exclusion.one_slot_per
+        limited = self._one_slot_per
         if vertex.type in limited and found.get(SLOT):
             found[SLOT] = self._sorted(found[SLOT])[:1]
             # A slot counts for the cutoff once no vertex above can discard it in favour of another one.
