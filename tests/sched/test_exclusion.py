@@ -162,8 +162,7 @@ def test_keys_are_booked_again_after_a_restart() -> None:
     for _ in range(2):
         instance.restart()
         instance.run_until(backend.now + 10)
-        assert instance.step_runner.scheduler is not None
-        state = instance.step_runner.scheduler.state
+        state = instance.scheduler.state
         assert len(state.cluster.engine.jobs) == 2
         brought = [
             slot.brings
