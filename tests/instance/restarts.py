@@ -23,6 +23,7 @@ from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
 from penstock.sched.state import Reply
 from penstock.store.port import Store
+from tests.sched.driving import check_invariants
 
 __all__ = ["RestartingInstance", "with_loop"]
 
@@ -81,6 +82,7 @@ class RestartingInstance:
                 self.backend,
                 cadence=replace(VIRTUAL_CADENCE, deep_every_s=None),
                 listener=self._record_events,
+                after_step=check_invariants,
                 run=self.run,
             )
             if not isinstance(self._run_to_crash(self.instance.begin), _Crashed):

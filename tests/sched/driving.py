@@ -15,9 +15,10 @@ from penstock.protocol.intents import Assignment, Place, StatusUpdate
 from penstock.sched.records import AllocationNew, Change, JobLogged
 from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import QueueSettings, Settings, parse_backfill
+from penstock.sched.validate import violations
 from penstock.store.memory import MemoryStore
 
-__all__ = ["Driver", "jobspec", "nodes_of", "pool_of", "submission"]
+__all__ = ["Driver", "check_invariants", "jobspec", "nodes_of", "pool_of", "submission"]
 
 
 def jobspec(
@@ -65,6 +66,11 @@ def pool_of(units: int) -> SimBackend:
 def settings_of(policy: str = "easy", **more: object) -> Settings:
     queue = QueueSettings("default", parse_backfill(policy))
     return Settings(queues=(queue,), **more)  # type: ignore[arg-type]
+
+
+def check_invariants(scheduler: Scheduler, _step: Step) -> None:
+    found = violations(scheduler.state)
+    assert found == []
 
 
 @dataclass
@@ -117,7 +123,8 @@ class Driver:
             elif isinstance(change, AllocationNew) and change.job not in self.starts:
                 self.starts[change.job] = self.now
 
-    def _note_step(self, _scheduler: Scheduler, step: Step) -> None:
+    def _note_step(self, scheduler: Scheduler, step: Step) -> None:
+        check_invariants(scheduler, step)
         self.steps.append(step)
         self.statuses.update({update.workload: update for update in step.status_updates})
 

@@ -46,6 +46,9 @@ class Satisfiability:
         else:
             self._unsatisfiable.pop(job, None)
 
+    def is_marked(self, job: int) -> bool:
+        return job in self._unsatisfiable
+
     def take_jobs_to_recheck(self) -> list[int]:
         """The unsatisfiable jobs, if nodes have changed since the last call."""
         if not self._needs_recheck:

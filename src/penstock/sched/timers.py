@@ -26,6 +26,13 @@ class Timers:
     def next_at(self) -> float | None:
         return self._heap[0][0] if self._heap else None
 
+    def earliest(self) -> dict[int, float]:
+        """The first timer of each job."""
+        first: dict[int, float] = {}
+        for at, job in self._heap:
+            first[job] = min(at, first.get(job, at))
+        return first
+
     def take_due(self, now: float) -> list[int]:
         """Removes the timers that are due. Returns their jobs, each once."""
         due: dict[int, None] = {}

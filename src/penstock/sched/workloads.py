@@ -61,6 +61,10 @@ class Workloads:
         """The number of the active job of a workload; 0 if it has none."""
         return self._jobs.get(workload, 0)
 
+    def jobs(self) -> dict[str, int]:
+        """The active jobs by workload."""
+        return dict(self._jobs)
+
     def set_job(self, workload: str, job: int) -> None:
         self._jobs[workload] = job
 
@@ -94,6 +98,9 @@ class Workloads:
 
     def inadmissible(self, workload: str) -> InadmissibleWorkload | None:
         return self._inadmissible.get(workload)
+
+    def all_inadmissible(self) -> dict[str, InadmissibleWorkload]:
+        return dict(self._inadmissible)
 
     def restore_inadmissible(self, record: InadmissibleSet) -> None:
         self._inadmissible[record.workload] = InadmissibleWorkload(record)

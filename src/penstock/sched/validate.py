@@ -1,0 +1,204 @@
+"""The invariants of the scheduler's state between two steps.
+
+`violations` compares every part with the jobs, which are the truth, and returns what does not hold. It looks
+at the whole state, so production code does not call it; tests do after every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.model.job import URGENCY_HOLD, JobState, state_after
+from penstock.sched.job import Job, MemberPhase
+from penstock.sched.nodes import ORPHAN_KEY
+from penstock.sched.state import SchedulerState
+
+__all__ = ["violations"]
+
+
+def violations(state: SchedulerState) -> list[str]:
+    """Every invariant that the state violates, in words; empty if it is consistent."""
+    return [
+        *_jobs(state),
+        *_members(state),
+        *_workloads(state),
+        *_queue(state),
+        *_allocations(state),
+        *_intents(state),
+        *_dependencies(state),
+        *_timers(state),
+        *_plans(state),
+        *_nodes(state),
+        *_step(state),
+    ]
+
+
+def _jobs(state: SchedulerState) -> Iterator[str]:
+    for number, job in state.jobs.items():
+        if job.id != number:
+            yield f"job {job.id} is stored as {number}"
+        if job.state is JobState.INACTIVE:
+            yield f"job {number} is inactive and still in the state"
+        if job.log and state_after(job.log) is not job.state:
+            yield f"job {number} is in {job.state.value}, its log leads to {state_after(job.log).value}"
+        if bool(job.workload) is not job.ownership.is_controlled:
+            yield f"job {number} has the wrong ownership"
+        is_unsatisfiable = state.satisfiability.is_marked(number)
+        if bool(job.unsatisfiable_reason) is not is_unsatisfiable:
+            yield f"job {number} is {'' if is_unsatisfiable else 'not '}marked as unsatisfiable"
+
+
+def _members(state: SchedulerState) -> Iterator[str]:
+    on_nodes: dict[str, list[str]] = {}
+    count = 0
+    for job in state.jobs.values():
+        for key, member in job.members.items():
+            count += 1
+            if key != member.key or state.members.job_of(key) != job.id:
+                yield f"member {key} of job {job.id} belongs to job {state.members.job_of(key)} in the index"
+            if member.phase.is_live:
+                on_nodes.setdefault(member.node, []).append(key)
+            if member.phase is MemberPhase.WAITING and (member.node or member.slot >= 0):
+                yield f"member {key} waits, but has node {member.node!r} and slot {member.slot}"
+            if member.phase is MemberPhase.LOST and member.lost_at is None:
+                yield f"member {key} is lost since an unknown time"
+            if not job.state.is_pending or not member.phase.is_live:
+                continue
+            yield f"member {key} is {member.phase.value}, but job {job.id} has not started"
+    if count != len(state.members):
+        yield f"the index has {len(state.members)} members, the jobs have {count}"
+    indexed = state.members.nodes()
+    for node in {**on_nodes, **indexed}:
+        if sorted(on_nodes.get(node, [])) != sorted(indexed.get(node, [])):
+            yield f"{node} has members {on_nodes.get(node, [])}, the index has {indexed.get(node, [])}"
+
+
+def _workloads(state: SchedulerState) -> Iterator[str]:
+    of_jobs = {job.workload: job.id for job in state.jobs.values() if job.workload}
+    if of_jobs != state.workloads.jobs():
+        yield f"the workloads have jobs {of_jobs}, the index has {state.workloads.jobs()}"
+    for workload, known in state.workloads.all_inadmissible().items():
+        if workload in of_jobs:
+            yield f"workload {workload} is inadmissible and has job {of_jobs[workload]}"
+        for member in known.waiting:
+            if member in state.members:
+                yield f"member {member} of inadmissible workload {workload} belongs to a job"
+
+
+def _queue(state: SchedulerState) -> Iterator[str]:
+    entries = {(entry.job, entry.member) for entry in state.queue.in_order()}
+    for number, key in sorted(entries):
+        job = state.jobs.get(number)
+        if job is None:
+            yield f"job {number} is queued and not active"
+        elif not key:
+            if not _may_start(job):
+                yield f"job {number} is queued, but is {job.state.value} and not eligible to start"
+        elif key not in job.members or job.members[key].phase is not MemberPhase.WAITING:
+            yield f"late member {key} of job {number} is queued and does not wait"
+        elif job.state is not JobState.RUN:
+            yield f"late member {key} is queued, but job {number} is in {job.state.value}"
+    for job in state.jobs.values():
+        if _may_start(job) and (job.id, "") not in entries:
+            yield f"job {job.id} is eligible to start and not queued"
+
+
+def _may_start(job: Job) -> bool:
+    is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.unsatisfiable_reason
+    return job.state is JobState.SCHED and is_ready
+
+
+def _allocations(state: SchedulerState) -> Iterator[str]:
+    if not state.cluster.is_synced:
+        return  # Recorded allocations are booked with the first snapshot.
+    engine = state.cluster.engine
+    for number in engine.jobs:
+        if number not in state.jobs:
+            yield f"job {number} has an allocation and is not active"
+    for job in state.jobs.values():
+        if (job.id in engine.jobs) is not job.has_allocation:
+            is_recorded = "recorded" if job.has_allocation else "not recorded"
+            yield f"the allocation of job {job.id} is {is_recorded}, unlike in the engine"
+        nodes = state.cluster.assignments(job.id)
+        for member in job.live_members():
+            if member.slot < 0 or (nodes and nodes.get(member.slot, member.node) != member.node):
+                yield f"member {member.key} is on {member.node}, its slot {member.slot} is elsewhere"
+        if job.ownership.is_controlled:
+            held = {member.slot for member in job.members.values() if member.phase.is_live}
+            unused = sorted(nodes.keys() - held)
+            if unused:
+                yield f"job {job.id} holds slots {unused} without a member"
+
+
+def _intents(state: SchedulerState) -> Iterator[str]:
+    for number in state.intents:
+        found = state.intents.get(number)
+        if found is None or not found.waits_for:
+            yield f"intent {number} is open and waits for nothing"
+            continue
+        if number > state.intents.highest:
+            yield f"intent {number} is above the highest number {state.intents.highest}"
+        for key in sorted(found.waits_for):
+            if number not in state.intents.of_member(key):
+                yield f"intent {number} waits for {key}, which the index does not know"
+    for job in state.jobs.values():
+        for member in job.members.values():
+            if member.phase is MemberPhase.PLACING and not state.intents.placements_of(member.key):
+                yield f"member {member.key} is being placed without an intent"
+
+
+def _dependencies(state: SchedulerState) -> Iterator[str]:
+    for job in state.jobs.values():
+        if job.open_dependencies and job.state is not JobState.DEPEND and not job.is_ending:
+            yield f"job {job.id} is in {job.state.value} with open dependencies"
+        if job.id not in state.dependencies.jobs_named(job.owner, job.spec.name):
+            yield f"job {job.id} is missing in the index of names"
+
+
+def _timers(state: SchedulerState) -> Iterator[str]:
+    earliest = state.timers.earliest()
+    settings = state.settings
+    for job in state.jobs.values():
+        due: list[float] = []
+        if job.waits_for_begin_time and job.spec.begin_at is not None:
+            due.append(job.spec.begin_at)
+        if job.incomplete_since is not None and job.state is JobState.RUN and not job.incomplete_reason:
+            due.append(job.incomplete_since + settings.gang_repair_timeout_s)
+        due.extend(
+            member.lost_at + settings.lost_timeout_s
+            for member in job.members.values()
+            if member.phase is MemberPhase.LOST and member.lost_at is not None
+        )
+        if due and (job.id not in earliest or earliest[job.id] > min(due)):
+            yield f"job {job.id} must be looked at by {min(due)}, its first timer is {earliest.get(job.id)}"
+
+
+def _plans(state: SchedulerState) -> Iterator[str]:
+    for number in {**state.plans.reservations, **state.plans.planned_starts}:
+        if number not in state.jobs:
+            yield f"job {number} is planned and not active"
+
+
+def _nodes(state: SchedulerState) -> Iterator[str]:
+    ranks = list(state.nodes.ranks.values())
+    if len(set(ranks)) != len(ranks) or max(ranks, default=-1) > state.nodes.rank_highest:
+        yield "ranks of nodes are not unique, or above the highest one"
+    for name, node in state.cluster.nodes.items():
+        if state.nodes.ranks.get(name) != node.rank:
+            yield f"{name} has rank {node.rank}, recorded is {state.nodes.ranks.get(name)}"
+        if node.is_drained is not (name in state.nodes.drains):
+            yield f"{name} is {'' if node.is_drained else 'not '}drained, unlike its record"
+        if node.vertex.up is not (node.fact.up and not node.is_drained):
+            yield f"{name} is {'up' if node.vertex.up else 'down'} in the graph"
+    for key in state.cluster.external_usage_keys():
+        if key.startswith(ORPHAN_KEY) and key.removeprefix(ORPHAN_KEY) in _live_keys(state):
+            yield f"{key} is counted twice: as a member and as external usage"
+
+
+def _live_keys(state: SchedulerState) -> set[str]:
+    return {key for members in state.members.nodes().values() for key in members}
+
+
+def _step(state: SchedulerState) -> Iterator[str]:
+    if state.cluster.is_synced and not state.work.is_empty():
+        yield "work of the step is left undone"
