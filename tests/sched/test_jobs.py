@@ -202,6 +202,18 @@ def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cau
     assert blockers == (WaitBlocker(encode_jobid(late), late, None),)
 
 
+def test_a_forecast_that_slips_names_the_event_although_a_cycle_without_forecasts_ran_first() -> None:
+    driver = Driver(pool_of(2), settings_of("easy"), runs_s=lambda _job: 1000)
+    _, _, behind, last = driver.submit(*(submission(cores=2, duration_s=1000) for _ in range(4)))
+    driver.run_until(5)
+    driver.feed(SetUrgency(last, 20))
+    driver.settle()
+    (slip,) = (event for event in driver.logs[behind] if event.name == "promise")
+    assert (slip.context["previous"], slip.context["start"]) == (2000.0, 3000.0)
+    assert slip.context["cause"] == f"the urgency of {encode_jobid(last)} was set to 20"
+    assert driver.scheduler.state.plans.slip_cause == ""
+
+
 def test_a_job_without_an_end_blocks_no_job_that_fits_beside_it() -> None:
     driver = Driver(pool_of(2), settings_of("easy"))
     driver.backend.script_for = lambda place, _assignment: MemberScript(

@@ -288,7 +288,7 @@ def _set_urgency(state: SchedulerState, command: SetUrgency, now: float) -> int:
     if before == command.urgency:
         return before
     state.journal.log(job, "urgency", now, userid=job.owner, urgency=command.urgency)
-    state.plans.slip_causes.append(f"the urgency of {encode_jobid(job.id)} was set to {command.urgency}")
+    state.plans.slip_cause = f"the urgency of {encode_jobid(job.id)} was set to {command.urgency}"
     if job.state is JobState.PRIORITY:
         prioritise(state, job, now)
     return before
@@ -334,7 +334,7 @@ def _drain(state: SchedulerState, command: Drain, now: float) -> tuple[str, ...]
         since = state.nodes.drains[node].at if node in state.nodes.drains else now
         state.nodes.drain(DrainSet(node, command.reason[:_NOTE_MAX], command.by, since))
         state.cluster.drain(node, True)
-        state.plans.slip_causes.append(f"{node} was drained")
+        state.plans.slip_cause = f"{node} was drained"
     state.queue.mark_dirty()
     return fresh
 

@@ -29,7 +29,7 @@ def node_set(state: SchedulerState, fact: NodeSet) -> None:
         return
     rank = state.nodes.rank_of(fact.node)
     if known is not None and known.fact.up and not fact.up:
-        state.plans.slip_causes.append(f"{fact.node} went down")
+        state.plans.slip_cause = f"{fact.node} went down"
     state.cluster.set_node(fact, rank, fact.node in state.nodes.drains)
     state.satisfiability.nodes_changed()
     _changed(state, fact.node)
@@ -53,7 +53,7 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
         if number in state.jobs:
             record_release(state, state.jobs[number], now)
     state.nodes.forget(node)
-    state.plans.slip_causes.append(f"{node} was removed")
+    state.plans.slip_cause = f"{node} was removed"
     state.satisfiability.nodes_changed()
     _changed(state, node)
 
@@ -73,7 +73,7 @@ def _changed(state: SchedulerState, node: str) -> None:
 def external_usage_set(state: SchedulerState, fact: ExternalUsageSet) -> None:
     if state.cluster.external_usage(fact.key) != fact:
         state.cluster.set_external_usage(fact)
-        state.plans.slip_causes.append(f"external usage of {fact.node} has changed")
+        state.plans.slip_cause = f"external usage of {fact.node} has changed"
         if fact.standing:
             state.satisfiability.nodes_changed()
         _changed(state, fact.node)

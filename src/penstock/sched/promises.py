@@ -66,10 +66,9 @@ def _update_promise(state: SchedulerState, job: Job, start: float, is_reservatio
 
 
 def _slip_cause(state: SchedulerState, now: float) -> str:
-    """Why a promise slipped: a job overran its limit, or the last event since the previous cycle."""
+    """Why a promise slipped: a job overran its limit, or the last event since the previous forecasts."""
     for number in state.cluster.engine.jobs:
         job = state.jobs.get(number)
         if job is not None and job.end_at is not None and job.end_at <= now:
             return f"{encode_jobid(number)} runs past its limit; its end is unknown"
-    causes = state.plans.slip_causes
-    return causes[-1] if causes else "jobs before it take longer than planned"
+    return state.plans.slip_cause or "jobs before it take longer than planned"

@@ -289,7 +289,8 @@ class Scheduler:
         update_forecasts(state, found, starts, now, deep)
         if deep:
             self._publish_waiting(now)
-        state.plans.slip_causes.clear()
+        if deep or not len(state.queue):
+            state.plans.slip_cause = ""  # All promises that it may have delayed have been compared.
         advance_jobs(state, now)
         return self._step()
 

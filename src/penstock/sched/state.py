@@ -45,7 +45,7 @@ class Plans:
 
     reservations: dict[int, float] = field(default_factory=dict)  # job -> start, from the last cycle
     planned_starts: dict[int, PlannedStart] = field(default_factory=dict)
-    slip_causes: list[str] = field(default_factory=list)  # events since the last cycle that may delay a start
+    slip_cause: str = ""  # the last event since the last forecasts that may delay a start
 
     def forget(self, job: int) -> None:
         self.reservations.pop(job, None)
