@@ -123,6 +123,12 @@ def _allocations(state: SchedulerState) -> Iterator[str]:
         for member in job.live_members():
             if member.slot < 0 or (nodes and nodes.get(member.slot, member.node) != member.node):
                 yield f"member {member.key} is on {member.node}, its slot {member.slot} is elsewhere"
+        holder = engine.jobs.get(job.id)
+        slots = () if holder is None else (slot for part in holder.parts.values() for slot in part.slots)
+        keys = {slot.number: slot.brings for slot in slots}
+        for member in job.live_members():
+            if set(keys.get(member.slot, member.brings)) != set(member.brings):
+                yield f"member {member.key} has the keys {member.brings}, its slot {keys[member.slot]}"
         if job.ownership.is_controlled:
             held = {member.slot for member in job.members.values() if member.phase.is_live}
             unused = sorted(nodes.keys() - held)
