@@ -94,6 +94,13 @@ def test_a_heartbeat_that_is_due_follows_a_step() -> None:
     assert made.next_action(IDLE, 102.1) == SendHeartbeat()
 
 
+def test_pruning_alone_is_a_reason_to_wake_up() -> None:
+    made = cadence(replace(ONLY_STEPS, prune_every_s=600.0))
+    assert made.next_action(IDLE, 699.0) == Pause(700.0)
+    made.step_done(700.0)
+    assert made.next_action(IDLE, 700.0) == PruneHistory()
+
+
 def test_with_everything_off_only_inputs_and_timers_matter() -> None:
     made = cadence(ONLY_STEPS)
     assert made.next_action(QUEUE, 1e9) == Pause(None)
