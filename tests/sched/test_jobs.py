@@ -94,6 +94,44 @@ def test_unsatisfiable_dependencies_are_refused_in_the_words_of_flux() -> None:
     assert not driver.scheduler.state.jobs
 
 
+@pytest.mark.parametrize("scheme", ["afterany", "afterok", "afternotok", "after"])
+def test_a_job_can_be_cancelled_together_with_one_that_depends_on_it(scheme: str) -> None:
+    driver = Driver(pool_of(1), settings_of("easy"), runs_s=lambda _job: 10)
+    first, waiting = driver.submit(submission(), submission())
+    (behind,) = driver.submit(submission(dependencies=after(scheme, waiting)))
+    (last,) = driver.submit(submission(dependencies=after("afterany", behind)))
+    driver.settle()
+    driver.feed(Cancel((waiting, behind), "both"))
+    driver.run()
+    assert driver.names(behind).count("exception") == 1
+    assert {state(driver, job) for job in (first, waiting, behind, last)} == {JobState.INACTIVE}
+    assert driver.starts.keys() == {first, last}
+
+
+def test_singletons_can_be_cancelled_together() -> None:
+    driver = Driver(pool_of(1), settings_of("easy"), runs_s=lambda _job: 10)
+    asked = {"dependencies": [{"scheme": "singleton", "value": ""}], "job": {"name": "one"}}
+    (busy,) = driver.submit(submission())
+    driver.settle()
+    jobs = driver.submit(*(submission(**asked) for _ in range(4)))
+    driver.feed(Cancel(jobs[:3], "all but the last"))
+    driver.run()
+    assert driver.starts.keys() == {busy, jobs[3]}
+    again = driver.submit(*(submission(**asked) for _ in range(2)))
+    driver.run()
+    assert [driver.starts[job] for job in again] == sorted(driver.starts[job] for job in again)
+
+
+def test_a_job_can_be_cancelled_at_its_begin_time() -> None:
+    driver = Driver(pool_of(1), settings_of("easy"))
+    (job,) = driver.submit(submission(dependencies=[{"scheme": "begin-time", "value": "100.0"}]))
+    driver.settle()
+    driver.backend.advance(100.0)
+    driver.feed(Cancel((job,), "enough"))
+    assert state(driver, job) is JobState.INACTIVE
+    assert "dependency-remove" not in driver.names(job)
+
+
 def test_singletons_run_one_after_the_other() -> None:
     driver = Driver(pool_of(4), settings_of(), runs_s=lambda _job: 10)
     asked = {"dependencies": [{"scheme": "singleton", "value": ""}], "job": {"name": "one"}}

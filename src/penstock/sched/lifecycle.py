@@ -78,7 +78,7 @@ def update_dependents(state: SchedulerState, job: Job, now: float) -> None:
     progress = job.progress()
     for number in waiting:
         other = state.jobs.get(number)
-        if other is not None:
+        if other is not None and other.state is JobState.DEPEND:  # It may have been cancelled in this step.
             _update_dependencies(state, other, job.id, progress, now)
     if progress.is_over:
         state.dependencies.drop_target(job.id)
@@ -112,7 +112,8 @@ def release_singleton(state: SchedulerState, owner: str, name: str, now: float) 
         other = state.jobs[number]
         if "singleton" not in other.open_dependencies:
             return
-        waiting_job = waiting_job or other
+        if waiting_job is None and other.state is JobState.DEPEND:  # It may have been cancelled in this step.
+            waiting_job = other
     if waiting_job is None:
         state.dependencies.drop_singleton(owner, name)
         return

@@ -135,7 +135,7 @@ class Scheduler:
 
     def _check_deadlines(self, job: Job, now: float) -> None:
         state, settings = self.state, self.state.settings
-        begin_at = job.spec.begin_at
+        begin_at = job.spec.begin_at if job.state is JobState.DEPEND else None
         if job.waits_for_begin_time and begin_at is not None and begin_at <= now:
             job.waits_for_begin_time = False
             state.journal.log(job, "dependency-remove", now, description=f"begin-time={begin_at:.3f}")
