@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from builders import resource_of
+from builders import resource_of, sockets_of
 from penstock.engine import (
     Allocation,
     Engine,
@@ -164,6 +164,30 @@ def test_a_group_that_excludes_itself_gets_one_slot_per_vertex(
     engine.release(1)
     assert states(engine) == [None] * len(states(engine))
     assert isinstance(engine.match(2, server(key, slots=most + 1), 0), Never)
+
+
+@pytest.mark.parametrize("policy", ["lonode", "high", "first", "pack"])
+def test_a_key_above_the_domain_of_a_job_applies(policy: str) -> None:
+    engine = engine_of(policy=policy)
+    within = Placement(within="node")
+    answer = engine.match(1, replace(server(RACK, slots=2), placement=within), 0)
+    assert isinstance(answer, Never)
+    assert str(answer.reason) == (
+        "needs 2 slots with 1m cpu each on distinct racks (one per rack) inside one node, "
+        "a node fits at most 1"
+    )
+    assert len(nodes_of(engine.match(1, replace(server(RACK), placement=within), 0))) == 1
+    assert isinstance(engine.match(2, replace(server(RACK), placement=within), 0), NotNow)
+    rack = engine.graph.of_type("rack")[0]
+    engine.release(1)
+    engine.external_usage.set("daemon", rack, {}, standing=True, brings=(RACK,))
+    assert isinstance(engine.match(2, replace(server(RACK), placement=within), 0), Never)
+
+
+def test_slots_on_distinct_nodes_do_not_fit_inside_a_part_of_a_node() -> None:
+    engine = Engine(sockets_of(nodes=2, sockets=2, cores=2))
+    request = slot_request({"core": 1}, slots=2, placement=Placement(distinct_nodes=True, within="socket"))
+    assert isinstance(engine.match(1, request, 0), Never)
 
 
 def test_keys_of_several_levels_apply_together() -> None:

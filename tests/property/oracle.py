@@ -356,6 +356,8 @@ def fits_somehow(
     if any(ideal.is_forbidden(above) for above in top.ancestors()):
         return False
     found = _most(top, group.resources, False, ideal)
+    if "slot" in found and any(above.type in ideal.one_slot_per for above in top.ancestors()):
+        found["slot"] = min(found["slot"], 1)
     return all(found.get(resource.type, 0) >= resource.count.min for resource in group.resources)
 
 

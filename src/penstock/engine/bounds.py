@@ -55,7 +55,12 @@ class Bounds:
     def below(self, top: Vertex) -> _Sums:
         """The most units of each outer demand below a vertex."""
         sums: _Sums = {}
+        above = list(top.ancestors())
+        if any(self._exclusion.blocking_key(vertex, self._window) is not None for vertex in above):
+            return sums
         own = self._visit(top, self._demands, True, False, sums)
+        if sums.get(SLOT, 0) > 1 and any(vertex.type in self._exclusion.one_slot_per for vertex in above):
+            sums[SLOT] = 1
         if own > 0:
             sums[top.type] = sums.get(top.type, 0) + own
         return sums

@@ -99,6 +99,8 @@ class Walk:
         if whole is None:
             return None
         found.setdefault(top.type, []).append(whole)
+        if found.get(SLOT) and any(above.type in self._one_slot_per for above in top.ancestors()):
+            found[SLOT] = self._sorted(found[SLOT])[:1]
         chosen: list[Choice] = []
         for demand in self._wants:
             best = self._best(found.get(demand.type, []), demand)
