@@ -23,8 +23,7 @@ from penstock.model.constraint import TAINTS_PROPERTY, Properties, Taint, encode
 from penstock.model.job import JobState
 from penstock.protocol.commands import Drain
 from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberSet, NodeSet, WorkloadGone, WorkloadSet
-from penstock.sched.journal import live_of
-from penstock.sched.records import JobLive, JobNew
+from penstock.sched.records import JobOverview, MemberRecord
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import QueueSettings, Settings
 from tests.api.contexts import CALLER, context
@@ -66,8 +65,8 @@ def jobs(driver: Driver) -> dict[str, JobSummary]:
     return {job.name: job for job in live_jobs.list_summaries(driver.scheduler, driver.now, JobsQuery())}
 
 
-def rows(driver: Driver, workload: str) -> tuple[JobNew, JobLive]:
-    found = live_jobs.rows_of(driver.scheduler, driver.scheduler.state.workloads.job_of(workload))
+def rows(driver: Driver, workload: str) -> tuple[JobOverview, list[MemberRecord]]:
+    found = live_jobs.find_with_members(driver.scheduler, driver.scheduler.state.workloads.job_of(workload))
     assert found is not None
     return found
 
@@ -108,12 +107,11 @@ def test_a_workload_looks_the_same_when_it_is_inactive() -> None:
     driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=5)
     gang(driver, "w", 2, 2500, limit_s=60)
     job = driver.scheduler.state.job_of_workload("w")
-    new = rows(driver, "w")[0]
     before = jobs(driver)["w"]
     driver.run_until(10)
     driver.feed(WorkloadGone("w"))
     driver.settle()
-    after = job_summary(new, live_of(job), driver.scheduler.state.nodes.ranks)
+    after = job_summary(live_jobs.overview_of(job), driver.scheduler.state.nodes.ranks)
     assert after.state is JobState.INACTIVE
     for key in ("ntasks", "ncores", "nnodes", "nodelist", "duration_s", "owner"):
         assert getattr(after, key) == getattr(before, key)
@@ -137,11 +135,11 @@ def test_a_node_that_refused_a_member_is_not_among_its_nodes() -> None:
 def test_members_have_names_and_shares_of_pools_have_no_resource_set() -> None:
     driver = pods(node("a"))
     gang(driver, "w", 2, 1000)
-    new, live = rows(driver, "w")
-    assert [(one.member, one.name) for one in member_infos(live)] == [
+    found, members = rows(driver, "w")
+    assert [(one.member, one.name) for one in member_infos(members)] == [
         ("uid-w-0", "w-0"), ("uid-w-1", "w-1"),
     ]  # fmt: skip
-    assert rset_document(new, live, driver.scheduler.state.nodes.ranks) is None
+    assert rset_document(found, driver.scheduler.state.nodes.ranks) is None
 
 
 def test_allocations_and_external_usage_reduce_what_is_free() -> None:

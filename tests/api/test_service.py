@@ -18,7 +18,7 @@ from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
 from penstock.protocol.commands import Submit
 from penstock.sched.dependencies import Dependency, DependencyRefused, Scheme
-from penstock.sched.records import JobLive, JobNew, JobRow
+from penstock.sched.records import JobLive, JobNew, JobOverview
 from penstock.store.port import JobFilter
 from tests.api.contexts import CALLER, context
 
@@ -37,10 +37,10 @@ class Ending:
         del about
         return set() if self.commands else {TARGET}
 
-    async def jobs(self, wanted: JobFilter) -> list[JobRow]:
+    async def jobs(self, wanted: JobFilter) -> list[JobOverview]:
         del wanted
-        live = JobLive(TARGET, JobState.INACTIVE, "default", 16, 16, "COMPLETED", 0, 1.0, 2.0, {})
-        return [JobRow(JobNew(TARGET, "me", "job", 0.0, {}), live)] if self._is_recorded else []
+        live = JobLive(TARGET, JobState.INACTIVE, "default", 16, 16, "COMPLETED", 0, 1.0, 2.0)
+        return [JobOverview(JobNew(TARGET, "me", "job", 0.0, {}), live)] if self._is_recorded else []
 
     async def execute(self, command: Submit) -> tuple[int, ...]:
         self.commands.append(command)

@@ -15,7 +15,15 @@ from penstock.audit.store import read_store
 from penstock.errors import Unavailable
 from penstock.kube.client import KubeClient, ListResult
 from penstock.model.job import JobState
-from penstock.sched.records import JobLive, JobNew
+from penstock.sched.member_states import MemberPhase
+from penstock.sched.records import (
+    ExceptionRecord,
+    JobLive,
+    JobNew,
+    JobRecord,
+    MemberRecord,
+    MemberRecorded,
+)
 from penstock.store.memory import MemoryStore
 
 POD = {
@@ -92,65 +100,59 @@ def test_an_inconsistent_list_fails_the_snapshot() -> None:
         read({"/api/v1/nodes": [], "/api/v1/pods": []}, consistent=False)
 
 
-def assignment(key: str, phase: str, node: str = "", seen_at: float = 0.0) -> dict[str, object]:
-    return {"key": key, "index": 0, "phase": phase, "node": node, "seen_at": seen_at}
+def assignment(key: str, phase: str, node: str = "", seen_at: float = 0.0) -> MemberRecord:
+    return MemberRecord(key, 0, 0, MemberPhase(phase), node, seen_at=seen_at)
 
 
+CANCELED = ExceptionRecord("cancel", 0, "")
 PLACES = [
     (
-        {"members": [assignment("a", "running", "n0"), assignment("b", "ended", "n0")]},
+        [assignment("a", "running", "n0"), assignment("b", "ended", "n0")],
+        JobRecord(),
         JobAssignments(1, 1, False, None),
     ),
     (
-        {"members": [assignment("a", "lost", "n0"), assignment("b", "waiting")]},
+        [assignment("a", "lost", "n0"), assignment("b", "waiting")],
+        JobRecord(),
         JobAssignments(2, 1, False, None),
     ),
     (
-        {
-            "members": [assignment("a", "placed", "n0"), assignment("b", "waiting")],
-            "incomplete_since": 5.0,
-            "incomplete_reason": "so",
-        },
+        [assignment("a", "placed", "n0"), assignment("b", "waiting")],
+        JobRecord(incomplete_since=5.0, incomplete_reason="so"),
         JobAssignments(2, 1, True, 5.0),
     ),
     (
-        {
-            "members": [assignment("a", "placed", "n0"), assignment("b", "placing", "n1", 9.0)],
-            "placed_at": 7.0,
-        },
+        [assignment("a", "placed", "n0"), assignment("b", "placing", "n1", 9.0)],
+        JobRecord(placed_at=7.0),
         JobAssignments(2, 1, False, 9.0),
     ),
     (
-        {"members": [assignment("a", "placing", "n0", 1.0)], "placed_at": 7.0},
+        [assignment("a", "placing", "n0", 1.0)],
+        JobRecord(placed_at=7.0),
         JobAssignments(1, 0, False, 7.0),
     ),
     (
-        {
-            "members": [assignment("a", "placed", "n0")],
-            "incomplete_since": 5.0,
-            "exception": {"type": "cancel"},
-        },
+        [assignment("a", "placed", "n0")],
+        JobRecord(incomplete_since=5.0, exception=CANCELED),
         JobAssignments(1, 1, False, None),
     ),
 ]
 
 
-@pytest.mark.parametrize(("detail", "expected"), PLACES, ids=range(len(PLACES)))
+@pytest.mark.parametrize(("members", "record", "expected"), PLACES, ids=range(len(PLACES)))
 def test_the_store_snapshot_counts_placed_members(
-    detail: dict[str, object], expected: JobAssignments
+    members: list[MemberRecord], record: JobRecord, expected: JobAssignments
 ) -> None:
     async def workload() -> None:
         store = MemoryStore()
         epoch, _ = await store.take_over(0.0)
-        live = JobLive(1, JobState.RUN, "", 16, 0, "", None, None, None, detail)
-        await store.record(epoch, [JobNew(1, "ada", "job", 0.0, {}), live])
+        live = JobLive(1, JobState.RUN, "", 16, 0, "", None, None, None, record)
+        recorded = [MemberRecorded(1, member) for member in members]
+        await store.record(epoch, [JobNew(1, "ada", "job", 0.0, {}), live, *recorded])
         found = await read_store(store)
         assert found.jobs == {1: expected}
-        told = cast(list[dict[str, str]], detail["members"])
         assert found.members == {
-            one["key"]: StoreMember(1, one["node"], one["phase"])
-            for one in told
-            if one["phase"] not in ("waiting", "ended")
+            one.key: StoreMember(1, one.node, one.phase.value) for one in members if one.phase.is_live
         }
 
     asyncio.run(workload())

@@ -9,8 +9,10 @@ import pytest
 from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_nodes
 from penstock.engine import ExclusionKey
 from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberSet, MemberStatus, Phase, WorkloadSet
-from penstock.sched.cluster import Cluster, booking_of
+from penstock.sched.allocation_records import allocation_record
+from penstock.sched.cluster import Cluster
 from penstock.sched.former_pools import keys_of_pool, split_grants
+from penstock.sched.records import AllocationNew, SlotRecord
 from penstock.store.memory import MemoryStore, MemoryTables
 from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import Driver, settings_of
@@ -176,29 +178,26 @@ def test_keys_are_booked_again_after_a_restart() -> None:
         assert not state.cluster.external_usage_keys()
 
 
-OLD_ROW: dict[str, Any] = {
-    "marks": [
-        ["node0", 1, False, False, "", False],
-        ["node0:cpu", 1, True, False, "", False],
-        ["node0:hostport/TCP/80", 1, True, False, "", False],
-        ["node0:anti-affinity/default/app=db", 1024, True, False, "", False],
-    ],
-    "slots": [
-        [
-            0,
-            0,
-            "node0",
-            [["node0:cpu", 1], ["node0:hostport/TCP/80", 1], ["node0:anti-affinity/default/app=db", 1024]],
-        ]
-    ],
+OLD_CLAIMS: list[list[object]] = [
+    ["node0", 1, False, False, "", False],
+    ["node0:cpu", 1, True, False, "", False],
+    ["node0:hostport/TCP/80", 1, True, False, "", False],
+    ["node0:anti-affinity/default/app=db", 1024, True, False, "", False],
+]
+OLD_SLOT: dict[str, Any] = {
+    "group": 0,
+    "node": "node0",
+    "grants": [["node0:cpu", 1], ["node0:hostport/TCP/80", 1], ["node0:anti-affinity/default/app=db", 1024]],
 }
+OLD_PART = AllocationNew(7, 1, 0, None, {"claims": OLD_CLAIMS}, (SlotRecord(0, OLD_SLOT),))
 
 
 def test_a_recorded_grant_on_a_pool_is_restored_as_a_key() -> None:
     cluster = Cluster("lonode")
     (node,) = uniform_nodes(1, (CPU,))
     cluster.set_node(node, 0, False)
-    cluster.restore(7, [(1, OLD_ROW, 0, None)], [])
+    cluster.restore_later(7, [OLD_PART])
+    cluster.restore_recorded({7})
     cluster.apply_updates()
     holder = cluster.engine.jobs[7]
     (part,) = holder.parts.values()
@@ -210,11 +209,13 @@ def test_a_recorded_grant_on_a_pool_is_restored_as_a_key() -> None:
     assert known.state is not None
     assert known.state.keys is not None
     assert set(known.state.keys) == {CARRIER, SELECTED, PORT}
-    written = booking_of(part, holder.placement)
+    written = allocation_record(7, 1, part, holder.placement)
     again = Cluster("lonode")
     again.set_node(node, 0, False)
-    again.restore(7, [(1, written, 0, None)], [])
-    assert booking_of(next(iter(again.engine.jobs[7].parts.values())), holder.placement) == written
+    again.restore_later(7, [written])
+    again.restore_recorded({7})
+    (restored,) = again.engine.jobs[7].parts.values()
+    assert allocation_record(7, 1, restored, holder.placement) == written
     cluster.engine.release(7)
     assert known.state is None
 

@@ -14,7 +14,8 @@ from penstock.protocol.facts import (
     Requeue,
     WorkloadSet,
 )
-from penstock.sched.job import Job, Member, dump, load
+from penstock.sched.job import Job, Member, job_from, live_of, member_record
+from penstock.sched.records import JobNew, JobRow
 from tests.sched.driving import Driver, settings_of
 from tests.sched.test_sched_gangs import endless, only_job, pods
 
@@ -60,8 +61,9 @@ def test_a_name_is_recorded_with_the_member() -> None:
     driver = Driver(pods(), settings_of("easy"))
     driver.feed(WorkloadSet("w", "kept", 2), named(0), MemberSet("w", "plain", 1, (("cpu", 1),)))
     job = only_job(driver)
-    again = Job(job.id, job.owner, job.spec, job.recorded_spec, job.seen_at, job.ownership, job.workload)
-    load(again, dump(job))
+    members = tuple(member_record(member) for member in job.members.values())
+    new = JobNew(job.id, job.owner, "kept", job.seen_at, job.recorded_spec, job.workload)
+    again = job_from(JobRow(new, live_of(job), members=members), job.spec, job.ownership)
     assert [member.name for member in again.members.values()] == ["web-0", ""]
 
 

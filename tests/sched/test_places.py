@@ -9,7 +9,7 @@ import pytest
 from penstock.backends.sim.backend import MemberScript, SimBackend
 from penstock.model.job import JobState
 from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberGone, NodeGone, WorkloadSet
-from penstock.sched.job import MemberPhase
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.scheduler import Scheduler
 from penstock.store.memory import MemoryStore, MemoryTables
 from tests.instance.restarts import RestartingInstance

@@ -6,7 +6,7 @@ import asyncio
 
 import psycopg
 import pytest
-from changes import event, job_lifecycle, live, new, opened
+from changes import event, job_lifecycle, live, new, opened, slots
 from psycopg.conninfo import make_conninfo
 from servers import Server, fresh_database, kill_server
 
@@ -252,13 +252,17 @@ def test_a_batch_needs_few_statements_independent_of_the_number_of_jobs() -> Non
         *(
             "insert_submissions",
             "insert_allocations",
+            "insert_slots",
             "delete_allocations",
             "insert_intents",
             "delete_intents",
+            "upsert_members",
+            "upsert_job_nodes",
         ),
     ]
-    again = [AllocationNew(1, 0, 0, 1, {}), SlotsFreed(1, (0,), 0.0), AllocationGone(1, 0.0)] * 2
-    assert len(build_batch(again).statements) == 6
+    held = AllocationNew(1, 0, 0, 1, {}, slots(0, 1))
+    again = [held, SlotsFreed(1, (0,)), AllocationGone(1, 0.0)] * 2
+    assert len(build_batch(again).statements) == 8
 
 
 def test_only_the_latest_state_of_a_job_is_written() -> None:

@@ -16,12 +16,14 @@ from servers import Server, fresh_database
 from penstock.errors import Corrupt
 from penstock.model.job import JobEvent, JobState
 from penstock.protocol.intents import IntentKind
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.records import (
     AllocationGone,
     AllocationNew,
     Change,
     DrainGone,
     DrainSet,
+    ExceptionRecord,
     IdHighest,
     InadmissibleGone,
     InadmissibleSet,
@@ -30,9 +32,17 @@ from penstock.sched.records import (
     JobLive,
     JobLogged,
     JobNew,
+    JobNodeGone,
+    JobNodeSet,
+    JobRecord,
+    MemberDropped,
+    MemberRecord,
+    MemberRecorded,
     NodeForgotten,
     NodeNew,
+    Promise,
     QueueSet,
+    SlotRecord,
     SlotsFreed,
 )
 from penstock.store.memory import MemoryStore
@@ -51,17 +61,49 @@ _documents = st.dictionaries(
     st.lists(st.integers(1, 4), max_size=2) | _words | st.none() | st.floats(-1e6, 1e6),
     max_size=2,
 )
+_records = st.builds(
+    JobRecord,
+    attempt=_few,
+    times=st.dictionaries(_words, _times, max_size=2),
+    exception=st.none() | st.builds(ExceptionRecord, _words, _few, _words),
+    placed_at=st.none() | _times,
+    incomplete_reason=_words,
+    is_assembled=st.booleans(),
+    promise=st.none() | st.builds(Promise, _times, _times, _times, st.booleans()),
+)
+_members = st.builds(
+    MemberRecord,
+    *(_words, _few, _few, st.sampled_from(MemberPhase), st.sampled_from(["", "n0", "n1"]), _few),
+    grants=st.lists(st.tuples(_words, _words, _few), max_size=2).map(tuple),
+    cause=_words,
+    ended_at=st.none() | _times,
+    seen_at=_times,
+    slot_release_pending=st.booleans(),
+    refused_by=st.lists(_words, max_size=2).map(tuple),
+)
+_slots = st.dictionaries(_few, _documents, max_size=2).map(
+    lambda found: tuple(SlotRecord(number, data) for number, data in found.items())
+)
 _lives = st.builds(
     JobLive,
     *(_jobs, st.sampled_from(JobState), _words, _few, _few, _words, st.none() | _few),
-    *(st.none() | _times, st.none() | _times, _documents),
+    *(st.none() | _times, st.none() | _times, _records),
 )
 _changes = st.one_of(
     st.builds(JobNew, _jobs, _words, _words, _times, _documents, _words, _words),
     _lives,
     st.builds(JobLogged, _jobs, _few, st.builds(JobEvent, _times, _words, _documents)),
-    st.builds(AllocationNew, _jobs, st.integers(0, 1), _few, st.none() | _few, _documents),
-    st.builds(SlotsFreed, _jobs, st.lists(_few, max_size=2).map(tuple), _times),
+    st.builds(MemberRecorded, _jobs, _members),
+    st.builds(MemberDropped, _jobs, _words),
+    st.builds(JobNodeSet, _jobs, _words, st.dictionaries(_words, _words, max_size=2)),
+    st.builds(JobNodeGone, _jobs, _words),
+    st.builds(AllocationNew, _jobs, st.integers(0, 1), _few, st.none() | _few, _documents, _slots),
+    st.builds(
+        SlotsFreed,
+        _jobs,
+        st.lists(_few, max_size=2).map(tuple),
+        st.lists(st.integers(0, 1), max_size=1).map(tuple),
+    ),
     st.builds(AllocationGone, _jobs, _times),
     st.builds(IntentNew, _few, _jobs, st.sampled_from(IntentKind), _documents),
     st.builds(IntentDone, _few),
@@ -89,6 +131,8 @@ async def _answers(store: Store, batches: Sequence[Sequence[Change]]) -> list[ob
     _, found = await store.take_over(1.0)
     answers += [found, await store.jobs(JobFilter())]
     answers += [await store.log(job) for job in range(1, 5)]
+    answers += [await store.members(job) for job in range(1, 5)]
+    answers.append(await store.placed_jobs())
     epoch, _ = await store.take_over(1.0)
     answers.append(await store.prune(epoch, 8.0, Retention(age_s=2.0, count=1)))
     answers.append((await store.take_over(1.0))[1])
@@ -102,8 +146,8 @@ def url(server: Server) -> str:
 
 _EMPTY = (
     "ALTER TABLE job_events DISABLE TRIGGER USER",
-    "TRUNCATE jobs, job_events, allocations, freed_slots, intents, nodes, drains, queues, inadmissible, "
-    "submissions",
+    "TRUNCATE jobs, job_events, members, job_nodes, allocations, allocation_slots, intents, nodes, drains, "
+    "queues, inadmissible, submissions",
     "ALTER TABLE job_events ENABLE TRIGGER USER",
     "UPDATE instance SET began_at = NULL, highest_job = 0, highest_intent = 0, highest_rank = -1",
 )

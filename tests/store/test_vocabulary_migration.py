@@ -14,9 +14,19 @@ from penstock.engine import slot_request
 from penstock.model.job import JobState
 from penstock.protocol.intents import IntentKind
 from penstock.sched.controlled_jobs import CONTROLLED
-from penstock.sched.job import Job, MemberPhase, load
+from penstock.sched.job import job_from
 from penstock.sched.jobspec import SchedulingSpec
-from penstock.sched.records import InadmissibleSet, IntentNew, JobNew, JobRow
+from penstock.sched.member_states import MemberPhase
+from penstock.sched.records import (
+    ExceptionRecord,
+    InadmissibleSet,
+    IntentNew,
+    JobNew,
+    JobOverview,
+    JobRecord,
+    JobRow,
+    MemberRecord,
+)
 from penstock.store.migrate import migrate
 from penstock.store.port import JobFilter
 from penstock.store.postgres import PostgresStore
@@ -91,7 +101,7 @@ def old_url(server: Server) -> str:
     return url
 
 
-async def _migrated(url: str) -> tuple[tuple[JobRow, ...], tuple[InadmissibleSet, ...], list[JobRow]]:
+async def _migrated(url: str) -> tuple[tuple[JobRow, ...], tuple[InadmissibleSet, ...], list[JobOverview]]:
     """What the current version reads on start, and what it finds in the history."""
     store = PostgresStore(url)
     await store.open()
@@ -111,26 +121,31 @@ def test_rows_of_the_earlier_version_keep_their_values_under_the_renamed_keys(ol
     ]
     assert [row.live.state for row in jobs] == [JobState.RUN, JobState.INACTIVE]
     assert inadmissible == (InadmissibleSet("ns/job/b", ("m1", "m2"), "CANCELED: by ada"),)
-    assert jobs[1].live.detail == PLAIN_DETAIL
-    assert jobs[0].live.detail == {
-        "attempt": 2,
-        "members": [
-            {**{key: value for key, value in member.items() if key != "owed"}, "slot_release_pending": True}
-            if "owed" in member
-            else member
-            for member in OLD_MEMBERS
-        ],
-        "resources_by_node": {"n0": {"core": "0-1"}},
-        "times": {"RUN": 10.5},
-        "placed_at": 11.0,
-        "incomplete_since": 12.0,
-        "incomplete_reason": "node n2 is gone",
-        "unsatisfiable_reason": "9 gpus per node, the largest node has 8",
-        "workload_gone": True,
-        "infrastructure_failure": True,
-        "unassembled": True,
-    }
-    assert [row.live.detail for row in history] == [row.live.detail for row in reversed(jobs)]
+    assert jobs[1].live.record == JobRecord(
+        times={"INACTIVE": 3.5}, exception=ExceptionRecord("", 0, "parked")
+    )
+    assert jobs[0].live.record == JobRecord(
+        attempt=2,
+        times={"RUN": 10.5},
+        placed_at=11.0,
+        incomplete_since=12.0,
+        incomplete_reason="node n2 is gone",
+        unsatisfiable_reason="9 gpus per node, the largest node has 8",
+        is_assembled=False,
+        is_workload_gone=True,
+        is_infrastructure_failure=True,
+    )
+    assert jobs[0].members == (
+        MemberRecord(
+            *("a", 0, 0, MemberPhase.ENDED, "n0", 0),
+            grants=(("core", "0-1", 2),),
+            slot_release_pending=True,
+        ),
+        MemberRecord("b", 1, 1, MemberPhase.RUNNING, "n1", 1, seen_at=7.25),
+        MemberRecord("c", 2, 2, MemberPhase.ENDED, "n2", 2, status=256, slot_release_pending=True),
+    )
+    assert jobs[0].resources_by_node == {"n0": {"core": "0-1"}}
+    assert [row.live for row in history] == [row.live for row in reversed(jobs)]
 
 
 def test_an_eviction_of_the_earlier_version_is_still_open(old_url: str) -> None:
@@ -150,8 +165,8 @@ def test_an_eviction_of_the_earlier_version_is_still_open(old_url: str) -> None:
 
 def test_the_scheduler_loads_a_job_that_the_earlier_version_wrote(old_url: str) -> None:
     rows, _, _ = asyncio.run(_migrated(old_url))
-    job = Job(1, "ada", SchedulingSpec("sleep", "batch", slot_request({"core": 1}), 3), {}, 1.5, CONTROLLED)
-    load(job, rows[0].live.detail)
+    spec = SchedulingSpec("sleep", "batch", slot_request({"core": 1}), 3)
+    job = job_from(rows[0], spec, CONTROLLED)
     assert job.unsatisfiable_reason == "9 gpus per node, the largest node has 8"
     assert job.incomplete_reason == "node n2 is gone"
     assert job.resources_by_node == {"n0": {"core": "0-1"}}

@@ -137,7 +137,7 @@ def _verify_resources(cluster: Cluster) -> None:
         return not last
 
     until(is_free, lambda: f"every core is free: {last}", 20.0)
-    for table in ("allocations", "freed_slots"):
+    for table in ("allocations", "allocation_slots"):
         _require(not (rows := cluster.rows(f"SELECT * FROM {table}")), f"{table}: {rows}")
     open_intents: list[object] = []
 

@@ -1,15 +1,15 @@
 """Response structs built from recorded rows: a job looks the same whether it is active or long inactive.
 
-Everything here is a function of `JobNew` and `JobLive`, so a job also looks the same before and after a
-restart. What only the running scheduler knows of a pending job (forecast, wait reason, position in the queue)
-is passed in as `PendingInfo`.
+Everything here is a function of records, so a job also looks the same before and after a restart. What only
+the running scheduler knows of a pending job (forecast, wait reason, position in the queue) is passed in as
+`PendingInfo`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -38,8 +38,16 @@ from penstock.model.idset import encode_idset
 from penstock.model.job import JobEvent, JobState, Result
 from penstock.model.jobid import encode_jobid
 from penstock.sched.job import Forecast
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.reasons import WaitCause, WaitReason
-from penstock.sched.records import JobLive, JobNew
+from penstock.sched.records import (
+    ExceptionRecord,
+    JobLive,
+    JobOverview,
+    MemberRecord,
+    NodeResources,
+    Promise,
+)
 
 __all__ = [
     "PendingInfo",
@@ -88,13 +96,13 @@ _NOT_PENDING: Final = PendingInfo()
 
 
 def job_summary(
-    new: JobNew, live: JobLive, ranks: Mapping[str, int], pending: PendingInfo = _NOT_PENDING
+    job: JobOverview, ranks: Mapping[str, int], pending: PendingInfo = _NOT_PENDING
 ) -> JobSummary:
-    detail, spec = live.detail, new.spec
-    allocated = _allocated(new, live)
-    times = cast(dict[str, float], detail.get("times", {}))
+    new, live, record = job.new, job.live, job.live.record
+    allocated = _allocated(job)
+    times, spec = record.times, new.spec
     nodes = sorted(allocated, key=lambda node: (ranks.get(node, _RANK_UNKNOWN), node))
-    tasks, core_count, node_count = _sizes(new, live, allocated, pending.requested)
+    tasks, core_count, node_count = _sizes(job, allocated, pending.requested)
     state, result, reason = live.state, live.result, pending.reason
     job_id = new.id
     return JobSummary(
@@ -114,84 +122,79 @@ def job_summary(
         nnodes=node_count,
         ranks=encode_idset(ranks[node] for node in nodes if node in ranks),
         nodelist=encode_hostlist(nodes),
-        duration_s=_duration_s(new, live, pending.requested),
+        duration_s=_duration_s(job, pending.requested),
         t_submit=new.seen_at,
         t_depend=times.get("DEPEND"),
         t_run=times.get("RUN"),
         t_start=live.started_at,
         t_cleanup=times.get("CLEANUP"),
         t_inactive=live.ended_at,
-        expiration=cast(float | None, detail.get("end_at")),
+        expiration=record.end_at,
         waitstatus=live.status,
         returncode=_returncode(live),
-        exception=_exception(detail),
+        exception=_exception(record.exception),
         dependencies=list(pending.dependencies),
         begin_at=pending.begin_at,
         requeue=cast(str, spec.get("requeue", "never")),
-        attempt=cast(int, detail.get("attempt", 1)),
+        attempt=record.attempt,
         forecast=_forecast(pending.forecast),
-        promise=_promise(detail),
+        promise=_promise(record.promise),
         reason=reason.message,
         reason_kind=reason.cause,
         jobs_ahead=pending.jobs_ahead,
-        incomplete_reason=cast(str, detail.get("incomplete_reason", "")),
+        incomplete_reason=record.incomplete_reason,
     )
 
 
 def job_detail(
-    summary: JobSummary, new: JobNew, live: JobLive, ranks: Mapping[str, int], output: list[OutputFiles]
+    summary: JobSummary,
+    job: JobOverview,
+    members: Iterable[MemberRecord],
+    ranks: Mapping[str, int],
+    output: list[OutputFiles],
 ) -> JobDetail:
     """`summary` extended by what only the view of a single job shows."""
-    text = new.spec.get("jobspec")
+    text = job.new.spec.get("jobspec")
     return JobDetail(
         **msgspec.structs.asdict(summary),
         jobspec=msgspec.Raw(text.encode()) if isinstance(text, str) else _NULL,
-        R=rset_document(new, live, ranks),
-        members=member_infos(live),
+        R=rset_document(job, ranks),
+        members=member_infos(members),
         output=output,
     )
 
 
-def _allocated(new: JobNew, live: JobLive) -> dict[str, dict[str, str]]:
+def _allocated(job: JobOverview) -> Mapping[str, NodeResources]:
     """Units by node that a job holds or held; for a workload only nodes where a member is or was.
 
     A node that refused a member of a workload stays recorded although no member ran there.
     """
-    allocated = cast(dict[str, dict[str, str]], live.detail.get("resources_by_node", {}))
-    if not new.workload:
+    allocated = job.sizes.resources_by_node
+    if not job.new.workload:
         return allocated
-    used = {member["node"] for member in _members(live)}
-    return {node: units for node, units in allocated.items() if node in used}
-
-
-def _members(live: JobLive) -> list[dict[str, Any]]:
-    """The members as the store records them."""
-    return cast(list[dict[str, Any]], live.detail.get("members", []))
+    return {node: units for node, units in allocated.items() if node in job.sizes.member_nodes}
 
 
 def _sizes(
-    new: JobNew,
-    live: JobLive,
-    allocated: Mapping[str, Mapping[str, str]],
-    requested: WorkloadRequest | None,
+    job: JobOverview, allocated: Mapping[str, NodeResources], requested: WorkloadRequest | None
 ) -> tuple[int, int | float, int | None]:
     """Tasks, cores and nodes: of the allocation if there is one, else of the request."""
     if requested is not None and not allocated:
         return requested.tasks, cores(requested.cores_milli), requested.nodes
-    spec = new.spec
-    tasks = len(_members(live)) or cast(int, spec.get("ntasks", 0))
+    spec = job.new.spec
+    tasks = job.sizes.members or cast(int, spec.get("ntasks", 0))
     if not allocated:
         return tasks, cast(int, spec.get("ncores", 0)), cast(int | None, spec.get("nnodes"))
     return tasks, cores(sum(map(allocated_core_milli, allocated.values()))), len(allocated)
 
 
-def _duration_s(new: JobNew, live: JobLive, requested: WorkloadRequest | None) -> float:
+def _duration_s(job: JobOverview, requested: WorkloadRequest | None) -> float:
     """The time limit; 0 without one. A workload's limit is the one in force when it was placed."""
-    if not new.workload:
-        return cast(float, new.spec.get("duration_s", 0))
-    start, end = live.detail.get("placed_at"), live.detail.get("end_at")
+    if not job.new.workload:
+        return cast(float, job.new.spec.get("duration_s", 0))
+    start, end = job.live.record.placed_at, job.live.record.end_at
     if start is not None and end is not None:
-        return cast(float, end) - cast(float, start)
+        return end - start
     return requested.limit_s or 0 if requested is not None else 0
 
 
@@ -204,11 +207,8 @@ def _returncode(live: JobLive) -> int | None:
     return live.status >> 8 if not live.status & 0x7F else -(live.status & 0x7F)
 
 
-def _exception(detail: Mapping[str, object]) -> ExceptionInfo:
-    found = cast(dict[str, Any], detail.get("exception", {}))
-    if not found:
-        return _NO_EXCEPTION
-    return ExceptionInfo(True, found.get("type", ""), found.get("severity"), found.get("note", ""))
+def _exception(found: ExceptionRecord | None) -> ExceptionInfo:
+    return _NO_EXCEPTION if found is None else ExceptionInfo(True, found.type, found.severity, found.note)
 
 
 def _forecast(forecast: Forecast | None) -> ForecastInfo:
@@ -218,31 +218,30 @@ def _forecast(forecast: Forecast | None) -> ForecastInfo:
     return ForecastInfo(forecast.start_at, kind, forecast.made_at)
 
 
-def _promise(detail: Mapping[str, object]) -> PromiseInfo:
-    promise = cast(list[float] | None, detail.get("promise"))
-    return PromiseInfo(promise[0], promise[1]) if promise else _NO_PROMISE
+def _promise(promise: Promise | None) -> PromiseInfo:
+    return _NO_PROMISE if promise is None else PromiseInfo(promise.first_at, promise.last_at)
 
 
-def member_infos(live: JobLive) -> list[MemberInfo]:
+def member_infos(members: Iterable[MemberRecord]) -> list[MemberInfo]:
     return [
         MemberInfo(
-            member=member["key"],
-            name=member.get("name", ""),
-            index=member["index"],
-            node=member["node"],
-            phase=member["phase"],
-            status=member.get("status", 0) if member["phase"] == "ended" else None,
-            cause=member.get("cause", ""),
-            started_at=member.get("started_at"),
-            ended_at=member.get("ended_at"),
+            member=member.key,
+            name=member.name,
+            index=member.index,
+            node=member.node,
+            phase=member.phase.value,
+            status=member.status if member.phase is MemberPhase.ENDED else None,
+            cause=member.cause,
+            started_at=member.started_at,
+            ended_at=member.ended_at,
         )
-        for member in _members(live)
+        for member in members
     ]
 
 
-def rset_document(new: JobNew, live: JobLive, ranks: Mapping[str, int]) -> RSetDocument | None:
+def rset_document(job: JobOverview, ranks: Mapping[str, int]) -> RSetDocument | None:
     """R version 1 (RFC 20) of what a job holds or held. R cannot express shares of a pool."""
-    allocated = cast(dict[str, dict[str, str]], live.detail.get("resources_by_node", {}))
+    allocated, record = job.sizes.resources_by_node, job.live.record
     nodes = sorted((node for node in allocated if node in ranks), key=lambda node: ranks[node])
     if not nodes or not any("core" in units or "gpu" in units for units in allocated.values()):
         return None
@@ -256,9 +255,9 @@ def rset_document(new: JobNew, live: JobLive, ranks: Mapping[str, int]) -> RSetD
             RLiteEntry(encode_idset(equal), dict(children)) for children, equal in ranks_by_children.items()
         ],
         nodelist=[encode_hostlist(nodes)],
-        nslots=len(_members(live)) or cast(int, new.spec.get("ntasks", 1)),
-        starttime=cast(float, live.detail.get("placed_at", 0)),
-        expiration=cast(float, live.detail.get("end_at", 0)) or 0,
+        nslots=job.sizes.members or cast(int, job.new.spec.get("ntasks", 1)),
+        starttime=0 if record.placed_at is None else record.placed_at,
+        expiration=record.end_at or 0,
     )
     return RSetDocument(1, execution)
 
@@ -305,55 +304,53 @@ def _suggestion(reason: WaitReason) -> str:
     return ""
 
 
-def timeline_spans(new: JobNew, live: JobLive, now: float) -> dict[str, TimelineSpan]:
+def timeline_spans(job: JobOverview, members: Iterable[MemberRecord], now: float) -> dict[str, TimelineSpan]:
     """By node, from when to when a job occupies it, and with how many cores."""
-    start = cast(float | None, live.detail.get("placed_at"))
-    if start is None:
+    new, live, record = job.new, job.live, job.live.record
+    if record.placed_at is None:
         return {}
     kind: SpanKind = "ran"
     end: float | None = live.ended_at
     if end is None:
-        limit = cast(float | None, live.detail.get("end_at"))
+        limit = record.end_at
         kind = "overrun" if limit is not None and limit <= now else "running"
         end = None if limit is None or limit <= now else limit
-    vacated = _vacated(live) if new.workload and live.ended_at is None else {}
+    vacated = _vacated(members) if new.workload and live.ended_at is None else {}
     return {
         node: TimelineSpan(
             job=encode_jobid(new.id),
             name=new.name,
-            from_=start,
+            from_=record.placed_at,
             to=vacated.get(node, end),
             kind="ran" if node in vacated else kind,
             cores=cores(allocated_core_milli(units)),
         )
-        for node, units in _allocated(new, live).items()
+        for node, units in _allocated(job).items()
     }
 
 
-def _vacated(live: JobLive) -> dict[str, float]:
+def _vacated(members: Iterable[MemberRecord]) -> dict[str, float]:
     """Nodes on which all members of a running job have ended, and when the last one did."""
     ended: dict[str, float] = {}
     occupied: set[str] = set()
-    for member in _members(live):
-        ended_at = member.get("ended_at")
-        if member["phase"] != "ended" or ended_at is None:
-            occupied.add(member["node"])
+    for member in members:
+        if member.phase is not MemberPhase.ENDED or member.ended_at is None:
+            occupied.add(member.node)
         else:
-            ended[member["node"]] = max(ended.get(member["node"], 0.0), ended_at)
+            ended[member.node] = max(ended.get(member.node, 0.0), member.ended_at)
     return {node: ended_at for node, ended_at in ended.items() if node not in occupied}
 
 
-def job_start(new: JobNew, live: JobLive) -> JobStartInfo | None:
+def job_start(job: JobOverview) -> JobStartInfo | None:
     """The promised and the real start of a job; None if no start was promised."""
-    promise = cast(list[float] | None, live.detail.get("promise"))
-    if not promise:
+    promise, started_at = job.live.record.promise, job.live.record.placed_at
+    if promise is None:
         return None
-    started_at = cast(float | None, live.detail.get("placed_at"))
     return JobStartInfo(
-        job=encode_jobid(new.id),
-        name=new.name,
-        promised_first=promise[0],
-        promised_last=promise[1],
+        job=encode_jobid(job.new.id),
+        name=job.new.name,
+        promised_first=promise.first_at,
+        promised_last=promise.last_at,
         started_at=started_at,
-        error_s=None if started_at is None else started_at - promise[0],
+        error_s=None if started_at is None else started_at - promise.first_at,
     )

@@ -11,7 +11,7 @@ from penstock.api.errors import UnknownJobId
 from penstock.api.responses import EventLogEntry, JobSummary
 from penstock.instance.loop import Instance
 from penstock.model.job import JobEvent
-from penstock.sched.records import JobLive, JobNew
+from penstock.sched.records import JobOverview, MemberRecord
 from penstock.store.port import JobFilter
 
 __all__ = ["JobRecords"]
@@ -28,21 +28,27 @@ class JobRecords:
         """Whether the store has the job, active or not."""
         return bool(await self._instance.store.jobs(JobFilter(ids=(job,), limit=1)))
 
-    async def rows(self, job: int) -> tuple[JobNew, JobLive]:
-        found = await self._instance.query(lambda scheduler, _: live_jobs.rows_of(scheduler, job))
+    async def overview(self, job: int) -> JobOverview:
+        found = await self._instance.query(lambda scheduler, _: live_jobs.find(scheduler, job))
+        return found if found is not None else await self._inactive(job)
+
+    async def with_members(self, job: int) -> tuple[JobOverview, list[MemberRecord]]:
+        found = await self._instance.query(lambda scheduler, _: live_jobs.find_with_members(scheduler, job))
         if found is not None:
             return found
-        rows = await self._instance.store.jobs(JobFilter(ids=(job,), limit=1))
-        if not rows:
+        return await self._inactive(job), await self._instance.store.members(job)
+
+    async def _inactive(self, job: int) -> JobOverview:
+        jobs = await self._instance.store.jobs(JobFilter(ids=(job,), limit=1))
+        if not jobs:
             raise UnknownJobId(job)
-        return rows[0].new, rows[0].live
+        return jobs[0]
 
     async def summary(self, job: int) -> JobSummary:
         found = await self._instance.query(lambda scheduler, now: live_jobs.summary_of(scheduler, now, job))
         if found is not None:
             return found
-        new, live = await self.rows(job)
-        return job_summary(new, live, await self.ranks())
+        return job_summary(await self.overview(job), await self.ranks())
 
     async def eventlog(self, job: int) -> list[JobEvent]:
         log = await self._log(job)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
 from penstock.api.job_records import JobRecords
 from penstock.api.outputs import OutputReader, TaskOutput
@@ -13,7 +13,7 @@ from penstock.api.responses import EventLogEntry, InstanceEvent, OutputItem
 from penstock.instance.feed import Feed
 from penstock.model.jobid import encode_jobid
 from penstock.sched.jobspec import payload_of
-from penstock.sched.records import JobLive, JobNew
+from penstock.sched.records import JobNew, MemberRecord
 
 __all__ = ["OutputPaths", "stream_events", "stream_output", "task_outputs"]
 
@@ -21,14 +21,13 @@ __all__ = ["OutputPaths", "stream_events", "stream_output", "task_outputs"]
 OutputPaths: TypeAlias = Callable[[int, int, Mapping[str, object]], tuple[Path, Path]]
 
 
-def task_outputs(new: JobNew, live: JobLive, paths: OutputPaths | None) -> list[TaskOutput]:
+def task_outputs(new: JobNew, members: Iterable[MemberRecord], paths: OutputPaths | None) -> list[TaskOutput]:
     """The output files of all tasks of a submitted job; none where the backend has no such files."""
     text = new.spec.get("jobspec")
     if paths is None or not isinstance(text, str):
         return []
     payload = {**payload_of(text), "id_f58": encode_jobid(new.id), "owner": new.owner}
-    members = cast(list[dict[str, Any]], live.detail.get("members", []))
-    return [(member["index"], *paths(new.id, member["index"], payload)) for member in members]
+    return [(member.index, *paths(new.id, member.index, payload)) for member in members]
 
 
 async def stream_output(
@@ -44,8 +43,8 @@ async def stream_output(
     try:
         is_over = not follow
         while True:
-            new, live = await records.rows(job)
-            for chunk in reader.read(task_outputs(new, live, paths)):
+            found, members = await records.with_members(job)
+            for chunk in reader.read(task_outputs(found.new, members, paths)):
                 yield chunk
             if is_over:
                 break

@@ -18,20 +18,21 @@ from penstock.api.requests import JobsQuery
 from penstock.api.resource_counts import core_milli
 from penstock.api.responses import JobCounts, JobSummary, NodeCounts, QueueInfo, WaitExplanation
 from penstock.model.job import JobEvent, JobState
-from penstock.sched.job import Job
-from penstock.sched.journal import live_of
+from penstock.sched.job import Job, live_of, member_record
 from penstock.sched.reasons import WaitCause, WaitReason
-from penstock.sched.records import JobLive, JobNew
+from penstock.sched.records import JobNew, JobOverview, JobSizes, MemberRecord
 from penstock.sched.scheduler import Scheduler
 
 __all__ = [
     "count",
     "explain_wait",
+    "find",
+    "find_with_members",
     "list_queues",
     "list_summaries",
     "log_of",
-    "new_of",
-    "rows_of",
+    "members_of",
+    "overview_of",
     "select",
     "summary_of",
 ]
@@ -48,13 +49,28 @@ def count(scheduler: Scheduler, _now: float) -> tuple[JobCounts, NodeCounts]:
     return JobCounts(pending, len(jobs) - pending, None), NodeCounts(up, total - up)
 
 
-def new_of(job: Job) -> JobNew:
+def _new_of(job: Job) -> JobNew:
     return JobNew(job.id, job.owner, job.spec.name, job.seen_at, job.recorded_spec, job.workload)
 
 
-def rows_of(scheduler: Scheduler, job_id: int) -> tuple[JobNew, JobLive] | None:
+def overview_of(job: Job) -> JobOverview:
+    nodes = frozenset(member.node for member in job.members.values() if member.node)
+    sizes = JobSizes(len(job.members), nodes, dict(job.resources_by_node))
+    return JobOverview(_new_of(job), live_of(job), sizes)
+
+
+def members_of(job: Job) -> list[MemberRecord]:
+    return [member_record(member) for member in job.members.values()]
+
+
+def find(scheduler: Scheduler, job_id: int) -> JobOverview | None:
     job = scheduler.state.jobs.get(job_id)
-    return (new_of(job), live_of(job)) if job is not None else None
+    return overview_of(job) if job is not None else None
+
+
+def find_with_members(scheduler: Scheduler, job_id: int) -> tuple[JobOverview, list[MemberRecord]] | None:
+    job = scheduler.state.jobs.get(job_id)
+    return (overview_of(job), members_of(job)) if job is not None else None
 
 
 def log_of(scheduler: Scheduler, job_id: int) -> list[JobEvent] | None:
@@ -97,7 +113,7 @@ def _summary(
     scheduler: Scheduler, job: Job, now: float, memo: dict[int, WaitReason], ahead: dict[int, int]
 ) -> JobSummary:
     pending = _pending_info(job, scheduler.wait_reason(job.id, now, memo), ahead)
-    return job_summary(new_of(job), live_of(job), scheduler.state.nodes.ranks, pending)
+    return job_summary(overview_of(job), scheduler.state.nodes.ranks, pending)
 
 
 def _pending_info(job: Job, reason: WaitReason, ahead: dict[int, int]) -> PendingInfo:

@@ -23,7 +23,6 @@ from penstock.api.documents import (
     eventlog_entry,
     job_detail,
     job_summary,
-    member_infos,
     wait_explanation,
 )
 from penstock.api.errors import DependencyRefused, UnknownJobId
@@ -92,7 +91,7 @@ from penstock.protocol.commands import (
 )
 from penstock.sched.dependencies import parse_dependencies
 from penstock.sched.reasons import WaitCause, WaitReason
-from penstock.sched.records import JobLive, JobNew
+from penstock.sched.records import JobNew, MemberRecord
 from penstock.store.port import JobFilter
 
 __all__ = ["InstanceService", "ServiceContext"]
@@ -197,10 +196,10 @@ class InstanceService:
         return tuple(
             FinishedJob(
                 row.new.id,
-                "RUN" in cast(dict[str, float], row.live.detail.get("times", {})),
+                "RUN" in row.live.record.times,
                 row.live.started_at is not None,
                 row.live.result == "COMPLETED",
-                bool(row.live.detail.get("exception")),
+                row.live.record.exception is not None,
             )
             for row in rows
         )
@@ -231,15 +230,15 @@ class InstanceService:
         )
         rows = await self._instance.store.jobs(wanted)
         ranks = await self._records.ranks()
-        return [job_summary(row.new, row.live, ranks) for row in rows]
+        return [job_summary(row, ranks) for row in rows]
 
     async def get_job(self, caller: Caller, job: int) -> JobDetail:
         del caller
         summary = await self._records.summary(job)
-        new, live = await self._records.rows(job)
-        outputs = task_outputs(new, live, self._context.output_paths)
+        found, members = await self._records.with_members(job)
+        outputs = task_outputs(found.new, members, self._context.output_paths)
         files = [OutputFiles(index, str(stdout), str(stderr)) for index, stdout, stderr in outputs]
-        return job_detail(summary, new, live, await self._records.ranks(), files)
+        return job_detail(summary, found, members, await self._records.ranks(), files)
 
     async def get_eventlog(self, caller: Caller, job: int) -> EventLog:
         del caller
@@ -255,7 +254,7 @@ class InstanceService:
         found = await self._instance.query(lambda scheduler, now: live_jobs.explain_wait(scheduler, now, job))
         if found is not None:
             return found
-        _, live = await self._records.rows(job)
+        live = (await self._records.overview(job)).live
         reason = WaitReason(WaitCause.NONE, f"has ended: {live.result}")
         return wait_explanation(job, live.state, reason, PendingInfo(), ())
 
@@ -290,13 +289,13 @@ class InstanceService:
     async def signal_job(self, caller: Caller, job: int, request: SignalRequest) -> EmptyResponse:
         del caller
         if self._is_of_pods:
-            await self._records.rows(job)  # Raises if the job is unknown.
+            await self._records.overview(job)  # Raises if the job is unknown.
             raise Conflict("a pod cannot be sent a signal; `penstock cancel` ends the job")
         await self._instance.execute(Signal(job, request.signal))
         return EmptyResponse()
 
     async def wait_for_job(self, caller: Caller, job: int, timeout_s: float) -> JobSummary:
-        await self._records.rows(job)  # Raises if the job is unknown.
+        await self._records.overview(job)  # Raises if the job is unknown.
         try:
             async with asyncio.timeout(timeout_s):
                 events = await self.follow_eventlog(caller, job)
@@ -311,9 +310,10 @@ class InstanceService:
 
     async def stream_output(self, caller: Caller, job: int, follow: bool) -> AsyncGenerator[OutputItem, None]:
         del caller
-        new, live = await self._records.rows(job)
+        found, members = await self._records.with_members(job)
         if self._is_of_pods:
-            raise Conflict(f"this instance does not keep the output of pods; use {_logs_command(new, live)}")
+            command = _logs_command(found.new, members)
+            raise Conflict(f"this instance does not keep the output of pods; use {command}")
         return stream_output(self._records, job, follow, self._context.output_paths)
 
     async def stream_events(self, caller: Caller, since: int | None) -> AsyncGenerator[InstanceEvent, None]:
@@ -383,9 +383,9 @@ class InstanceService:
         return with_history(live, history, query, now)
 
 
-def _logs_command(new: JobNew, live: JobLive) -> str:
+def _logs_command(new: JobNew, members: Sequence[MemberRecord]) -> str:
     """The command that shows the output of the first pod."""
-    names = [member.name for member in member_infos(live) if member.name]
+    names = [member.name for member in members if member.name]
     namespace = f" -n {new.owner}" if new.owner else ""
     more = f" (the first of {len(names)})" if len(names) > 1 else ""
     return f"`kubectl logs {names[0] if names else 'POD'}{namespace}`{more}"

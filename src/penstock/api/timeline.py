@@ -6,15 +6,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from penstock.api.documents import job_start, timeline_spans
-from penstock.api.live_jobs import new_of
+from penstock.api.live_jobs import members_of, overview_of
 from penstock.api.nodes import node_cores
 from penstock.api.requests import TimelineQuery
 from penstock.api.resource_counts import cores
 from penstock.api.responses import JobStartInfo, Timeline, TimelineNode, TimelineSpan
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
-from penstock.sched.journal import live_of
-from penstock.sched.records import JobRow
+from penstock.sched.records import JobOverview, MemberRecord
 from penstock.sched.scheduler import Scheduler
 
 __all__ = ["begin_of", "live_timeline", "with_history"]
@@ -43,7 +42,8 @@ def live_timeline(scheduler: Scheduler, now: float, begin: float) -> Timeline:
     nodes = {name: TimelineNode(name, node_cores(node), []) for name, node in known}
     starts: list[JobStartInfo] = []
     for job in state.jobs.values():
-        _add(nodes, starts, JobRow(new_of(job), live_of(job)), now)
+        members = members_of(job) if job.workload else ()
+        _add(nodes, starts, overview_of(job), members, now)
     for job_id, planned in state.plans.planned_starts.items():
         pending = state.jobs.get(job_id)
         if pending is None or pending.state is not JobState.SCHED:
@@ -62,19 +62,27 @@ def live_timeline(scheduler: Scheduler, now: float, begin: float) -> Timeline:
     return Timeline(now, begin, now, list(nodes.values()), starts)
 
 
-def with_history(timeline: Timeline, history: Iterable[JobRow], query: TimelineQuery, now: float) -> Timeline:
+def with_history(
+    timeline: Timeline, history: Iterable[JobOverview], query: TimelineQuery, now: float
+) -> Timeline:
     """A live timeline with the spans of inactive jobs added."""
     nodes = {node.name: node for node in timeline.nodes}
-    for row in history:
-        _add(nodes, timeline.starts, row, now)
+    for job in history:
+        _add(nodes, timeline.starts, job, (), now)
     end = _end_of(query, timeline.nodes, now)
     return Timeline(timeline.now, timeline.from_, end, timeline.nodes, timeline.starts)
 
 
-def _add(nodes: dict[str, TimelineNode], starts: list[JobStartInfo], row: JobRow, now: float) -> None:
-    for name, span in timeline_spans(row.new, row.live, now).items():
+def _add(
+    nodes: dict[str, TimelineNode],
+    starts: list[JobStartInfo],
+    job: JobOverview,
+    members: Iterable[MemberRecord],
+    now: float,
+) -> None:
+    for name, span in timeline_spans(job, members, now).items():
         if name in nodes:
             nodes[name].spans.append(span)
-    start = job_start(row.new, row.live)
+    start = job_start(job)
     if start is not None:
         starts.append(start)

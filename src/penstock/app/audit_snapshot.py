@@ -13,7 +13,8 @@ from penstock.audit.snapshots import GraphExternalUsage, GraphMember, GraphNode,
 from penstock.audit.store import assignments_of
 from penstock.engine import AllocationKind, Slot
 from penstock.sched.cluster import ClusterNode
-from penstock.sched.job import Job, MemberPhase
+from penstock.sched.job import Job
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.state import SchedulerState
 

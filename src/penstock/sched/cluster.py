@@ -1,15 +1,14 @@
-"""The nodes that a backend reports, as a graph under an engine, and allocations as JSON values.
+"""The nodes that a backend reports, as a graph under an engine.
 
 Facts change the graph through the engine, each at the cost of its node alone. A node's rank is its
-position in the order of all nodes: assigned once, kept over restarts, never reused. `booking_of`
-converts an allocation of the engine to JSON values, and `restore` books it again from them, so a store needs
-to keep nothing else. These values locate units by node, because topology levels may change in between.
+position in the order of all nodes: assigned once, kept over restarts, never reused. Recorded allocations
+are booked again when their nodes are known.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,17 +23,14 @@ from penstock.engine import (
     VertexSpec,
     VertexTree,
 )
-from penstock.engine.allocation import Grant
-from penstock.engine.booking import Span, VertexClaim
+from penstock.engine.booking import VertexClaim
 from penstock.engine.job_allocation import AllocationPart, JobAllocation
-from penstock.engine.planner import FOREVER
-from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.idset import encode_idset
 from penstock.protocol.facts import Capacity, ExternalUsageSet, NodeSet
-from penstock.sched.former_pools import keys_of_pool, split_grants
-from penstock.sched.records import JsonObject
+from penstock.sched.allocation_records import part_of, placement_of_record
+from penstock.sched.records import AllocationNew
 
-__all__ = ["Cluster", "ClusterNode", "booking_of", "grants_of"]
+__all__ = ["Cluster", "ClusterNode", "Restored", "grants_of"]
 
 _ROOT: Final = VertexSpec("cluster", 0, basename="cluster")
 _FILTERS: Final = "ALL:core,ALL:cpu,ALL:node"
@@ -42,7 +38,21 @@ _NODE: Final = "node"
 _LOCATION: Final = re.compile(r"([^/:]+)([/:]?)(.*)", re.DOTALL)
 
 
-_RecordedAllocation = tuple[int, list[tuple[int, JsonObject, int, int | None]], tuple[int, ...]]
+@dataclass(frozen=True, slots=True)
+class _RecordedAllocation:
+    job: int
+    parts: list[AllocationNew]
+    parts_made: int
+    slots_made: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A job whose recorded allocation was booked again, and what is gone with its nodes."""
+
+    job: int
+    lost_slots: tuple[int, ...]
+    lost_parts: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -64,8 +74,7 @@ class Cluster:
         self._external_usage_on: dict[str, dict[str, None]] = {}  # by node
         # nodes whose topology has changed, still at their old position in the graph
         self._to_move: dict[str, None] = {}
-        # job, parts, freed slots; until the first snapshot
-        self._recorded: list[_RecordedAllocation] = []
+        self._recorded: list[_RecordedAllocation] = []  # until the first snapshot
 
     # Nodes
 
@@ -91,7 +100,7 @@ class Cluster:
         return True
 
     def remove_node(self, node: str) -> tuple[int, ...]:
-        """Removes a node. Returns the jobs that hold nothing any more."""
+        """Removes a node. Returns the jobs that had something on it."""
         known = self.nodes.pop(node, None)
         return self._remove_vertices(known) if known is not None else ()
 
@@ -155,49 +164,41 @@ class Cluster:
         return {slot.number: slot.node.name for slot in slots if slot.node is not None}
 
     def restore_later(
-        self, job: int, rows: list[tuple[int, JsonObject, int, int | None]], freed: tuple[int, ...]
+        self, job: int, parts: list[AllocationNew], *, parts_made: int = 0, slots_made: int = 0
     ) -> None:
         """Keeps a recorded allocation until its nodes are known."""
-        self._recorded.append((job, rows, freed))
+        self._recorded.append(_RecordedAllocation(job, parts, parts_made, slots_made))
 
-    def restore_recorded(self, active: Collection[int]) -> list[int]:
-        """Books the recorded allocations of active jobs. Returns the jobs whose allocation is lost."""
+    def restore_recorded(self, active: Collection[int]) -> list[Restored]:
+        """Books the recorded allocations of active jobs, except on nodes that are gone."""
         recorded, self._recorded = self._recorded, []
-        jobs = [number for number, _, _ in recorded if number in active]
-        for number, rows, freed in recorded:
-            if number in active:
-                self.restore(number, rows, freed)
-        return [number for number in jobs if number not in self.engine.jobs]
+        return [self._restore(one) for one in recorded if one.job in active]
 
-    def restore(
-        self, job: int, rows: Iterable[tuple[int, JsonObject, int, int | None]], freed: Iterable[int]
-    ) -> None:
-        """Books a recorded allocation, except on nodes that are gone."""
+    def _restore(self, recorded: _RecordedAllocation) -> Restored:
+        job = recorded.job
         parts: dict[int, AllocationPart] = {}
         placement = Placement()
-        for key, data, start_s, end_s in rows:
-            claims = {claim.vertex.index: claim for claim in self._claims(data)}
-            rules = data.get("placement")
-            if isinstance(rules, list):
-                placement = Placement(bool(rules[0]), str(rules[1]))
-            span = Span(start_s, FOREVER if end_s is None else end_s, live=True)
-            parts[key] = AllocationPart(claims, span, tuple(self._slots(data)))
-        made = 1 + max((slot.number for part in parts.values() for slot in part.slots), default=-1)
-        last = max(parts, default=0)
-        kept = {
-            key: part for key, part in parts.items() if any(claim.booked for claim in part.claims.values())
-        }
-        if not kept:
-            return
-        top = self._domain([claim for part in kept.values() for claim in part.claims.values()], placement)
-        if top is None:
-            placement, top = Placement(placement.distinct_nodes), self.engine.graph.root
-        self.engine.rebook_job(
-            JobAllocation(job, AllocationKind.ALLOCATED, placement, top, kept, last + 1, made)
+        for record in recorded.parts:
+            part = part_of(record, self._vertex_at)
+            if any(claim.booked for claim in part.claims.values()):
+                parts[record.part] = part
+            placement = placement_of_record(record)
+        kept = {slot.number: key for key, part in parts.items() for slot in part.slots}
+        lost = tuple(
+            slot.number for record in recorded.parts for slot in record.slots if slot.number not in kept
         )
-        gone = list(freed)
-        if gone:
-            self.engine.release_slots(job, gone)
+        lost_parts = tuple(record.part for record in recorded.parts if record.part not in parts)
+        if parts:
+            claims = [claim for part in parts.values() for claim in part.claims.values()]
+            top = self._domain(claims, placement)
+            if top is None:
+                placement, top = Placement(placement.distinct_nodes), self.engine.graph.root
+            parts_made = max(recorded.parts_made, *(key + 1 for key in parts))
+            slots_made = max(recorded.slots_made, *(number + 1 for number in kept), 0)
+            self.engine.rebook_job(
+                JobAllocation(job, AllocationKind.ALLOCATED, placement, top, parts, parts_made, slots_made)
+            )
+        return Restored(job, lost, lost_parts)
 
     def _domain(self, claims: list[VertexClaim], placement: Placement) -> Vertex | None:
         """The domain that contains the whole allocation; None if it is not one domain any more."""
@@ -212,28 +213,6 @@ class Cluster:
             if above.type == placement.within
         }
         return next(iter(domains.values())) if len(domains) == 1 else None
-
-    def _claims(self, data: Mapping[str, object]) -> list[VertexClaim]:
-        found = data.get("marks")
-        claims: list[VertexClaim] = []
-        for location, units, booked, exclusive, label, whole in found if isinstance(found, list) else ():
-            vertex = self._vertex_at(location) if not keys_of_pool(location, units) else None
-            if vertex is not None:
-                claims.append(
-                    VertexClaim(vertex, units, bool(booked), bool(exclusive), label, None, bool(whole))
-                )
-        return claims
-
-    def _slots(self, data: Mapping[str, object]) -> list[Slot]:
-        found = data.get("slots")
-        slots: list[Slot] = []
-        for number, group, node, recorded, *keys in found if isinstance(found, list) else ():
-            grants_data, brings = split_grants(recorded)
-            grants = ((self._vertex_at(location), units) for location, units in grants_data)
-            kept = tuple(Grant(vertex, units) for vertex, units in grants if vertex is not None)
-            brings += tuple(ExclusionKey(*key) for key in (keys[0] if keys else ()))
-            slots.append(Slot(group, self._vertex_at(node) if node else None, kept, number, brings))
-        return slots
 
     def _vertex_at(self, location: str) -> Vertex | None:
         """The vertex at a recorded location; None if its node is gone.
@@ -312,10 +291,11 @@ class Cluster:
                 self.engine.remove(vertex)
 
     def _remove_vertices(self, known: ClusterNode) -> tuple[int, ...]:
-        """Removes the vertices of a node. Returns the jobs that hold nothing any more."""
+        """Removes the vertices of a node. Returns the jobs that had something on it."""
         for key in self._external_usage_on.get(known.fact.node, ()):
             self.engine.external_usage.remove(key)
-        return self.engine.remove(known.vertex).emptied
+        removal = self.engine.remove(known.vertex)
+        return (*removal.shrunk, *removal.emptied)
 
     def _update_vertex(self, known: ClusterNode) -> None:
         self.engine.set_status(known.vertex, known.fact.up and not known.is_drained)
@@ -326,40 +306,6 @@ def _unit_specs(capacity: Capacity, have: int, rank: int) -> list[VertexSpec]:
     if capacity.divisible:
         return [VertexSpec(capacity.resource, 0, rank=rank, size=capacity.units, divisible=True)]
     return [VertexSpec(capacity.resource, number, rank=rank) for number in range(have, capacity.units)]
-
-
-def booking_of(part: AllocationPart, placement: Placement) -> dict[str, object]:
-    """A part of an allocation as JSON values."""
-    claims = [
-        [_location_of(claim.vertex), claim.units, claim.booked, claim.exclusive, claim.label, claim.whole]
-        for claim in part.claims.values()
-    ]
-    slots = [
-        [
-            slot.number,
-            slot.group,
-            _location_of(slot.node) if slot.node is not None else "",
-            [[_location_of(grant.vertex), grant.units] for grant in slot.grants],
-            *([[[key.level, key.name, key.scope] for key in slot.brings]] if slot.brings else ()),
-        ]
-        for slot in part.slots
-    ]
-    document: dict[str, object] = {"marks": claims, "slots": slots}
-    if placement != Placement():
-        document["placement"] = [placement.distinct_nodes, placement.within]
-    return document
-
-
-def _location_of(vertex: Vertex) -> str:
-    """`NODE`, `NODE/UNIT`, or `NODE:RESOURCE` for a pool; above the nodes, the path of the vertex."""
-    node: Vertex | None = vertex
-    while node is not None and node.type != _NODE:
-        node = node.parent()
-    if node is None:
-        return vertex.path()
-    if vertex.divisible:
-        return f"{node.name}:{vertex.type}"
-    return node.name + vertex.path()[len(node.path()) :]
 
 
 def grants_of(slot: Slot) -> tuple[tuple[str, str, int], ...]:

@@ -9,8 +9,9 @@ from penstock.engine.allocation import Slot
 from penstock.model.job import ExceptionType, JobState
 from penstock.protocol.facts import EndCause, MemberStatus, Phase, Requeue
 from penstock.protocol.intents import Evict, WorkloadStatus
-from penstock.sched.job import Job, Member, MemberPhase
+from penstock.sched.job import Job, Member
 from penstock.sched.lifecycle import evict_group
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.ownership import Ownership
 from penstock.sched.settings import Settings
 from penstock.sched.state import SchedulerState

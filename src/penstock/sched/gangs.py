@@ -18,7 +18,7 @@ from penstock.protocol.facts import (
 from penstock.protocol.intents import WorkloadStatus
 from penstock.sched.commands import add_job
 from penstock.sched.controlled_jobs import CONTROLLED
-from penstock.sched.job import Job, Member, MemberPhase
+from penstock.sched.job import Job, Member
 from penstock.sched.jobspec import (
     MemberRequest,
     group_of,
@@ -31,6 +31,7 @@ from penstock.sched.lifecycle import (
     member_ended,
     raise_exception,
 )
+from penstock.sched.member_states import MemberEvent, MemberPhase
 from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, update_excess_usage
 from penstock.sched.queue import order_key
 from penstock.sched.records import JobNew
@@ -80,13 +81,15 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
     member = job.members.get(fact.member)
     if member is None:
         member = Member(fact.member, fact.index, seen_at=now, name=fact.name)
-        job.members[fact.member] = member
+        job.add_member(member)
         state.members.add(fact.member, job.id)
-        state.journal.touch(job)
+        state.journal.touch_member(job, member.key)
     request = MemberRequest(fact.requests, fact.constraint, fact.brings, fact.forbids)
     has_changed = (member.request, member.is_ready) != (request, fact.ready)
-    member.request, member.is_ready, member.is_recreated = request, fact.ready, fact.recreated
-    member.name = fact.name
+    member.request, member.is_ready = request, fact.ready
+    if (member.is_recreated, member.name) != (fact.recreated, fact.name):
+        member.is_recreated, member.name = fact.recreated, fact.name
+        state.journal.touch_member(job, member.key)
     if member.phase.is_live:  # Its requests may have grown since it was placed.
         update_excess_usage(state, member, fact.requests, fact.brings)
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
@@ -108,10 +111,10 @@ def _is_inadmissible(state: SchedulerState, fact: MemberSet) -> bool:
 
 
 def _detach(state: SchedulerState, job: Job, key: str) -> None:
-    """Removes an ended member that is reported as waiting again, so that it counts as a new one."""
-    del job.members[key]
+    """Removes a member from its job. If it is reported again, it counts as a new one."""
+    job.remove_member(key)
     state.members.remove(key)
-    state.journal.touch(job)
+    state.journal.touch_member(job, key)
 
 
 def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
@@ -173,11 +176,14 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
     requests = [member.request for member in ready if member.request is not None]
     job.spec, groups = spec_of_workload(workload, requests, state.settings, _limit(workload, now))
     for member, group in zip(ready, groups, strict=True):
-        member.group = group
-    if not job.is_assembled and job.state is JobState.DEPEND:
-        state.journal.log(job, "assemble", now, members=len(ready))
-    job.is_assembled = True
-    state.journal.touch(job)
+        if member.group != group:
+            member.group = group
+            state.journal.touch_member(job, member.key)
+    if not job.is_assembled:
+        if job.state is JobState.DEPEND:
+            state.journal.log(job, "assemble", now, members=len(ready))
+        job.is_assembled = True
+        state.journal.touch(job)
     state.work.enqueue_assembled(job.id)
 
 
@@ -230,12 +236,10 @@ def member_gone(state: SchedulerState, key: str, now: float) -> None:
     if job is None or member is None:
         return
     if job.state.is_pending:
-        del job.members[key]
-        state.members.remove(key)
-        state.journal.touch(job)
+        _detach(state, job, key)
         if not job.members:
             raise_exception(state, job, now, ExceptionType.CANCEL, "its last member was deleted")
         elif job.state is JobState.SCHED:
             state.work.assemble(job.id)
         return
-    member_ended(state, job, member, 9, EndCause.GONE, now)
+    member_ended(state, job, member, 9, EndCause.GONE, now, event=MemberEvent.DELETE)

@@ -1,16 +1,17 @@
 """Jobs and their members, as the scheduler keeps them.
 
-`dump` converts what must survive a restart to JSON values and `load` restores it. Forecasts are not stored.
-Only this package modifies a job. Every change of its state goes through `Journal.log`, so the eventlog always
-leads to the state.
+`live_of` and `member_record` return what must survive a restart; `job_from` restores it. Forecasts are not
+stored. Only this package modifies a job. Every change of its state goes through `Journal.log`, so the
+eventlog always leads to the state; every change of a member's phase goes through `Journal.change_phase`.
+
+A job counts its members by phase, because its group can be large and most events concern one member.
 """
 
 from __future__ import annotations
 
-import enum
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.job import ExceptionType, JobEvent, JobState
@@ -18,23 +19,19 @@ from penstock.protocol.facts import EndCause, end_cause_of
 from penstock.sched.dependencies import JobProgress
 from penstock.sched.former_pools import keys_of_pool
 from penstock.sched.jobspec import MemberRequest, SchedulingSpec
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.ownership import Ownership
+from penstock.sched.records import (
+    ExceptionRecord,
+    JobLive,
+    JobRecord,
+    JobRow,
+    MemberRecord,
+    NodeResources,
+    Promise,
+)
 
-__all__ = ["Forecast", "Job", "Member", "MemberPhase", "Promise", "dump", "load"]
-
-
-class MemberPhase(enum.Enum):
-    WAITING = "waiting"  # without a node
-    PLACING = "placing"  # ordered, not confirmed
-    PLACED = "placed"
-    RUNNING = "running"
-    LOST = "lost"  # its node does not respond; it may be running
-    ENDED = "ended"
-
-    @property
-    def is_live(self) -> bool:
-        """It has a node and may use its units."""
-        return self not in (MemberPhase.WAITING, MemberPhase.ENDED)
+__all__ = ["Forecast", "HeldSlots", "Job", "Member", "job_from", "live_of", "member_record"]
 
 
 @dataclass(slots=True)
@@ -62,6 +59,7 @@ class Member:
     )
     refused_by: frozenset[str] = frozenset()  # nodes that refused it, until they change
     name: str = ""  # for users; empty if the key is readable
+    number: int = -1  # position among the members of its job, in the order of their appearance
 
     @property
     def display_name(self) -> str:
@@ -79,14 +77,43 @@ class Forecast:
     is_reservation: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """The starts that a job was promised: the first, the last, and when the last was made."""
+class HeldSlots:
+    """The slots of a job that are booked: the part of its allocation and the node of each."""
 
-    first_at: float
-    last_at: float
-    made_at: float
-    is_reservation: bool
+    __slots__ = ("_by_node", "_parts")
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[int, str]] = {}
+        self._by_node: dict[str, dict[int, None]] = {}
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._parts
+
+    def add(self, slot: int, part: int, node: str) -> None:
+        self._parts[slot] = (part, node)
+        self._by_node.setdefault(node, {})[slot] = None
+
+    def remove(self, slot: int) -> int:
+        """Removes a slot. Returns its part."""
+        part, node = self._parts.pop(slot)
+        slots = self._by_node[node]
+        del slots[slot]
+        if not slots:
+            del self._by_node[node]
+        return part
+
+    def on_node(self, node: str) -> list[int]:
+        return list(self._by_node.get(node, ()))
+
+    def by_part(self) -> dict[int, set[int]]:
+        parts: dict[int, set[int]] = {}
+        for slot, (part, _) in self._parts.items():
+            parts.setdefault(part, set()).add(slot)
+        return parts
+
+    def clear(self) -> None:
+        self._parts.clear()
+        self._by_node.clear()
 
 
 @dataclass(slots=True)
@@ -104,7 +131,7 @@ class Job:
     class_value: int = 0
     priority: int = 0
     log: list[JobEvent] = field(default_factory=list)
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, Member] = field(default_factory=dict)  # changed by `add_member`, `remove_member`
     attempt: int = 1
     shape: int = -1
     open_dependencies: set[str] = field(default_factory=set)  # their descriptions, as in the eventlog
@@ -113,10 +140,11 @@ class Job:
     waits_for_begin_time: bool = False
     unsatisfiable_reason: str = ""  # why it can never run on the present nodes
     has_allocation: bool = False  # the engine has bookings for it
+    parts_made: int = 0  # parts and slots of its allocation so far: their numbers are not reused
+    slots_made: int = 0
     placed_at: float | None = None
     end_at: float | None = None  # start plus time limit
-    # node -> resource -> ids or count, since the last start
-    resources_by_node: dict[str, dict[str, str]] = field(default_factory=dict)
+    resources_by_node: dict[str, NodeResources] = field(default_factory=dict)  # since the last start
     incomplete_since: float | None = None  # since when members of the started group wait for a node
     is_infrastructure_failure: bool = (
         False  # ended by a node failure or an unknown cause, not by itself, a user or its limit
@@ -126,23 +154,28 @@ class Job:
     past_status: int = 0  # the largest exit code among them
     promise: Promise | None = None
     times: dict[str, float] = field(default_factory=dict)  # by state: when the job last entered it
-    exception: dict[str, object] = field(default_factory=dict)  # context of the exception that ends it
+    exception: ExceptionRecord | None = None  # ends the present attempt
     result: str = ""
     status: int | None = None
     started_at: float | None = None
     ended_at: float | None = None
     # Not stored:
     forecast: Forecast | None = None
+    slots: HeldSlots = field(default_factory=HeldSlots)
+    members_seen: int = 0  # the number of the next member
+    members_by_phase: Counter[MemberPhase] = field(default_factory=Counter)
+    members_not_started: int = 0
+    members_with_slots: dict[str, None] = field(default_factory=dict)  # ended, their slots to be released
 
     @property
     def is_ending(self) -> bool:
         """An exception of severity 0 was raised in the present attempt."""
-        return bool(self.exception)
+        return self.exception is not None
 
     @property
     def exception_type(self) -> ExceptionType | None:
         """The type of the exception that ends the present attempt."""
-        return ExceptionType(self.exception["type"]) if self.exception else None
+        return ExceptionType(self.exception.type) if self.exception is not None else None
 
     def has_logged(self, name: str) -> bool:
         """Whether the eventlog has this event in the present attempt."""
@@ -152,6 +185,46 @@ class Job:
             if event.name == "requeue":
                 return False
         return False
+
+    def add_member(self, member: Member) -> None:
+        """Adds a member, with the next number unless it has one."""
+        if member.number < 0:
+            member.number = self.members_seen
+        self.members_seen = max(self.members_seen, member.number + 1)
+        self.members[member.key] = member
+        self.members_by_phase[member.phase] += 1
+        self.members_not_started += member.started_at is None
+        if member.slot_release_pending:
+            self.members_with_slots[member.key] = None
+
+    def remove_member(self, key: str) -> None:
+        member = self.members.pop(key)
+        self.members_by_phase[member.phase] -= 1
+        self.members_not_started -= member.started_at is None
+        self.members_with_slots.pop(key, None)
+
+    def set_phase(self, member: Member, phase: MemberPhase) -> None:
+        self.members_by_phase[member.phase] -= 1
+        self.members_by_phase[phase] += 1
+        member.phase = phase
+
+    def set_started(self, member: Member, at: float) -> None:
+        """Notes the first start of a member."""
+        if member.started_at is None:
+            member.started_at = at
+            self.members_not_started -= 1
+
+    def set_release_pending(self, member: Member, is_pending: bool) -> None:
+        member.slot_release_pending = is_pending
+        if is_pending:
+            self.members_with_slots[member.key] = None
+        else:
+            self.members_with_slots.pop(member.key, None)
+
+    @property
+    def has_live_members(self) -> bool:
+        counts = self.members_by_phase
+        return len(self.members) > counts[MemberPhase.WAITING] + counts[MemberPhase.ENDED]
 
     def live_members(self) -> list[Member]:
         return [member for member in self.members.values() if member.phase.is_live]
@@ -163,121 +236,113 @@ class Job:
             started=self.has_logged("start"),
             is_over=is_over,
             is_completed=is_over and self.result == "COMPLETED",
-            had_exception=bool(self.exception),
+            had_exception=self.is_ending,
         )
 
 
-def dump(job: Job) -> dict[str, object]:
-    document: dict[str, object] = {"attempt": job.attempt}
-    if job.members:
-        document["members"] = [_dump_member(member) for member in job.members.values()]
-    if job.resources_by_node:
-        document["resources_by_node"] = job.resources_by_node
-    if job.exception:
-        document["exception"] = job.exception
-    document["times"] = dict(job.times)
-    for key, value in (
-        ("placed_at", job.placed_at),
-        ("end_at", job.end_at),
-        ("incomplete_since", job.incomplete_since),
-        ("incomplete_reason", job.incomplete_reason),
-        ("past_members", job.past_members or None),
-        ("past_status", job.past_status or None),
-        ("unsatisfiable_reason", job.unsatisfiable_reason),
-    ):
-        if value not in (None, ""):
-            document[key] = value
-    for key, flag in (
-        ("workload_gone", job.is_workload_gone),
-        ("infrastructure_failure", job.is_infrastructure_failure),
-        ("unassembled", not job.is_assembled),
-    ):
-        if flag:
-            document[key] = True
-    if job.class_value:
-        document["class_value"] = job.class_value
-    if job.promise is not None:
-        promise = job.promise
-        document["promise"] = [promise.first_at, promise.last_at, promise.made_at, promise.is_reservation]
-    return document
+def live_of(job: Job) -> JobLive:
+    """The mutable part of a job as a record."""
+    return JobLive(
+        id=job.id,
+        state=job.state,
+        queue=job.queue,
+        urgency=job.urgency,
+        priority=job.priority,
+        result=job.result,
+        status=job.status,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        record=JobRecord(
+            attempt=job.attempt,
+            times=dict(job.times),
+            exception=job.exception,
+            placed_at=job.placed_at,
+            end_at=job.end_at,
+            incomplete_since=job.incomplete_since,
+            incomplete_reason=job.incomplete_reason,
+            unsatisfiable_reason=job.unsatisfiable_reason,
+            past_members=job.past_members,
+            past_status=job.past_status,
+            is_assembled=job.is_assembled,
+            is_workload_gone=job.is_workload_gone,
+            is_infrastructure_failure=job.is_infrastructure_failure,
+            class_value=job.class_value,
+            promise=job.promise,
+            parts_made=job.parts_made,
+            slots_made=job.slots_made,
+        ),
+    )
 
 
-def _dump_member(member: Member) -> dict[str, object]:
-    document: dict[str, object] = {
-        "key": member.key,
-        "index": member.index,
-        "phase": member.phase.value,
-        "node": member.node,
-        "slot": member.slot,
-        "grants": [list(grant) for grant in member.grants],
-    }
-    for key, value in (
-        ("brings", [[key.level, key.name, key.scope] for key in member.brings] or None),
-        ("group", member.group),
-        ("status", member.status),
-        ("cause", member.cause_text),
-        ("started_at", member.started_at),
-        ("ended_at", member.ended_at),
-        ("lost_at", member.lost_at),
-        ("seen_at", member.seen_at),
-        ("recreated", member.is_recreated),
-        ("slot_release_pending", member.slot_release_pending),
-        ("refused_by", sorted(member.refused_by) or None),
-        ("name", member.name),
-    ):
-        if value not in (None, "", False):
-            document[key] = value
-    return document
+def member_record(member: Member) -> MemberRecord:
+    return MemberRecord(
+        key=member.key,
+        number=member.number,
+        index=member.index,
+        phase=member.phase,
+        node=member.node,
+        slot=member.slot,
+        group=member.group,
+        grants=member.grants,
+        brings=member.brings,
+        status=member.status,
+        cause=member.cause_text,
+        started_at=member.started_at,
+        ended_at=member.ended_at,
+        lost_at=member.lost_at,
+        seen_at=member.seen_at,
+        is_recreated=member.is_recreated,
+        slot_release_pending=member.slot_release_pending,
+        refused_by=tuple(sorted(member.refused_by)),
+        name=member.name,
+    )
 
 
-def load(job: Job, detail: Mapping[str, object]) -> None:
-    """Restores what `dump` has stored."""
-    job.attempt = cast(int, detail.get("attempt", 1))
-    for document in cast(list[dict[str, object]], detail.get("members", [])):
-        member = _load_member(document)
-        job.members[member.key] = member
-    job.resources_by_node = cast(dict[str, dict[str, str]], detail.get("resources_by_node", {}))
-    job.exception = cast(dict[str, object], detail.get("exception", {}))
-    job.times = dict(cast(dict[str, float], detail.get("times", {})))
-    job.placed_at = cast(float | None, detail.get("placed_at"))
-    job.end_at = cast(float | None, detail.get("end_at"))
-    job.incomplete_since = cast(float | None, detail.get("incomplete_since"))
-    job.incomplete_reason = cast(str, detail.get("incomplete_reason", ""))
-    job.past_members = cast(int, detail.get("past_members", 0))
-    job.past_status = cast(int, detail.get("past_status", 0))
-    job.unsatisfiable_reason = cast(str, detail.get("unsatisfiable_reason", ""))
-    job.is_workload_gone = bool(detail.get("workload_gone"))
-    job.is_infrastructure_failure = bool(detail.get("infrastructure_failure"))
-    job.is_assembled = not detail.get("unassembled")
-    job.class_value = cast(int, detail.get("class_value", 0))
-    promise = cast(list[float] | None, detail.get("promise"))
-    if promise:
-        job.promise = Promise(promise[0], promise[1], promise[2], bool(promise[3]))
+def job_from(row: JobRow, spec: SchedulingSpec, ownership: Ownership) -> Job:
+    """Restores a job from its records."""
+    new, live, record = row.new, row.live, row.live.record
+    job = Job(new.id, new.owner, spec, new.spec, new.seen_at, ownership, new.workload)
+    job.log = list(row.log)
+    job.state, job.queue, job.urgency, job.priority = live.state, live.queue, live.urgency, live.priority
+    job.result, job.status = live.result, live.status
+    job.started_at, job.ended_at = live.started_at, live.ended_at
+    job.attempt, job.times, job.exception = record.attempt, dict(record.times), record.exception
+    job.placed_at, job.end_at = record.placed_at, record.end_at
+    job.incomplete_since, job.incomplete_reason = record.incomplete_since, record.incomplete_reason
+    job.unsatisfiable_reason = record.unsatisfiable_reason
+    job.past_members, job.past_status = record.past_members, record.past_status
+    job.is_assembled, job.is_workload_gone = record.is_assembled, record.is_workload_gone
+    job.is_infrastructure_failure = record.is_infrastructure_failure
+    job.class_value, job.promise = record.class_value, record.promise
+    job.parts_made, job.slots_made = record.parts_made, record.slots_made
+    job.resources_by_node = dict(row.resources_by_node)
+    for member in row.members:
+        job.add_member(_member_from(member))
+    return job
 
 
-def _load_member(document: Mapping[str, object]) -> Member:
-    grants = cast(list[tuple[str, str, int]], document.get("grants", []))
-    of_pools = {key for resource, _, units in grants for key in keys_of_pool(resource, units)}
-    keys = (ExclusionKey(*key) for key in cast(list[tuple[str, str, str]], document.get("brings", [])))
-    cause, message = end_cause_of(cast(str, document.get("cause", "")))
+def _member_from(record: MemberRecord) -> Member:
+    cause, message = end_cause_of(record.cause)
+    of_pools = {key for resource, _, units in record.grants for key in keys_of_pool(resource, units)}
     return Member(
-        key=cast(str, document["key"]),
-        index=cast(int, document["index"]),
-        phase=MemberPhase(document["phase"]),
-        node=cast(str, document.get("node", "")),
-        slot=cast(int, document.get("slot", -1)),
-        group=cast(int, document.get("group", 0)),
-        grants=tuple((name, ids, units) for name, ids, units in grants if not keys_of_pool(name, units)),
-        brings=(*keys, *sorted(of_pools)),
-        status=cast(int, document.get("status", 0)),
+        key=record.key,
+        index=record.index,
+        phase=record.phase,
+        node=record.node,
+        slot=record.slot,
+        group=record.group,
+        grants=tuple(grant for grant in record.grants if not keys_of_pool(grant[0], grant[2])),
+        brings=(*record.brings, *sorted(of_pools)),
+        status=record.status,
         cause=cause,
         message=message,
-        started_at=cast(float | None, document.get("started_at")),
-        ended_at=cast(float | None, document.get("ended_at")),
-        lost_at=cast(float | None, document.get("lost_at")),
-        seen_at=cast(float, document.get("seen_at", 0.0)),
-        is_recreated=bool(document.get("recreated")),
-        slot_release_pending=bool(document.get("slot_release_pending")),
-        refused_by=frozenset(cast(list[str], document.get("refused_by", []))),
-        name=cast(str, document.get("name", "")),
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        lost_at=record.lost_at,
+        seen_at=record.seen_at,
+        is_recreated=record.is_recreated,
+        slot_release_pending=record.slot_release_pending,
+        refused_by=frozenset(record.refused_by),
+        name=record.name,
+        number=record.number,
     )

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from penstock.model.job import JobEvent, next_state
 from penstock.protocol.intents import Intent, StatusUpdate
-from penstock.sched.job import Job, dump
-from penstock.sched.records import Change, JobLive, JobLogged
+from penstock.sched.job import Job, Member, live_of, member_record
+from penstock.sched.member_states import MemberEvent, next_phase
+from penstock.sched.records import Change, ExceptionRecord, JobLogged, MemberDropped, MemberRecorded
 
-__all__ = ["Journal", "live_of"]
+__all__ = ["Journal"]
 
 
 class Journal:
     def __init__(self) -> None:
         self._changes: list[Change] = []
         self._touched: dict[int, Job] = {}
+        self._touched_members: dict[tuple[int, str], Job] = {}
         self.intents: list[Intent] = []
         self.probes: list[str] = []
         self.status_updates: dict[str, StatusUpdate] = {}
@@ -27,7 +29,21 @@ class Journal:
         self._changes.append(change)
 
     def touch(self, job: Job) -> None:
+        """Records the job itself with this step, without its members."""
         self._touched[job.id] = job
+
+    def touch_member(self, job: Job, key: str) -> None:
+        """Records a member with this step, or that the job has dropped it."""
+        self._touched_members[(job.id, key)] = job
+
+    def change_phase(self, job: Job, member: Member, event: MemberEvent) -> bool:
+        """Lets an event happen to a member. Returns whether its phase has changed; if not, it is ignored."""
+        phase = next_phase(member.phase, event)
+        if phase is member.phase:
+            return False
+        job.set_phase(member, phase)
+        self.touch_member(job, member.key)
+        return True
 
     def log(self, job: Job, name: str, at: float, **context: object) -> None:
         event = JobEvent(at, name, context)
@@ -35,30 +51,22 @@ class Journal:
         job.log.append(event)
         if job.state is not before:
             job.times[job.state.value] = at
-        if event.is_fatal and not job.exception:
-            job.exception = dict(context)
+        if event.is_fatal and job.exception is None:
+            job.exception = ExceptionRecord(str(context["type"]), 0, str(context.get("note", "")))
         self._changes.append(JobLogged(job.id, len(job.log) - 1, event))
         self._touched[job.id] = job
 
     def take(self) -> tuple[Change, ...]:
         """Removes and returns the changes of the step. Intents and status updates stay."""
         live: list[Change] = [live_of(job) for job in self._touched.values()]
-        changes = (*self._changes, *live)
+        members: list[Change] = []
+        for (number, key), job in self._touched_members.items():
+            member = job.members.get(key)
+            if member is not None:
+                members.append(MemberRecorded(number, member_record(member)))
+            else:
+                members.append(MemberDropped(number, key))
+        changes = (*self._changes, *live, *members)
         self._changes = []
-        self._touched = {}
+        self._touched, self._touched_members = {}, {}
         return changes
-
-
-def live_of(job: Job) -> JobLive:
-    return JobLive(
-        id=job.id,
-        state=job.state,
-        queue=job.queue,
-        urgency=job.urgency,
-        priority=job.priority,
-        result=job.result,
-        status=job.status,
-        started_at=job.started_at,
-        ended_at=job.ended_at,
-        detail=dump(job),
-    )

@@ -7,6 +7,7 @@ twice. `starting` starts jobs, `releasing` frees their units, `open_intents` tra
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
 from typing import Final
 
 from penstock.model.job import ExceptionType, JobState, result_of
@@ -18,9 +19,11 @@ from penstock.protocol.intents import (
     WorkloadStatus,
 )
 from penstock.sched.dependencies import DependencyState, JobProgress, Scheme, dependency_state
-from penstock.sched.job import Job, Member, MemberPhase
+from penstock.sched.job import Job, Member
+from penstock.sched.member_states import MemberEvent, MemberPhase
 from penstock.sched.queue import priority_of
-from penstock.sched.releasing import free_all, free_ended_slots
+from penstock.sched.records import JobNodeGone
+from penstock.sched.releasing import free_all, free_ended_slots, used_slots
 from penstock.sched.state import SchedulerState
 
 __all__ = [
@@ -165,7 +168,6 @@ def end_members(state: SchedulerState, job: Job, sent: int, grace_s: float | Non
     members = tuple(member.key for member in job.live_members())
     if members:
         state.intents.open(End(state.intents.next_number(), job.id, members, sent, grace_s, reason))
-        state.journal.touch(job)
 
 
 def member_ended(
@@ -176,44 +178,45 @@ def member_ended(
     cause: EndCause,
     now: float,
     message: str = "",
+    *,
+    event: MemberEvent = MemberEvent.END,
 ) -> None:
     """Marks a member as ended. Its slot is released at the end of the step."""
-    if member.phase is MemberPhase.ENDED:
+    was_live = member.phase.is_live
+    if not state.journal.change_phase(job, member, event):
         return
-    member.slot_release_pending = member.phase.is_live
-    member.phase = MemberPhase.ENDED
+    job.set_release_pending(member, was_live)
     member.status, member.cause, member.message, member.ended_at = status, cause, message, now
     state.queue.dequeue(job.id, member.key)
     state.members.unassign(member.key, member.node)
     state.cluster.remove_external_usage(EXCESS_KEY + member.key)
-    state.journal.touch(job)
     state.journal.forgotten.append(member.key)
     state.work.advance(job.id)
-    if cause in _INFRASTRUCTURE_CAUSES:
+    if cause in _INFRASTRUCTURE_CAUSES and not job.is_infrastructure_failure:
         job.is_infrastructure_failure = True
+        state.journal.touch(job)
     state.intents.resolve_all(member.key)
 
 
 def return_to_queue(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """Returns a placed member that has not started to the queue, where it waits for another node."""
     state.intents.resolve_all(member.key)
-    shared = any(other.slot == member.slot and other is not member for other in job.live_members())
     state.members.unassign(member.key, member.node)
     state.cluster.remove_external_usage(EXCESS_KEY + member.key)
-    member.phase = MemberPhase.WAITING
-    if not shared:
+    state.journal.change_phase(job, member, MemberEvent.RETURN)
+    if member.slot not in used_slots(state, job, member.node):
         state.work.release_slots(job.id, [member.slot])
     member.node, member.slot, member.grants, member.brings = "", -1, (), ()
-    state.journal.touch(job)
     if job.incomplete_since is None:
         job.incomplete_since = now
+        state.journal.touch(job)
         state.wake(now + state.settings.gang_repair_timeout_s, job.id)
     state.work.enqueue_late(job.id, member.key)
 
 
 def node_failed(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """Ends a member whose node is removed, or was unreachable for too long."""
-    member_ended(state, job, member, signal.SIGKILL, EndCause.NODE_FAILURE, now)
+    member_ended(state, job, member, signal.SIGKILL, EndCause.NODE_FAILURE, now, event=MemberEvent.NODE_FAIL)
     if not job.is_ending:
         job.ownership.node_failed(state, job, member, now)
 
@@ -234,6 +237,9 @@ def _drop_ended_members(state: SchedulerState, job: Job) -> None:
     """Drops old ended members: a workload may replace members without limit. Only totals are kept."""
     if not job.ownership.is_controlled or len(job.members) <= _PAST_KEPT or job.state is not JobState.RUN:
         return
+    count = job.members_by_phase[MemberPhase.ENDED]
+    if count <= _PAST_KEPT + 2 * (len(job.members) - count):
+        return
     ended = [
         one for one in job.members.values() if one.phase is MemberPhase.ENDED and not one.slot_release_pending
     ]
@@ -242,16 +248,29 @@ def _drop_ended_members(state: SchedulerState, job: Job) -> None:
     for member in ended[:-_PAST_KEPT]:
         job.past_members += 1
         job.past_status = max(job.past_status, _exit_of(member))
-        del job.members[member.key]
-        state.members.remove(member.key)
+        _remove_member(state, job, member.key)
     state.journal.touch(job)
+    _drop_resources(state, job, {member.node for member in job.members.values()})
+
+
+def _remove_member(state: SchedulerState, job: Job, key: str) -> None:
+    job.remove_member(key)
+    state.members.remove(key)
+    state.journal.touch_member(job, key)
+
+
+def _drop_resources(state: SchedulerState, job: Job, nodes: Collection[str]) -> None:
+    """Forgets what a job has held on other nodes than these."""
+    for node in [node for node in job.resources_by_node if node not in nodes]:
+        del job.resources_by_node[node]
+        state.journal.add(JobNodeGone(job.id, node))
 
 
 def _note_running(state: SchedulerState, job: Job, now: float) -> None:
     """Records `start` when every member of the group has started."""
-    if job.state is not JobState.RUN or job.has_logged("start") or not job.members:
+    if job.state is not JobState.RUN or job.started_at is not None or not job.members:
         return
-    if all(member.started_at is not None for member in job.members.values()):
+    if not job.members_not_started:
         job.started_at = max(member.started_at or now for member in job.members.values())
         state.journal.log(job, "start", now)
         update_dependents(state, job, now)
@@ -259,7 +278,7 @@ def _note_running(state: SchedulerState, job: Job, now: float) -> None:
 
 def _settle_job(state: SchedulerState, job: Job, now: float) -> None:
     """Finishes a job that has no live member, unless further members may appear."""
-    if job.state not in (JobState.RUN, JobState.CLEANUP) or job.live_members():
+    if job.state not in (JobState.RUN, JobState.CLEANUP) or job.has_live_members:
         return
     is_fatal = job.is_ending
     if job.state is JobState.RUN and job.ownership.may_grow(job):
@@ -297,14 +316,13 @@ def _exit_of(member: Member) -> int:
 
 
 def _requeue(state: SchedulerState, job: Job, now: float) -> None:
-    for member in job.members:
-        state.members.remove(member)
-    job.members = {}
+    for key in list(job.members):
+        _remove_member(state, job, key)
     job.attempt += 1
     job.is_infrastructure_failure = False
     job.placed_at = job.end_at = job.started_at = job.incomplete_since = None
-    job.resources_by_node = {}
-    job.exception = {}
+    _drop_resources(state, job, ())
+    job.exception = None
     job.promise = None
     state.journal.log(job, "requeue", now, attempt=job.attempt)
     prioritise(state, job, now)
@@ -363,5 +381,5 @@ def _is_inadmissible(job: Job) -> bool:
 
 
 def _final_reason(job: Job) -> str:
-    note = job.exception.get("note")
+    note = job.exception.note if job.exception is not None else ""
     return f"{job.result}: {note}" if note else job.result

@@ -14,12 +14,13 @@ from penstock.model.job import ExceptionType, JobState
 from penstock.protocol.facts import EndCause, ExternalUsageSet, IntentResult, MemberStatus, Outcome, Phase
 from penstock.protocol.intents import End, EndReason, Evict, Place
 from penstock.sched.gangs import member_gone
-from penstock.sched.job import Job, Member, MemberPhase
+from penstock.sched.job import Job, Member
 from penstock.sched.lifecycle import (
     member_ended,
     node_failed,
     return_to_queue,
 )
+from penstock.sched.member_states import MemberEvent, MemberPhase
 from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, external_usage_set, update_excess_usage
 from penstock.sched.state import SchedulerState
 
@@ -39,11 +40,13 @@ def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float)
         case Phase.WAITING:
             _handle_absent_member(state, job, member, now)
         case Phase.PLACED:
-            _confirm_placement(state, job, member, MemberPhase.PLACED)
+            _confirm_placement(state, job, member, MemberEvent.PLACE)
             update_excess_usage(state, member, fact.usage, fact.brings)
         case Phase.RUNNING:
-            member.started_at = member.started_at or fact.at
-            _confirm_placement(state, job, member, MemberPhase.RUNNING)
+            if member.started_at is None:
+                job.set_started(member, fact.at)
+                state.journal.touch_member(job, member.key)
+            _confirm_placement(state, job, member, MemberEvent.START)
             update_excess_usage(state, member, fact.usage, fact.brings)
             state.work.advance(job.id)
         case Phase.ENDED:
@@ -51,9 +54,8 @@ def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float)
         case Phase.REFUSED:
             _refused(state, job, member, fact.node or member.node, fact.message or fact.cause.value, now)
         case Phase.LOST:
-            if member.phase is not MemberPhase.LOST and member.phase.is_live:
-                member.phase, member.lost_at = MemberPhase.LOST, now
-                state.journal.touch(job)
+            if state.journal.change_phase(job, member, MemberEvent.LOSE):
+                member.lost_at = now
                 state.wake(now + state.settings.lost_timeout_s, job.id)
 
 
@@ -69,14 +71,11 @@ def _placed_elsewhere(
     _handle_orphan(state, fact)
 
 
-def _confirm_placement(state: SchedulerState, job: Job, member: Member, phase: MemberPhase) -> None:
-    if member.phase is phase or not member.phase.is_live:
-        return
-    if member.phase is MemberPhase.RUNNING and phase is MemberPhase.PLACED:
-        return
+def _confirm_placement(state: SchedulerState, job: Job, member: Member, event: MemberEvent) -> None:
     was_silent = member.phase is MemberPhase.LOST
-    member.phase, member.lost_at = phase, None
-    state.journal.touch(job)
+    if not state.journal.change_phase(job, member, event):
+        return
+    member.lost_at = None
     placing = state.intents.placements_of(member.key)
     for number in state.intents.of_member(member.key):
         if number in placing:
@@ -105,13 +104,13 @@ def _handle_absent_member(state: SchedulerState, job: Job, member: Member, now: 
 
 def member_vanished(state: SchedulerState, job: Job, member: Member, now: float) -> None:
     """Ends a member that was placed and is unknown to the backend; its real outcome is lost."""
-    member_ended(state, job, member, 9, EndCause.UNKNOWN, now)
+    member_ended(state, job, member, 9, EndCause.UNKNOWN, now, event=MemberEvent.VANISH)
     job.ownership.member_vanished(state, job, member, now)
 
 
 def _ended(state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float) -> None:
-    if member.started_at is None and fact.started:
-        member.started_at = fact.at
+    if fact.started:
+        job.set_started(member, fact.at)
     if fact.cause is EndCause.NODE_FAILURE:
         node_failed(state, job, member, now)
         member.ended_at = fact.at
@@ -137,15 +136,15 @@ def intent_resolved(state: SchedulerState, fact: IntentResult, now: float) -> No
         # After an eviction, the end of the member is reported on its own.
         is_gone = fact.outcome is Outcome.GONE and isinstance(intent, End)
         if is_gone and job is not None and member is not None:
-            member_ended(state, job, member, 9, EndCause.GONE, now)
+            member_ended(state, job, member, 9, EndCause.GONE, now, event=MemberEvent.DELETE)
         return
     state.intents.resolve(fact.intent, fact.member)
     if job is None or member is None or member.phase is MemberPhase.ENDED:
         return
     if fact.outcome is Outcome.APPLIED:
-        _confirm_placement(state, job, member, MemberPhase.PLACED)
+        _confirm_placement(state, job, member, MemberEvent.PLACE)
     elif fact.outcome is Outcome.GONE:
-        member_ended(state, job, member, 9, EndCause.GONE, now)
+        member_ended(state, job, member, 9, EndCause.GONE, now, event=MemberEvent.DELETE)
     else:
         _refused(state, job, member, member.node, fact.detail, now, reached_node=False)
 

@@ -6,9 +6,10 @@ from typing import Final
 
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.protocol.facts import ExternalUsageSet, NodeSet
-from penstock.sched.job import Member, MemberPhase
+from penstock.sched.job import Job, Member
 from penstock.sched.lifecycle import EXCESS_KEY, node_failed, return_to_queue
-from penstock.sched.releasing import record_release
+from penstock.sched.member_states import MemberPhase
+from penstock.sched.releasing import record_freed_slots, record_release
 from penstock.sched.state import SchedulerState
 
 __all__ = [
@@ -48,14 +49,23 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
             state.work.advance(job.id)
             continue
         node_failed(state, job, member, now)
-        member.slot_release_pending = False  # Its units are gone with the node.
+        job.set_release_pending(member, False)  # Its units are gone with the node.
     for number in state.cluster.remove_node(node):
         if number in state.jobs:
-            record_release(state, state.jobs[number], now)
+            _record_lost_slots(state, state.jobs[number], node, now)
     state.nodes.forget(node)
     state.plans.slip_cause = f"{node} was removed"
     state.satisfiability.nodes_changed()
     _changed(state, node)
+
+
+def _record_lost_slots(state: SchedulerState, job: Job, node: str, now: float) -> None:
+    """Records that the slots of a job on a removed node are gone."""
+    slots = job.slots.on_node(node)
+    if job.id not in state.cluster.engine.jobs:
+        record_release(state, job, now)
+    elif slots:
+        record_freed_slots(state, job, slots)
 
 
 def _changed(state: SchedulerState, node: str) -> None:
@@ -65,7 +75,7 @@ def _changed(state: SchedulerState, node: str) -> None:
         member = job.members.get(key) if job is not None else None
         if job is not None and member is not None:
             member.refused_by -= {node}
-            state.journal.touch(job)
+            state.journal.touch_member(job, key)
             state.work.enqueue_late(number, key)
     state.queue.mark_dirty()
 

@@ -13,7 +13,8 @@ from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
 from penstock.sched.cycle import CycleResult
 from penstock.sched.forecast import PlannedStart, planned_of
-from penstock.sched.job import Forecast, Job, Promise
+from penstock.sched.job import Forecast, Job
+from penstock.sched.records import Promise
 from penstock.sched.state import SchedulerState
 
 __all__ = ["update_forecasts"]

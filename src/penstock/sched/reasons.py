@@ -16,7 +16,8 @@ from penstock.engine.allocation import Blocker, FunnelStage
 from penstock.engine.request import Request
 from penstock.model.job import URGENCY_HOLD, JobState
 from penstock.model.jobid import encode_jobid
-from penstock.sched.job import Job, MemberPhase
+from penstock.sched.job import Job
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.queue import QueueEntry
 from penstock.sched.state import SchedulerState
 

@@ -2,7 +2,10 @@
 
 The scheduler describes each change of its state as a `Change`. A store writes all changes of one step in one
 transaction. `Recorded` is what a store returns at start-up, and suffices to restore the scheduler. Records
-contain JSON values only, never objects of the engine.
+contain plain values only, never objects of the engine.
+
+Members, slots and the nodes of a job are separate records, because a group can have thousands of them and
+most events concern one: an event writes what it changes.
 """
 
 from __future__ import annotations
@@ -10,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.job import JobEvent, JobState
 from penstock.protocol.intents import IntentKind
+from penstock.sched.member_states import MemberPhase
 
 __all__ = [
     "AllocationGone",
     "AllocationNew",
-    "AllocationRow",
     "Change",
     "DrainGone",
     "DrainSet",
+    "ExceptionRecord",
     "IdHighest",
     "InadmissibleGone",
     "InadmissibleSet",
@@ -28,16 +33,28 @@ __all__ = [
     "JobLive",
     "JobLogged",
     "JobNew",
+    "JobNodeGone",
+    "JobNodeSet",
+    "JobOverview",
+    "JobRecord",
     "JobRow",
+    "JobSizes",
     "JsonObject",
+    "MemberDropped",
+    "MemberRecord",
+    "MemberRecorded",
     "NodeForgotten",
     "NodeNew",
+    "NodeResources",
+    "Promise",
     "QueueSet",
     "Recorded",
+    "SlotRecord",
     "SlotsFreed",
 ]
 
 JsonObject = Mapping[str, object]
+NodeResources = Mapping[str, str]  # by resource: ids of whole units, or the count of a pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +80,48 @@ class JobLogged:
 
 
 @dataclass(frozen=True, slots=True)
+class ExceptionRecord:
+    """The exception that ends the present attempt of a job."""
+
+    type: str  # a value of `ExceptionType`
+    severity: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The starts that a job was promised: the first, the last, and when the last was made."""
+
+    first_at: float
+    last_at: float
+    made_at: float
+    is_reservation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """The part of a job's state that no query of a store selects by."""
+
+    attempt: int = 1
+    times: Mapping[str, float] = field(default_factory=dict)  # by state: when the job last entered it
+    exception: ExceptionRecord | None = None
+    placed_at: float | None = None
+    end_at: float | None = None  # start plus time limit
+    incomplete_since: float | None = None  # since when members of the started group wait for a node
+    incomplete_reason: str = ""  # why the started group cannot be completed
+    unsatisfiable_reason: str = ""  # why it can never run on the present nodes
+    past_members: int = 0  # ended members of a workload that were dropped
+    past_status: int = 0  # the largest exit code among them
+    is_assembled: bool = True
+    is_workload_gone: bool = False
+    is_infrastructure_failure: bool = False
+    class_value: int = 0
+    promise: Promise | None = None
+    parts_made: int = 0  # parts and slots of its allocation so far: their numbers are not reused
+    slots_made: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class JobLive:
     """The mutable part of a job; the latest one counts."""
 
@@ -75,27 +134,88 @@ class JobLive:
     status: int | None  # wait status
     started_at: float | None
     ended_at: float | None
-    detail: JsonObject
+    record: JobRecord = JobRecord()
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    key: str
+    number: int  # position among the members of its job, in the order of their appearance
+    index: int
+    phase: MemberPhase = MemberPhase.WAITING
+    node: str = ""
+    slot: int = -1
+    group: int = 0
+    grants: tuple[tuple[str, str, int], ...] = ()
+    brings: tuple[ExclusionKey, ...] = ()
+    status: int = 0
+    cause: str = ""  # why it ended, or why its last node refused it
+    started_at: float | None = None
+    ended_at: float | None = None
+    lost_at: float | None = None
+    seen_at: float = 0.0
+    is_recreated: bool = False
+    slot_release_pending: bool = False
+    refused_by: tuple[str, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecorded:
+    """A member that is new or has changed; the latest one counts."""
+
+    job: int
+    member: MemberRecord
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDropped:
+    """A member that its job does not count any more."""
+
+    job: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobNodeSet:
+    """What a job holds on a node, or held there since its last start; the latest one counts."""
+
+    job: int
+    node: str
+    resources: NodeResources
+
+
+@dataclass(frozen=True, slots=True)
+class JobNodeGone:
+    job: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRecord:
+    number: int
+    data: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationNew:
-    """A part of a job's allocation: its first match, or an extension."""
+    """A part of a job's allocation: its first match, or an extension. `data`: what its slots do not imply."""
 
     job: int
     part: int
     start_s: int
     end_s: int | None
     data: JsonObject
+    slots: tuple[SlotRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SlotsFreed:
-    """Slots that are released before the rest of the allocation. Each slot is named once."""
+    """Slots that are released before the rest of the allocation, and the parts that end with them."""
 
     job: int
     slots: tuple[int, ...]
-    at: float
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +301,10 @@ Change = (
     JobNew
     | JobLogged
     | JobLive
+    | MemberRecorded
+    | MemberDropped
+    | JobNodeSet
+    | JobNodeGone
     | AllocationNew
     | SlotsFreed
     | AllocationGone
@@ -198,16 +322,32 @@ Change = (
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationRow:
-    part: AllocationNew
-    freed: tuple[int, ...] = ()  # slots of the job, in any of its parts
+class JobSizes:
+    """How many members a job has, on which nodes they are or were, and the units of the job by node."""
+
+    members: int = 0
+    member_nodes: frozenset[str] = frozenset()
+    resources_by_node: Mapping[str, NodeResources] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobOverview:
+    """A job without its members and its eventlog."""
+
+    new: JobNew
+    live: JobLive
+    sizes: JobSizes = JobSizes()
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
+    """An active job, or an inactive one without members and nodes."""
+
     new: JobNew
     live: JobLive
     log: tuple[JobEvent, ...] = ()
+    members: tuple[MemberRecord, ...] = ()  # by number
+    resources_by_node: Mapping[str, NodeResources] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +357,7 @@ class Recorded:
     began_at: float = 0.0  # first start of the instance; job ids count from here
     highest: IdHighest = IdHighest(0, 0, -1)
     jobs: tuple[JobRow, ...] = ()
-    allocations: tuple[AllocationRow, ...] = ()
+    allocations: tuple[AllocationNew, ...] = ()  # with the slots that are not released
     intents: tuple[IntentNew, ...] = ()
     nodes: tuple[NodeNew, ...] = ()
     drains: tuple[DrainSet, ...] = ()

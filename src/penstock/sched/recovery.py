@@ -26,9 +26,10 @@ from penstock.protocol.intents import (
 from penstock.sched.cluster import Cluster
 from penstock.sched.controlled_jobs import CONTROLLED
 from penstock.sched.dependencies import DependencyState, Scheme, dependency_state
-from penstock.sched.job import Job, MemberPhase, load
+from penstock.sched.job import Job, job_from
 from penstock.sched.jobspec import SchedulingSpec, spec_of_submission, spec_of_workload
-from penstock.sched.records import AllocationRow, IntentDone, IntentNew, JobRow, Recorded
+from penstock.sched.member_states import MemberPhase
+from penstock.sched.records import AllocationNew, IntentDone, IntentNew, JobRow, Recorded
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
 from penstock.sched.state import SchedulerState
@@ -66,14 +67,8 @@ def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Schedu
 
 
 def _job(state: SchedulerState, row: JobRow) -> Job:
-    new, live = row.new, row.live
-    ownership = CONTROLLED if new.workload else SUBMITTED
-    job = Job(new.id, new.owner, _spec(state, row), new.spec, new.seen_at, ownership, new.workload)
-    job.log = list(row.log)
-    job.state, job.queue, job.urgency, job.priority = live.state, live.queue, live.urgency, live.priority
-    job.result, job.status = live.result, live.status
-    job.started_at, job.ended_at = live.started_at, live.ended_at
-    load(job, live.detail)
+    ownership = CONTROLLED if row.new.workload else SUBMITTED
+    job = job_from(row, _spec(state, row), ownership)
     if row.log and state_after(row.log) is not job.state:
         raise Corrupt(
             f"job {job.id} is in {job.state.value}, but its log leads to {state_after(row.log).value}"
@@ -147,16 +142,15 @@ def _restore_dependencies(state: SchedulerState, job: Job) -> None:
         state.wake(begin_at, job.id)
 
 
-def _allocations(state: SchedulerState, rows: tuple[AllocationRow, ...]) -> None:
-    by_job: dict[int, list[AllocationRow]] = {}
-    for row in rows:
-        by_job.setdefault(row.part.job, []).append(row)
+def _allocations(state: SchedulerState, records: tuple[AllocationNew, ...]) -> None:
+    by_job: dict[int, list[AllocationNew]] = {}
+    for record in records:
+        by_job.setdefault(record.job, []).append(record)
     for number, parts in by_job.items():
-        documents = [(row.part.part, row.part.data, row.part.start_s, row.part.end_s) for row in parts]
-        freed = tuple(sorted({slot for row in parts for slot in row.freed}))
-        if number in state.jobs:
-            state.cluster.restore_later(number, documents, freed)
-            state.jobs[number].has_allocation = True
+        job = state.jobs.get(number)
+        if job is not None:
+            state.cluster.restore_later(number, parts, parts_made=job.parts_made, slots_made=job.slots_made)
+            job.has_allocation = True
 
 
 def _intent(state: SchedulerState, row: IntentNew) -> Intent:

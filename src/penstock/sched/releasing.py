@@ -7,59 +7,75 @@ from penstock.sched.job import Job
 from penstock.sched.records import AllocationGone, SlotsFreed
 from penstock.sched.state import SchedulerState
 
-__all__ = ["free_all", "free_ended_slots", "free_slots", "record_release"]
+__all__ = [
+    "free_all",
+    "free_ended_slots",
+    "free_slots",
+    "record_freed_slots",
+    "record_release",
+    "used_slots",
+]
 
 
 def free_ended_slots(state: SchedulerState, job: Job, now: float) -> None:
     """Releases the slots of ended members, and unused slots on nodes that no member uses any more."""
-    ended = [member for member in job.members.values() if member.slot_release_pending]
-    live = job.live_members()
-    if not ended or (not live and not job.ownership.keeps_allocation(job)):
+    ended = [job.members[key] for key in job.members_with_slots]
+    if not ended or (not job.has_live_members and not job.ownership.keeps_allocation(job)):
         return  # Without a live member, `free_all` releases everything at once.
     for member in ended:
-        member.slot_release_pending = False
-    engine = state.cluster.engine
-    holder = engine.jobs.get(job.id)
-    if holder is None:
+        job.set_release_pending(member, False)
+        state.journal.touch_member(job, member.key)
+    if job.id not in state.cluster.engine.jobs:
         return
-    used = {other.slot for other in live}
-    used_nodes = {other.node for other in live}
-    left_nodes = {member.node for member in ended} - used_nodes
-    ended_slots = {member.slot for member in ended} - used
-    gone = [
-        slot.number
-        for part in holder.parts.values()
-        for slot in part.slots
-        if slot.number in ended_slots
-        or (slot.number not in used and slot.node is not None and slot.node.name in left_nodes)
-    ]
-    if not gone:
+    gone: dict[int, None] = {}
+    left_nodes: dict[str, None] = {}
+    for node in dict.fromkeys(member.node for member in ended):
+        used = used_slots(state, job, node)
+        here = (member.slot for member in ended if member.node == node)
+        gone.update((slot, None) for slot in here if slot not in used)
+        if not used:
+            left_nodes[node] = None
+            gone.update((slot, None) for slot in job.slots.on_node(node) if node)
+    if not free_slots(state, job, list(gone), now):
         return
-    free_slots(state, job, gone, now)
     ranks = [state.cluster.nodes[node].rank for node in left_nodes if node in state.cluster.nodes]
     if ranks:
         state.journal.log(job, "release", now, ranks=encode_idset(ranks), final=False)
 
 
-def free_slots(state: SchedulerState, job: Job, slots: list[int], now: float) -> None:
-    """Releases slots. With the last of them the allocation ends, until a late member starts another one."""
+def used_slots(state: SchedulerState, job: Job, node: str) -> set[int]:
+    """The slots of a job that its live members on a node use."""
+    return {job.members[key].slot for key in state.members.on_node(node) if key in job.members}
+
+
+def free_slots(state: SchedulerState, job: Job, slots: list[int], now: float) -> bool:
+    """Releases slots. With the last of them the allocation ends, until a late member starts another one.
+
+    Returns whether any of them was booked.
+    """
     engine = state.cluster.engine
-    holder = engine.jobs.get(job.id)
-    if holder is None:
-        return
-    there = {slot.number for part in holder.parts.values() for slot in part.slots}
-    gone = tuple(slot for slot in slots if slot in there)
-    if not gone:
-        return
+    gone = [slot for slot in sorted(set(slots)) if slot in job.slots]
+    if not gone or job.id not in engine.jobs:
+        return False
     if engine.release_slots(job.id, gone):
         record_release(state, job, now)
     else:
-        state.journal.add(SlotsFreed(job.id, gone, now))
+        record_freed_slots(state, job, gone)
     state.queue.mark_dirty()
+    return True
+
+
+def record_freed_slots(state: SchedulerState, job: Job, slots: list[int]) -> None:
+    """Records that the engine has released some slots of a job."""
+    parts = dict.fromkeys(job.slots.remove(slot) for slot in slots)
+    held = state.cluster.engine.jobs[job.id].parts
+    ended = tuple(part for part in parts if part not in held)
+    state.journal.add(SlotsFreed(job.id, tuple(slots), ended))
 
 
 def record_release(state: SchedulerState, job: Job, now: float) -> None:
     """Records, once, that a job holds nothing any more."""
+    job.slots.clear()
     if job.has_allocation:
         job.has_allocation = False
         state.journal.add(AllocationGone(job.id, now))

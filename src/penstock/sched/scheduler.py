@@ -37,7 +37,7 @@ from penstock.sched import gangs, members, nodes
 from penstock.sched.commands import apply_command
 from penstock.sched.cycle import Cycle, run_cycle
 from penstock.sched.forecast import PlannedStart, forecast
-from penstock.sched.job import Job, MemberPhase
+from penstock.sched.job import Job
 from penstock.sched.lifecycle import (
     advance_jobs,
     end_members,
@@ -45,6 +45,7 @@ from penstock.sched.lifecycle import (
     node_failed,
     raise_exception,
 )
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.promises import update_forecasts
 from penstock.sched.queue import QueueEntry
 from penstock.sched.reasons import WaitReason, jobs_ahead, member_wait_reason, wait_reason

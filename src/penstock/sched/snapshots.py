@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from penstock.protocol.facts import EndCause, Snapshot
 from penstock.sched import gangs, members, nodes
-from penstock.sched.job import MemberPhase
+from penstock.sched.cluster import Restored
 from penstock.sched.lifecycle import member_ended, node_failed, return_to_queue
+from penstock.sched.member_states import MemberPhase
+from penstock.sched.records import SlotsFreed
 from penstock.sched.releasing import record_release
 from penstock.sched.state import SchedulerState
 
@@ -26,8 +28,8 @@ def handle_snapshot(state: SchedulerState, fact: Snapshot, now: float) -> None:
     for name in [name for name in state.cluster.nodes if name not in node_names]:
         nodes.node_gone(state, name, now)
     state.cluster.apply_updates()
-    for number in state.cluster.restore_recorded(state.jobs):
-        record_release(state, state.jobs[number], now)
+    for restored in state.cluster.restore_recorded(state.jobs):
+        _note_restored(state, restored, now)
     if not state.cluster.is_synced:
         _drop_unrestored_members(state, node_names, now)
     state.cluster.is_synced = True
@@ -42,6 +44,20 @@ def handle_snapshot(state: SchedulerState, fact: Snapshot, now: float) -> None:
     _end_absent_workloads(state, fact, reported, now)
     _end_absent_members(state, node_names, reported, now)
     state.intents.resend_all()
+
+
+def _note_restored(state: SchedulerState, restored: Restored, now: float) -> None:
+    """Notes the slots of a restored allocation. Deletes the records of slots that are gone with nodes."""
+    job = state.jobs[restored.job]
+    holder = state.cluster.engine.jobs.get(job.id)
+    if holder is None:
+        record_release(state, job, now)
+        return
+    for key, part in holder.parts.items():
+        for slot in part.slots:
+            job.slots.add(slot.number, key, slot.node.name if slot.node is not None else "")
+    if restored.lost_slots or restored.lost_parts:
+        state.journal.add(SlotsFreed(job.id, restored.lost_slots, restored.lost_parts))
 
 
 def _replace_external_usage(state: SchedulerState, fact: Snapshot, reported: set[str]) -> None:

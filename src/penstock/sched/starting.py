@@ -6,10 +6,12 @@ from penstock.engine.allocation import Allocation, Slot
 from penstock.engine.graph import Vertex
 from penstock.model.idset import encode_idset
 from penstock.protocol.intents import Assignment, Place
-from penstock.sched.cluster import booking_of, grants_of
-from penstock.sched.job import Job, Member, MemberPhase
+from penstock.sched.allocation_records import allocation_record
+from penstock.sched.cluster import grants_of
+from penstock.sched.job import Job, Member
 from penstock.sched.lifecycle import update_dependents
-from penstock.sched.records import AllocationNew
+from penstock.sched.member_states import MemberEvent, MemberPhase
+from penstock.sched.records import JobNodeSet
 from penstock.sched.state import SchedulerState
 
 __all__ = ["place_late_member", "start_job"]
@@ -21,7 +23,7 @@ def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) ->
     _record_allocation(state, job, found)
     job.placed_at = now
     job.end_at = None if job.spec.limit_s is None else now + job.spec.limit_s
-    job.resources_by_node = _resources_by_node(state, job)
+    _record_resources(state, job, _resources_by_node(state, job))
     _assign_slots(state, job, found.slots)
     context: dict[str, object] = {}
     if job.forecast is not None or job.promise is not None:
@@ -40,13 +42,21 @@ def _record_allocation(state: SchedulerState, job: Job, found: Allocation) -> No
     """Records the part of the job's allocation that this match has made."""
     holder = state.cluster.engine.jobs[job.id]
     made = found.slots[0].number
-    key = next(key for key, part in holder.parts.items() if any(slot.number == made for slot in part.slots))
-    part = holder.parts[key]
-    from_engine = state.cluster.engine.allocation(job.id)
-    state.journal.add(
-        AllocationNew(job.id, key, part.span.start, from_engine.end_s, booking_of(part, holder.placement))
-    )
+    latest_first = reversed(holder.parts.items())  # Several parts may have been made in this cycle.
+    key = next(key for key, part in latest_first if any(slot.number == made for slot in part.slots))
+    state.journal.add(allocation_record(job.id, key, holder.parts[key], holder.placement))
+    for slot in found.slots:
+        job.slots.add(slot.number, key, slot.node.name if slot.node is not None else "")
+    job.parts_made, job.slots_made = holder.parts_made, holder.slots_made
     job.has_allocation = True
+
+
+def _record_resources(state: SchedulerState, job: Job, by_node: dict[str, dict[str, str]]) -> None:
+    """Records what a job holds on some nodes, beside what it has held there since its start."""
+    for node, resources in by_node.items():
+        all_resources = {**job.resources_by_node.get(node, {}), **resources}
+        job.resources_by_node[node] = all_resources
+        state.journal.add(JobNodeSet(job.id, node, all_resources))
 
 
 def _resources_by_node(state: SchedulerState, job: Job) -> dict[str, dict[str, str]]:
@@ -70,6 +80,30 @@ def _resources_by_node(state: SchedulerState, job: Job) -> dict[str, dict[str, s
     return by_node
 
 
+def _resources_on_nodes(job: Job, slots: tuple[Slot, ...]) -> dict[str, dict[str, str]]:
+    """As `_resources_by_node`, on the nodes of some slots only."""
+    nodes: dict[int, Vertex] = {}
+    for slot in slots:
+        for vertex in (slot.node,) if slot.node is not None else (grant.vertex for grant in slot.grants):
+            node = vertex if vertex.type == "node" else vertex.parent()
+            if node is not None:
+                nodes[node.index] = node
+    by_node: dict[str, dict[str, str]] = {}
+    for node in nodes.values():
+        ids: dict[str, list[int]] = {}
+        pools: dict[str, int] = {}
+        for vertex in node.below():
+            bookings = vertex.state.bookings.items() if vertex.state is not None else ()
+            own = [booking.units for (number, _), booking in bookings if number == job.id]
+            if own and vertex.divisible:
+                pools[vertex.type] = pools.get(vertex.type, 0) + sum(own)
+            elif own:
+                ids.setdefault(vertex.type, []).append(vertex.id)
+        by_node[node.name] = {resource: encode_idset(numbers) for resource, numbers in ids.items()}
+        by_node[node.name].update((resource, str(count)) for resource, count in pools.items())
+    return by_node
+
+
 def _assign_slots(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> None:
     ordered = sorted(slots, key=lambda slot: (_rank(slot.node), slot.number))
     for member, slot in job.ownership.slots_of_members(job, ordered):
@@ -87,7 +121,7 @@ def _rank(node: Vertex | None) -> int:
 
 
 def _assign(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None:
-    member.phase = MemberPhase.PLACING
+    state.journal.change_phase(job, member, MemberEvent.ASSIGN)
     member.slot = slot.number
     member.node = slot.node.name if slot.node is not None else ""
     member.grants, member.brings = grants_of(slot), slot.brings
@@ -99,8 +133,7 @@ def place_late_member(state: SchedulerState, job: Job, member: Member, found: Al
     state.queue.remove_started(job.id, member.key)
     _record_allocation(state, job, found)
     _assign(state, job, member, found.slots[-1])
-    for node, resources in _resources_by_node(state, job).items():
-        job.resources_by_node.setdefault(node, {}).update(resources)
+    _record_resources(state, job, _resources_on_nodes(job, found.slots))
     state.journal.touch(job)
     _place(state, job, [member])
     if job.incomplete_since is not None and not _unplaced(job):

@@ -10,9 +10,10 @@ from penstock.engine.allocation import Slot
 from penstock.model.job import ExceptionType
 from penstock.model.jobid import encode_jobid
 from penstock.protocol.facts import EndCause, MemberStatus, Requeue
-from penstock.sched.job import Job, Member, MemberPhase
+from penstock.sched.job import Job, Member
 from penstock.sched.jobspec import tasks_on_slots
 from penstock.sched.lifecycle import raise_exception
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.ownership import Ownership
 from penstock.sched.settings import Settings
 from penstock.sched.state import SchedulerState
@@ -26,11 +27,10 @@ class _SubmittedJobs:
     def slots_of_members(self, job: Job, slots: Sequence[Slot]) -> list[tuple[Member, Slot]]:
         """Creates one member per task, in the order of the nodes."""
         nodes = [slot.node.name if slot.node is not None else "" for slot in slots]
-        job.members = {}
         pairs: list[tuple[Member, Slot]] = []
         for index, position in enumerate(tasks_on_slots(job.spec, nodes)):
             member = Member(f"{job.id}/{job.attempt}/{index}", index, group=slots[position].group)
-            job.members[member.key] = member
+            job.add_member(member)
             pairs.append((member, slots[position]))
         return pairs
 
@@ -63,7 +63,7 @@ class _SubmittedJobs:
         raise_exception(state, job, now, ExceptionType.EXEC, note)
 
     def may_grow(self, job: Job) -> bool:
-        return any(member.phase is MemberPhase.WAITING for member in job.members.values())
+        return job.members_by_phase[MemberPhase.WAITING] > 0
 
     def keeps_allocation(self, job: Job) -> bool:
         del job

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.model.job import URGENCY_HOLD, JobState, state_after
-from penstock.sched.job import Job, MemberPhase
+from penstock.sched.job import Job
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.nodes import ORPHAN_KEY
 from penstock.sched.state import SchedulerState
 
@@ -52,6 +53,7 @@ def _members(state: SchedulerState) -> Iterator[str]:
     on_nodes: dict[str, list[str]] = {}
     count = 0
     for job in state.jobs.values():
+        yield from _member_counts(job)
         for key, member in job.members.items():
             count += 1
             if key != member.key or state.members.job_of(key) != job.id:
@@ -71,6 +73,21 @@ def _members(state: SchedulerState) -> Iterator[str]:
     for node in {**on_nodes, **indexed}:
         if sorted(on_nodes.get(node, [])) != sorted(indexed.get(node, [])):
             yield f"{node} has members {on_nodes.get(node, [])}, the index has {indexed.get(node, [])}"
+
+
+def _member_counts(job: Job) -> Iterator[str]:
+    members = job.members.values()
+    by_phase = {phase: sum(member.phase is phase for member in members) for phase in MemberPhase}
+    if any(by_phase[phase] != job.members_by_phase[phase] for phase in MemberPhase):
+        yield f"job {job.id} counts its members as {job.members_by_phase}"
+    if sum(member.started_at is None for member in members) != job.members_not_started:
+        yield f"job {job.id} counts {job.members_not_started} members that have not started"
+    pending = {member.key for member in members if member.slot_release_pending}
+    if pending != job.members_with_slots.keys():
+        yield f"job {job.id} has to release the slots of {sorted(pending)}, noted are others"
+    numbers = [member.number for member in members]
+    if numbers != sorted(set(numbers)) or any(number >= job.members_seen for number in numbers):
+        yield f"the members of job {job.id} are not in the order of their numbers"
 
 
 def _workloads(state: SchedulerState) -> Iterator[str]:
@@ -119,6 +136,8 @@ def _allocations(state: SchedulerState) -> Iterator[str]:
         if (job.id in engine.jobs) is not job.has_allocation:
             is_recorded = "recorded" if job.has_allocation else "not recorded"
             yield f"the allocation of job {job.id} is {is_recorded}, unlike in the engine"
+        if job.slots.by_part() != _slots_by_part(state, job.id):
+            yield f"job {job.id} notes other slots than the engine has booked"
         nodes = state.cluster.assignments(job.id)
         for member in job.live_members():
             if member.slot < 0 or (nodes and nodes.get(member.slot, member.node) != member.node):
@@ -134,6 +153,12 @@ def _allocations(state: SchedulerState) -> Iterator[str]:
             unused = sorted(nodes.keys() - held)
             if unused:
                 yield f"job {job.id} holds slots {unused} without a member"
+
+
+def _slots_by_part(state: SchedulerState, job: int) -> dict[int, set[int]]:
+    holder = state.cluster.engine.jobs.get(job)
+    parts = {} if holder is None else holder.parts
+    return {key: {slot.number for slot in part.slots} for key, part in parts.items() if part.slots}
 
 
 def _intents(state: SchedulerState) -> Iterator[str]:

@@ -5,7 +5,7 @@ The auditor must not share code with the scheduler, so these types depend on not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,17 +32,14 @@ class AuditJob:
     ending: bool  # a fatal exception was recorded, so the job may be incomplete
 
 
-def audit_job(job: int, detail: Mapping[str, Any]) -> AuditJob:
-    members = tuple(
-        AuditMember(member["key"], member.get("node", ""), member["phase"], member.get("seen_at", 0.0))
-        for member in detail.get("members", ())
-        if member["phase"] != "ended"
-    )
-    return AuditJob(
-        id=job,
-        members=members,
-        placed_at=detail.get("placed_at"),
-        incomplete_since=detail.get("incomplete_since"),
-        incomplete_reason=detail.get("incomplete_reason", ""),
-        ending=bool(detail.get("exception")),
-    )
+def audit_job(
+    job: int,
+    placed_at: float | None,
+    incomplete_since: float | None,
+    incomplete_reason: str,
+    ending: bool,
+    *members: Sequence[Any],
+) -> AuditJob:
+    """A job from a row; `members` are the columns of its members: keys, nodes, phases and times."""
+    found = tuple(AuditMember(*columns) for columns in zip(*members, strict=True))
+    return AuditJob(job, found, placed_at, incomplete_since, incomplete_reason, ending)

@@ -1,9 +1,9 @@
 """The store in memory, for tests and the simulator. It gives the same answers as PostgreSQL.
 
 The state is in `MemoryTables`, which outlives a store: a second store on the same tables acts as a second
-instance, and dropping a store acts as a crash. Every value in a table is immutable, and a transaction keeps
-the values it replaced, so a rollback is exact. Documents are copied through JSON, so a caller that later
-changes an argument does not change the recorded state.
+instance, and dropping a store acts as a crash. A value in a table is immutable or a table by itself, and a
+transaction keeps the values it replaced, so a rollback is exact. Documents are copied through JSON, so a
+caller that later changes an argument does not change the recorded state.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 
 from penstock.errors import BadRequest, Corrupt
 from penstock.model.job import JobEvent, JobState
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.records import (
     AllocationGone,
     AllocationNew,
-    AllocationRow,
     Change,
     DrainGone,
     DrainSet,
@@ -32,15 +32,25 @@ from penstock.sched.records import (
     JobLive,
     JobLogged,
     JobNew,
+    JobNodeGone,
+    JobNodeSet,
+    JobOverview,
     JobRow,
+    JobSizes,
+    MemberDropped,
+    MemberRecord,
+    MemberRecorded,
     NodeForgotten,
     NodeNew,
+    NodeResources,
     QueueSet,
     Recorded,
+    SlotRecord,
     SlotsFreed,
 )
-from penstock.store.audit_rows import AuditJob, audit_job
+from penstock.store.audit_rows import AuditJob, AuditMember
 from penstock.store.batch import initial_live
+from penstock.store.encoding import decode_member, decode_record, encode_member, encode_record
 from penstock.store.port import Fenced, JobFilter, Retention
 from penstock.store.transactions import PRUNE_BATCH_MAX, SUBMISSION_KEY_TTL_S, reach_after, reach_before
 
@@ -62,8 +72,10 @@ class MemoryTables:
     new: dict[int, JobNew] = field(default_factory=dict)
     live: dict[int, JobLive] = field(default_factory=dict)
     logs: dict[int, tuple[JobEvent, ...]] = field(default_factory=dict)
-    allocations: dict[int, dict[int, AllocationNew]] = field(default_factory=dict)
-    freed: dict[int, frozenset[int]] = field(default_factory=dict)
+    members: dict[int, dict[str, MemberRecord]] = field(default_factory=dict)  # by job and key
+    job_nodes: dict[int, dict[str, NodeResources]] = field(default_factory=dict)  # by job and node
+    allocations: dict[int, dict[int, AllocationNew]] = field(default_factory=dict)  # without slots
+    slots: dict[int, dict[int, tuple[int, SlotRecord]]] = field(default_factory=dict)  # with their parts
     intents: dict[int, IntentNew] = field(default_factory=dict)
     nodes: dict[str, NodeNew] = field(default_factory=dict)
     ranks: dict[int, str] = field(default_factory=dict)  # rank -> node
@@ -163,24 +175,64 @@ class MemoryStore:
 
         transaction.run("record", write)
 
-    async def jobs(self, job_filter: JobFilter) -> list[JobRow]:
+    async def jobs(self, job_filter: JobFilter) -> list[JobOverview]:
         limit = max(0, job_filter.limit)
-        found: list[JobRow] = []
+        found: list[JobOverview] = []
         for number in sorted(self.tables.new, reverse=True):
             if len(found) == limit:
                 break
-            row = JobRow(self.tables.new[number], self.tables.live[number])
-            if _matches(row, job_filter):
-                found.append(_copy_row(row))
+            new, live = self.tables.new[number], self.tables.live[number]
+            if _matches(new, live, job_filter):
+                found.append(JobOverview(_copy_new(new), _copy_live(live), self._sizes(number)))
         return found
+
+    def _sizes(self, job: int) -> JobSizes:
+        members = self.tables.members.get(job, {}).values()
+        nodes = frozenset(member.node for member in members if member.node)
+        return JobSizes(len(members), nodes, self._nodes_of(job))
+
+    def _nodes_of(self, job: int) -> dict[str, NodeResources]:
+        nodes = self.tables.job_nodes.get(job, {})
+        return {node: dict(resources) for node, resources in sorted(nodes.items())}
+
+    async def members(self, job: int) -> list[MemberRecord]:
+        return list(self._members_of(job))
+
+    def _members_of(self, job: int) -> tuple[MemberRecord, ...]:
+        members = self.tables.members.get(job, {}).values()
+        return tuple(sorted(members, key=lambda member: (member.number, member.key)))
+
+    def _slots_of(self, job: int, part: int) -> tuple[SlotRecord, ...]:
+        slots = self.tables.slots.get(job, {})
+        return tuple(
+            replace(slot, data=_json_copy(slot.data)) for _, (of, slot) in sorted(slots.items()) if of == part
+        )
 
     async def log(self, job: int) -> list[JobEvent]:
         return [_copy_event(event) for event in self.tables.logs.get(job, ())]
 
     async def placed_jobs(self) -> list[AuditJob]:
         active = sorted(job for job, live in self.tables.live.items() if live.state is not JobState.INACTIVE)
-        jobs = [audit_job(job, self.tables.live[job].detail) for job in active]
-        return [job for job in jobs if any(member.phase != "waiting" for member in job.members)]
+        found: list[AuditJob] = []
+        for job in active:
+            members = tuple(
+                AuditMember(member.key, member.node, member.phase.value, member.seen_at)
+                for member in self._members_of(job)
+                if member.phase is not MemberPhase.ENDED
+            )
+            if any(member.phase != MemberPhase.WAITING.value for member in members):
+                record = self.tables.live[job].record
+                found.append(
+                    AuditJob(
+                        job,
+                        members,
+                        record.placed_at,
+                        record.incomplete_since,
+                        record.incomplete_reason,
+                        record.exception is not None,
+                    )
+                )
+        return found
 
     async def prune(self, epoch: int, now: float, retention: Retention) -> int:
         transaction = _Transaction()
@@ -190,7 +242,8 @@ class MemoryStore:
             self._check_epoch(epoch)
             pruned.extend(self._prunable(now, retention))
             for job in pruned:
-                for table in (self.tables.new, self.tables.live, self.tables.logs):
+                tables = self.tables
+                for table in (tables.new, tables.live, tables.logs, tables.members, tables.job_nodes):
                     transaction.remove(table, job)
             for key, jobs in list(self.tables.submissions.items()):
                 kept = tuple(job for job in jobs if job[1] >= now - SUBMISSION_KEY_TTL_S)
@@ -244,18 +297,24 @@ class MemoryStore:
             key: tuple(sorted(job for job, seen_at in known if seen_at >= now - SUBMISSION_KEY_TTL_S))
             for key, known in sorted(tables.submissions.items())
         }
+        rows = [
+            JobRow(
+                _copy_new(tables.new[job]),
+                _copy_live(tables.live[job]),
+                tuple(_copy_event(event) for event in tables.logs.get(job, ())),
+                self._members_of(job) if job in active else (),
+                self._nodes_of(job) if job in active else {},
+            )
+            for job in jobs
+        ]
         return Recorded(
             began_at=tables.instance["began_at"],
             highest=tables.instance["highest"],
-            jobs=tuple(
-                _copy_row(JobRow(tables.new[job], tables.live[job], tables.logs.get(job, ()))) for job in jobs
-            ),
+            jobs=tuple(rows),
             allocations=tuple(
-                AllocationRow(
-                    replace(part, data=_json_copy(part.data)), tuple(sorted(tables.freed.get(job, ())))
-                )
+                replace(part, data=_json_copy(part.data), slots=self._slots_of(job, number))
                 for job in sorted(tables.allocations)
-                for _, part in sorted(tables.allocations[job].items())
+                for number, part in sorted(tables.allocations[job].items())
             ),
             intents=tuple(
                 replace(intent, payload=_json_copy(intent.payload))
@@ -282,6 +341,19 @@ class _Applier:
         match change:
             case JobNew() | JobLogged() | JobLive():
                 self._apply_to_job(change)
+            case MemberRecorded():
+                self._require_job(change.job)
+                row = msgspec.json.decode(_encoded(encode_member(change.job, change.member)))
+                members = self._tables.members.setdefault(change.job, {})
+                self._put(members, change.member.key, decode_member(row))
+            case MemberDropped():
+                self._remove(self._tables.members.get(change.job, {}), change.key)
+            case JobNodeSet():
+                self._require_job(change.job)
+                nodes = self._tables.job_nodes.setdefault(change.job, {})
+                self._put(nodes, change.node, dict(change.resources))
+            case JobNodeGone():
+                self._remove(self._tables.job_nodes.get(change.job, {}), change.node)
             case AllocationNew() | SlotsFreed() | AllocationGone():
                 self._apply_to_allocation(change)
             case IntentNew() | IntentDone():
@@ -317,7 +389,7 @@ class _Applier:
             return
         self._require_job(change.id)
         if isinstance(change, JobLive):
-            self._put(tables.live, change.id, replace(change, detail=_json_copy(change.detail)))
+            self._put(tables.live, change.id, _copy_live(change))
             return
         log = tables.logs.get(change.id, ())
         _refuse_if(change.number != len(log), f"event {change.number} of job {change.id} is not the next")
@@ -325,27 +397,42 @@ class _Applier:
 
     def _apply_to_allocation(self, change: AllocationNew | SlotsFreed | AllocationGone) -> None:
         tables = self._tables
-        if isinstance(change, SlotsFreed) and not change.slots:
+        if isinstance(change, SlotsFreed) and not change.slots and not change.parts:
             return
         self._require_job(change.job)
         parts = tables.allocations.get(change.job, {})
         if isinstance(change, AllocationNew):
             _refuse_if(change.part in parts, f"part {change.part} of job {change.job} exists already")
-            kept = replace(change, data=_json_copy(change.data))
+            kept = replace(change, data=_json_copy(change.data), slots=())
             self._put(tables.allocations, change.job, {**parts, change.part: kept})
+            slots = tables.slots.setdefault(change.job, {})
+            for slot in change.slots:
+                _refuse_if(slot.number in slots, f"slot {slot.number} of job {change.job} exists already")
+                copied = replace(slot, data=_json_copy(slot.data))
+                self._put(slots, slot.number, (change.part, copied))
             return
         if isinstance(change, SlotsFreed):
-            freed = tables.freed.get(change.job, frozenset())
-            _refuse_if(not parts, f"job {change.job} has no allocation")
-            _refuse_if(
-                len(set(change.slots)) < len(change.slots) or not freed.isdisjoint(change.slots),
-                f"a slot of job {change.job} is freed twice",
-            )
-            self._put(tables.freed, change.job, freed | set(change.slots))
+            self._free_slots(change)
             return
         _refuse_if(not parts, f"job {change.job} has no allocation")
         self._remove(tables.allocations, change.job)
-        self._remove(tables.freed, change.job)
+        self._remove(tables.slots, change.job)
+
+    def _free_slots(self, change: SlotsFreed) -> None:
+        parts = self._tables.allocations.get(change.job, {})
+        slots = self._tables.slots.get(change.job, {})
+        for slot in change.slots:
+            _refuse_if(slot not in slots, f"slot {slot} of job {change.job} is not allocated")
+            self._remove(slots, slot)
+        left = {part for part, _ in slots.values()} if change.parts else set()
+        for part in change.parts:
+            _refuse_if(part not in parts, f"part {part} of job {change.job} is not allocated")
+            _refuse_if(part in left, f"part {part} of job {change.job} has slots")
+            parts = {number: other for number, other in parts.items() if number != part}
+        if parts:
+            self._put(self._tables.allocations, change.job, parts)
+        else:
+            self._remove(self._tables.allocations, change.job)
 
     def _apply_to_intent(self, change: IntentNew | IntentDone) -> None:
         intents = self._tables.intents
@@ -395,16 +482,15 @@ def _copy_event(event: JobEvent) -> JobEvent:
     return JobEvent(event.at, event.name, _json_copy(event.context))
 
 
-def _copy_row(row: JobRow) -> JobRow:
-    return JobRow(
-        replace(row.new, spec=_json_copy(row.new.spec)),
-        replace(row.live, detail=_json_copy(row.live.detail)),
-        tuple(_copy_event(event) for event in row.log),
-    )
+def _copy_new(new: JobNew) -> JobNew:
+    return replace(new, spec=_json_copy(new.spec))
 
 
-def _matches(row: JobRow, job_filter: JobFilter) -> bool:
-    new, live = row.new, row.live
+def _copy_live(live: JobLive) -> JobLive:
+    return replace(live, record=decode_record(_json_copy(encode_record(live.record))))
+
+
+def _matches(new: JobNew, live: JobLive, job_filter: JobFilter) -> bool:
     return (
         (job_filter.ids is None or new.id in job_filter.ids)
         and (job_filter.states is None or live.state.value in job_filter.states)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from penstock.errors import Conflict
 from penstock.model.job import JobEvent
-from penstock.sched.records import Change, JobRow, Recorded
+from penstock.sched.records import Change, JobOverview, MemberRecord, Recorded
 from penstock.store.audit_rows import AuditJob
 
 __all__ = ["Fenced", "JobFilter", "Retention", "Store"]
@@ -68,8 +68,12 @@ class Store(Protocol):
         After `Unavailable` the outcome is unknown, and only `take_over` makes the store writable again.
         """
 
-    async def jobs(self, job_filter: JobFilter) -> list[JobRow]:
-        """Returns jobs of the history, without their eventlogs."""
+    async def jobs(self, job_filter: JobFilter) -> list[JobOverview]:
+        """Returns jobs of the history, without their eventlogs and members."""
+
+    async def members(self, job: int) -> list[MemberRecord]:
+        """Returns the members of a job in the order of their appearance; empty if the job does not
+        exist."""
 
     async def log(self, job: int) -> list[JobEvent]:
         """Returns the eventlog of a job, oldest event first; empty if the job does not exist."""

@@ -18,7 +18,7 @@ from psycopg import AsyncConnection
 
 from penstock.errors import Corrupt, Unavailable
 from penstock.model.job import JobEvent
-from penstock.sched.records import Change, IdHighest, JobRow, Recorded
+from penstock.sched.records import Change, IdHighest, JobOverview, MemberRecord, Recorded
 from penstock.store import rows
 from penstock.store.audit_rows import AuditJob, audit_job
 from penstock.store.batch import Batch, build_batch
@@ -114,8 +114,12 @@ class PostgresStore:
             await connection.execute(query("prune_submissions"), {"before": now - SUBMISSION_KEY_TTL_S})
         return pruned
 
-    async def jobs(self, job_filter: JobFilter) -> list[JobRow]:
-        return [rows.job_row(row) for row in await self._read("find_jobs", rows.filter_values(job_filter))]
+    async def jobs(self, job_filter: JobFilter) -> list[JobOverview]:
+        found = await self._read("find_jobs", rows.filter_values(job_filter))
+        return [rows.job_overview(row) for row in found]
+
+    async def members(self, job: int) -> list[MemberRecord]:
+        return [rows.member(row) for row in await self._read("read_members", {"job": job})]
 
     async def log(self, job: int) -> list[JobEvent]:
         return [rows.event(row) for row in await self._read("read_log", {"job": job})]
@@ -226,8 +230,13 @@ async def _begin_epoch(connection: Connection, now: float) -> tuple[int, Recorde
     recorded = Recorded(
         began_at=began_at,
         highest=IdHighest(*highest),
-        jobs=rows.job_rows(await read("recorded_jobs"), await read("recorded_events")),
-        allocations=tuple(rows.allocation_row(row) for row in await read("recorded_allocations")),
+        jobs=rows.job_rows(
+            await read("recorded_jobs"),
+            await read("recorded_events"),
+            await read("recorded_members"),
+            await read("recorded_job_nodes"),
+        ),
+        allocations=rows.allocations(await read("recorded_allocations"), await read("recorded_slots")),
         intents=tuple(rows.intent(row) for row in await read("recorded_intents")),
         nodes=tuple(rows.node(row) for row in await read("recorded_nodes")),
         drains=tuple(rows.drain(row) for row in await read("recorded_drains")),

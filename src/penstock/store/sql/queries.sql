@@ -57,7 +57,7 @@ SET
 -- New jobs, each with the latest state in the batch.
 COPY jobs (
     id, owner, name, seen_at, spec, workload, key,
-    state, queue, urgency, priority, result, status, started_at, ended_at, detail
+    state, queue, urgency, priority, result, status, started_at, ended_at, record
 ) FROM STDIN
 
 -- copy_events
@@ -70,10 +70,10 @@ UPDATE jobs
 SET
     state = input.state, queue = input.queue, urgency = input.urgency, priority = input.priority,
     result = input.result, status = input.status, started_at = input.started_at, ended_at = input.ended_at,
-    detail = input.detail
+    record = input.record
 FROM json_to_recordset(%(rows)s::json) AS input (
     id bigint, state text, queue text, urgency bigint, priority bigint, result text, status bigint,
-    started_at double precision, ended_at double precision, detail jsonb
+    started_at double precision, ended_at double precision, record jsonb
 )
 WHERE jobs.id = input.id
 
@@ -88,24 +88,66 @@ INSERT INTO allocations (job, part, start_s, end_s, data)
 SELECT job, part, start_s, end_s, data
 FROM json_to_recordset(%(rows)s::json) AS input (job bigint, part bigint, start_s bigint, end_s bigint, data json)
 
--- insert_freed_slots
--- Slots released before the rest of the allocation. Requires an allocation; each slot is released once.
-INSERT INTO freed_slots (job, slot, at)
-SELECT input.job, slot, input.at
-FROM json_to_recordset(%(rows)s::json) AS input (job bigint, slots bigint[], at double precision)
-CROSS JOIN LATERAL unnest(input.slots) AS slot
-WHERE EXISTS (SELECT FROM allocations AS a WHERE a.job = input.job)
+-- insert_slots
+-- Slots of allocated parts.
+INSERT INTO allocation_slots (job, slot, part, data)
+SELECT job, slot, part, data
+FROM json_to_recordset(%(rows)s::json) AS input (job bigint, slot bigint, part bigint, data json)
+
+-- delete_slots
+-- Slots released before the rest of the allocation.
+DELETE FROM allocation_slots
+USING json_to_recordset(%(rows)s::json) AS input (job bigint, slot bigint)
+WHERE allocation_slots.job = input.job AND allocation_slots.slot = input.slot
+
+-- delete_parts
+-- Parts that end with the release of their slots. A part that still has a slot is not deleted.
+DELETE FROM allocations
+USING json_to_recordset(%(rows)s::json) AS input (job bigint, part bigint)
+WHERE allocations.job = input.job AND allocations.part = input.part
+  AND NOT EXISTS (SELECT FROM allocation_slots AS s WHERE s.job = input.job AND s.part = input.part)
 
 -- delete_allocations
--- Frees all parts and forgets the early-released slots of these jobs; returns the jobs that had an allocation.
+-- Frees all parts and slots of these jobs; returns the jobs that had an allocation.
 WITH input AS MATERIALIZED (
     SELECT job FROM json_to_recordset(%(rows)s::json) AS input (job bigint)
 ), gone AS (
     DELETE FROM allocations USING input WHERE allocations.job = input.job RETURNING allocations.job
 ), slots AS (
-    DELETE FROM freed_slots USING input WHERE freed_slots.job = input.job
+    DELETE FROM allocation_slots USING input WHERE allocation_slots.job = input.job
 )
 SELECT DISTINCT job FROM gone
+
+-- upsert_members
+-- Members; a later entry replaces an earlier one.
+INSERT INTO members (job, key, number, index, phase, node, slot, data)
+SELECT job, key, number, index, phase, node, slot, data
+FROM json_to_recordset(%(rows)s::json) AS input (
+    job bigint, key text, number bigint, index bigint, phase text, node text, slot bigint, data jsonb
+)
+ON CONFLICT (job, key) DO UPDATE
+SET
+    number = excluded.number, index = excluded.index, phase = excluded.phase, node = excluded.node,
+    slot = excluded.slot, data = excluded.data
+
+-- delete_members
+-- Members that their jobs have dropped.
+DELETE FROM members
+USING json_to_recordset(%(rows)s::json) AS input (job bigint, key text)
+WHERE members.job = input.job AND members.key = input.key
+
+-- upsert_job_nodes
+-- Units of jobs by node; a later entry replaces an earlier one.
+INSERT INTO job_nodes (job, node, resources)
+SELECT job, node, resources
+FROM json_to_recordset(%(rows)s::json) AS input (job bigint, node text, resources jsonb)
+ON CONFLICT (job, node) DO UPDATE SET resources = excluded.resources
+
+-- delete_job_nodes
+-- Nodes that jobs do not count any more.
+DELETE FROM job_nodes
+USING json_to_recordset(%(rows)s::json) AS input (job bigint, node text)
+WHERE job_nodes.job = input.job AND job_nodes.node = input.node
 
 -- insert_intents
 -- Records intents before a backend executes them.
@@ -164,7 +206,7 @@ SET
 -- Active jobs, and the inactive jobs that they depend on.
 SELECT
     id, owner, name, seen_at, spec, workload, key,
-    state, queue, urgency, priority, result, status, started_at, ended_at, detail
+    state, queue, urgency, priority, result, status, started_at, ended_at, record
 FROM jobs
 WHERE id IN (SELECT id FROM jobs WHERE state <> 'INACTIVE' UNION SELECT id FROM dependency_targets)
 ORDER BY id
@@ -176,12 +218,27 @@ FROM job_events
 WHERE job_id IN (SELECT id FROM jobs WHERE state <> 'INACTIVE' UNION SELECT id FROM dependency_targets)
 ORDER BY job_id, number
 
+-- recorded_members
+-- Members of active jobs, in the order of their appearance.
+SELECT job, key, number, index, phase, node, slot, data
+FROM members
+WHERE job IN (SELECT id FROM jobs WHERE state <> 'INACTIVE')
+ORDER BY job, number, key COLLATE "C"
+
+-- recorded_job_nodes
+-- Units of active jobs by node.
+SELECT job, node, resources
+FROM job_nodes
+WHERE job IN (SELECT id FROM jobs WHERE state <> 'INACTIVE')
+ORDER BY job, node COLLATE "C"
+
 -- recorded_allocations
--- Every allocated part, with the slots that its job released early.
-SELECT job, part, start_s, end_s, data, coalesce(slots, '{}')
-FROM allocations
-LEFT JOIN (SELECT job, array_agg(slot ORDER BY slot) AS slots FROM freed_slots GROUP BY job) AS freed USING (job)
-ORDER BY job, part
+-- Every allocated part.
+SELECT job, part, start_s, end_s, data FROM allocations ORDER BY job, part
+
+-- recorded_slots
+-- Every slot that is not released.
+SELECT job, part, slot, data FROM allocation_slots ORDER BY job, slot
 
 -- recorded_intents
 -- Intents that are not known to be completed.
@@ -211,22 +268,37 @@ GROUP BY key
 ORDER BY key COLLATE "C"
 
 -- find_jobs
--- Job history, newest first; a filter that is NULL matches every job. Not prepared, so that the planner sees
--- which filters are set.
+-- Job history, newest first, with the sizes of each job; a filter that is NULL matches every job. Not prepared, so
+-- that the planner sees which filters are set.
 SELECT
-    id, owner, name, seen_at, spec, workload, key,
-    state, queue, urgency, priority, result, status, started_at, ended_at, detail
-FROM jobs
-WHERE (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s::bigint[]))
-  AND (%(states)s::text[] IS NULL OR state = ANY (%(states)s::text[]))
-  AND (%(results)s::text[] IS NULL OR result = ANY (%(results)s::text[]))
-  AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-  AND (%(name)s::text IS NULL OR name = %(name)s::text)
-  AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
-  AND (%(since)s::double precision IS NULL
-       OR coalesce(ended_at, seen_at) > %(since)s::double precision AND ended_at IS NOT NULL)
-ORDER BY id DESC
-LIMIT %(limit)s
+    found.*,
+    (SELECT count(*) FROM members WHERE members.job = found.id),
+    ARRAY(SELECT DISTINCT node FROM members WHERE members.job = found.id AND node <> ''),
+    (SELECT coalesce(jsonb_object_agg(node, resources), '{}') FROM job_nodes WHERE job_nodes.job = found.id)
+FROM (
+    SELECT
+        id, owner, name, seen_at, spec, workload, key,
+        state, queue, urgency, priority, result, status, started_at, ended_at, record
+    FROM jobs
+    WHERE (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s::bigint[]))
+      AND (%(states)s::text[] IS NULL OR state = ANY (%(states)s::text[]))
+      AND (%(results)s::text[] IS NULL OR result = ANY (%(results)s::text[]))
+      AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+      AND (%(name)s::text IS NULL OR name = %(name)s::text)
+      AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
+      AND (%(since)s::double precision IS NULL
+           OR coalesce(ended_at, seen_at) > %(since)s::double precision AND ended_at IS NOT NULL)
+    ORDER BY id DESC
+    LIMIT %(limit)s
+) AS found
+ORDER BY found.id DESC
+
+-- read_members
+-- The members of one job, in the order of their appearance.
+SELECT key, number, index, phase, node, slot, data
+FROM members
+WHERE job = %(job)s
+ORDER BY number, key COLLATE "C"
 
 -- read_log
 -- The eventlog of one job.
@@ -234,10 +306,18 @@ SELECT at, name, context FROM job_events WHERE job_id = %(job)s ORDER BY number
 
 -- placed_jobs
 -- Active jobs with at least one member that is assigned to a node: neither waiting nor ended.
-SELECT id, detail
+SELECT
+    id, (record -> 'placed_at')::double precision, (record -> 'incomplete_since')::double precision,
+    coalesce(record ->> 'incomplete_reason', ''), record ? 'exception',
+    array_agg(member.key ORDER BY number, member.key COLLATE "C"),
+    array_agg(node ORDER BY number, member.key COLLATE "C"),
+    array_agg(phase ORDER BY number, member.key COLLATE "C"),
+    array_agg(coalesce((data -> 'seen_at')::double precision, 0) ORDER BY number, member.key COLLATE "C")
 FROM jobs
+JOIN members AS member ON member.job = id AND phase <> 'ended'
 WHERE state <> 'INACTIVE'
-  AND detail @? '$.members[*] ? (@.phase <> "waiting" && @.phase <> "ended")'
+GROUP BY id
+HAVING bool_or(phase <> 'waiting')
 ORDER BY id
 
 -- prune_jobs
