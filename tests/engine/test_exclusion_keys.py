@@ -235,6 +235,20 @@ def test_a_released_slot_releases_its_keys_alone() -> None:
     assert nodes_of(engine.match(5, rule(carries=True, selected=False), 0)) == ["node0"]
 
 
+@pytest.mark.parametrize("policy", ["lonode", "lonodex"])
+def test_a_key_is_counted_for_the_slots_that_are_left(policy: str) -> None:
+    """Also if the node is held as a whole, and none of its units are free when one of its slots leaves."""
+    engine = engine_of(policy=policy)
+    answer = engine.match(1, slot_request({"cpu": 1}, slots=2, brings=(RACK,)), 0)
+    assert nodes_of(answer) == ["node0", "node0"]
+    engine.release_slots(1, [0])
+    rack = engine.graph.of_type("rack")[0]
+    assert rack.state is not None
+    assert [booking.keys for booking in rack.state.bookings.values()] == [{RACK: 1}]
+    engine.release_slots(1, [1])
+    assert rack.state is None
+
+
 def test_a_removed_node_takes_its_keys_along() -> None:
     engine = engine_of(count=1, nodes=2)
     engine.match(1, server(RACK, PORT), 0)

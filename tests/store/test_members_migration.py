@@ -9,6 +9,7 @@ snapshot.
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from psycopg.types.json import Json
 from servers import Server, fresh_database
 
-from penstock.engine import Engine
+from penstock.engine import Engine, ExclusionKey
 from penstock.protocol.facts import (
     Capacity,
     MemberSet,
@@ -43,10 +44,10 @@ OLD: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schema5.json
 EXPECTED: dict[str, Any] = OLD["expected"]
 
 
-async def _write(url: str) -> None:
+async def _write(url: str, tables: dict[str, Any]) -> None:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await migrate(connection, MIGRATIONS[:OLD_VERSION])
-        for table, rows in OLD["rows"].items():
+        for table, rows in tables.items():
             if table == "instance":
                 columns = ", ".join(f"{column} = %({column})s" for column in rows)
                 await connection.execute(f"UPDATE instance SET {columns}".encode(), rows)
@@ -69,7 +70,7 @@ def recorded(server: Server) -> Recorded:
     url = fresh_database(server)
 
     async def read() -> Recorded:
-        await _write(url)
+        await _write(url, OLD["rows"])
         store = PostgresStore(url)
         await store.open()
         try:
@@ -232,3 +233,37 @@ def test_a_part_whose_slots_are_all_released_has_no_row(recorded: Recorded) -> N
     assert all(part.slots for part in recorded.allocations)
     kept = {(part.job, part.part) for part in recorded.allocations}
     assert kept < {(row["job"], row["part"]) for row in OLD["rows"]["allocations"]}
+
+
+def test_pools_that_stood_for_keys_are_restored_as_keys(server: Server) -> None:
+    """Each node had a pool for a host port, and members were granted a unit of it."""
+    tables = copy.deepcopy(OLD["rows"])
+    (row,) = [row for row in tables["jobs"] if row["workload"] == "gang"]
+    (member,) = [one for one in row["detail"]["members"] if one["key"] == "gang-0"]
+    member["grants"].append(["hostport/TCP/80", "", 1])
+    for part in [one["data"] for one in tables["allocations"] if one["job"] == row["id"]]:
+        for slot in part["slots"]:
+            if slot[0] == member["slot"]:
+                slot[3].append([f"{slot[2]}:hostport/TCP/80", 1])
+                part["marks"].append([f"{slot[2]}:hostport/TCP/80", 1, True, False, "", False])
+    url = fresh_database(server)
+
+    async def read() -> Recorded:
+        await _write(url, tables)
+        store = PostgresStore(url)
+        await store.open()
+        try:
+            return (await store.take_over(OLD["now"]))[1]
+        finally:
+            await store.close()
+
+    scheduler = _scheduler(asyncio.run(read()))
+    scheduler.handle((_snapshot(),), OLD["now"])
+    state = scheduler.state
+    port = ExclusionKey("node", "host port 80/TCP")
+    restored = state.jobs[row["id"]].members["gang-0"]
+    assert (restored.brings, [name for name, _, _ in restored.grants]) == ((port,), ["cpu"])
+    vertex = state.cluster.nodes[restored.node].vertex
+    assert vertex.state is not None
+    assert set(vertex.state.keys or ()) == {port}
+    assert not any("hostport" in resource for resource in state.cluster.engine.graph.types())
