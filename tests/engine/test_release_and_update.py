@@ -12,6 +12,7 @@ from penstock.engine import (
     MatchOp,
     NotNow,
     Placement,
+    VertexSpec,
     cluster_of,
     slot_request,
 )
@@ -19,6 +20,7 @@ from penstock.engine.booking import VertexClaim
 from penstock.engine.engine import BadTime, UnknownJob
 from penstock.errors import BadRequest, Conflict
 from penstock.model.jobspec import Resource
+from tests.costs import instructions
 
 CORES = slot_request({"core": 1}, slots=3, duration_s=100)
 
@@ -259,3 +261,71 @@ def test_a_slot_that_is_given_back_twice_is_given_back_once() -> None:
     assert engine.release_slots(1, [0, 77]) is False
     assert engine.allocation(1) == before
     assert [slot.number for slot in before.slots] == [1, 2]
+
+
+def bookings(engine: Engine) -> dict[str, object]:
+    states = {vertex.path(): vertex.state for vertex in engine.graph.vertices.values()}
+    return {path: (dict(s.bookings), list(s.plan.changes())) for path, s in states.items() if s is not None}
+
+
+def rack_with_a_disk(*, is_tree: bool) -> Engine:
+    """A rack with a disk and two nodes; without `is_tree` a partial release books everything again."""
+    graph = cluster_of(nodes=2, cores=2, racks=1)
+    graph.add_child(graph.one_at("/cluster0/rack0"), VertexSpec("disk", 0))
+    graph.is_tree = is_tree
+    return Engine(graph, "low")
+
+
+@pytest.mark.parametrize("slots", [[0], [1], [0, 2], [0, 1], [1, 2]])
+def test_what_is_left_is_booked_as_if_it_were_alone(slots: list[int]) -> None:
+    left = []
+    for is_tree in (True, False):
+        engine = rack_with_a_disk(is_tree=is_tree)
+        groups = [resource_of("slot", 2, resource_of("core")), resource_of("slot", 1, resource_of("disk"))]
+        engine.match(1, request_with_groups(*groups, duration_s=9), 0)
+        engine.release_slots(1, slots)
+        left.append(bookings(engine))
+    assert left[0] == left[1]
+
+
+def test_a_node_given_back_without_its_cores_is_not_had_alone() -> None:
+    left = []
+    for is_tree in (True, False):
+        engine = rack_with_a_disk(is_tree=is_tree)
+        engine.match(1, request_with(resource_of("node", 1, exclusive=True)), 0)
+        engine.release_vertices(1, [at(engine, "rack0/node0")])
+        left.append(bookings(engine))
+    assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("alone", [None, True])
+def test_the_end_of_one_member_costs_the_same_in_a_large_gang(alone: bool | None) -> None:
+    def cost(slots: int) -> int:
+        engine = Engine(cluster_of(nodes=slots, cores=1, pools={"memory": 8}), "lonode")
+        slot = resource_of("slot", 1, resource_of("core"), resource_of("memory", 2))
+        engine.match(1, request_with(resource_of("node", slots, slot, exclusive=alone)), 0)
+        engine.release_slots(1, [0])  # The first one counts the claims.
+        return instructions(lambda: engine.release_slots(1, [slots // 2]))
+
+    assert cost(200) <= 1.1 * cost(20)
+
+
+def test_a_lost_node_costs_the_same_in_a_large_gang() -> None:
+    def cost(slots: int) -> int:
+        engine = Engine(cluster_of(nodes=slots, cores=1), "lonode")
+        engine.match(1, slot_request({"core": 1}, slots=slots), 0)
+        engine.remove(at(engine, "node0"))
+        return instructions(lambda: engine.remove(at(engine, "node1")))
+
+    assert cost(200) <= 1.1 * cost(20)
+
+
+def test_the_nodes_of_a_job_are_known_without_looking_at_every_slot() -> None:
+    def cost(slots: int) -> int:
+        engine = Engine(cluster_of(nodes=slots + 1, cores=1), "lonode")
+        request = slot_request({"core": 1}, slots=slots, placement=Placement(distinct_nodes=True))
+        engine.match(1, request, 0)
+        engine.jobs[1].nodes()
+        return instructions(lambda: engine.jobs[1].nodes())
+
+    assert cost(200) == cost(20)

@@ -3,6 +3,9 @@
 Every change of an allocation goes through this table, which keeps three things in step: what a job holds
 (`JobAllocation`), the bookings at the vertices (`Booker`), and the instants at which bookings begin or end.
 After a release it has external usage distributed again, because that may have waited for the units.
+
+Releasing some slots costs these slots, whatever the size of the job; only in a graph with shared vertices,
+or with the last slot of a part, the whole part is unbooked and the rest booked again.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.engine.allocation import Slot
-from penstock.engine.booking import Booker, Claims, claims_without_slots
+from penstock.engine.booking import Booker, Claims, Release, claims_without_slots
 from penstock.engine.external_usage import ExternalUsageTable
-from penstock.engine.graph import Vertex
+from penstock.engine.graph import Graph, Vertex
 from penstock.engine.job_allocation import AllocationPart, JobAllocation
 from penstock.engine.search import BookingTimes
 
@@ -22,9 +25,10 @@ __all__ = ["AllocationTable"]
 
 class AllocationTable:
     def __init__(
-        self, booker: Booker, booking_times: BookingTimes, external_usage: ExternalUsageTable
+        self, graph: Graph, booker: Booker, booking_times: BookingTimes, external_usage: ExternalUsageTable
     ) -> None:
         self.jobs: dict[int, JobAllocation] = {}
+        self._graph = graph
         self._booker = booker
         self._booking_times = booking_times
         self._external_usage = external_usage
@@ -38,10 +42,10 @@ class AllocationTable:
             number = slot.number if slot.number >= 0 else holder.slots_made
             holder.slots_made = max(holder.slots_made, number + 1)
             slots.append(replace(slot, number=number))
-        part = replace(part, slots=tuple(slots))
+        part = AllocationPart(part.claims, part.span, slots)
         key = holder.parts_made
         holder.parts_made += 1
-        holder.parts[key] = part
+        holder.add_part(key, part)
         self._book_part(holder, key)
         return part
 
@@ -52,31 +56,50 @@ class AllocationTable:
             claim.vertex for part in holder.parts.values() for claim in part.claims.values()
         )
 
-    def release_slots(self, holder: JobAllocation, slots: Iterable[int]) -> bool:
+    def release_slots(self, holder: JobAllocation, numbers: Iterable[int]) -> bool:
         """Releases some slots. True when the job holds nothing any more."""
-        gone = set(slots)
-        for key in list(holder.parts):
-            part = holder.parts[key]
-            kept = [slot for slot in part.slots if slot.number not in gone]
-            dropped = [slot for slot in part.slots if slot.number in gone]
-            if dropped:
-                self._shrink(holder, key, claims_without_slots(part.claims, kept, dropped), tuple(kept))
+        dropped: dict[int, list[Slot]] = {}
+        for number in dict.fromkeys(numbers):
+            key = holder.part_of_slot(number)
+            slot = holder.parts[key].slot(number) if key is not None else None
+            if key is not None and slot is not None:
+                dropped.setdefault(key, []).append(slot)
+        for key in sorted(dropped):
+            part, slots = holder.parts[key], dropped[key]
+            for slot in slots:
+                holder.drop_slot(key, slot)
+            if self._graph.is_tree and part.slots:
+                release = part.counts(slots).drop_slots(part.claims, slots)
+                self._reduce(holder, key, release, slots, [])
+            else:
+                self._book_rest(holder, key, claims_without_slots(part.claims, list(part.slots), slots))
         return self._drop_if_empty(holder)
 
     def release_vertices(self, holder: JobAllocation, vertices: Iterable[Vertex]) -> bool:
         """Releases what a job holds on these vertices. True when the job holds nothing any more."""
-        gone = {vertex.index for vertex in vertices}
-        for key in list(holder.parts):
+        gone = {vertex.index: vertex for vertex in vertices}
+        states = [vertex.state for vertex in gone.values() if vertex.state is not None]
+        keys = {key for state in states for job, key in state.bookings if job == holder.number}
+        for key in sorted(keys):
             part = holder.parts[key]
-            left = {index: claim for index, claim in part.claims.items() if index not in gone}
-            if len(left) != len(part.claims):
-                kept = [
-                    replace(
-                        slot, grants=tuple(grant for grant in slot.grants if grant.vertex.index not in gone)
-                    )
-                    for slot in part.slots
-                ]
-                self._shrink(holder, key, left, tuple(slot for slot in kept if slot.grants))
+            counts = part.counts()
+            before = [slot for number in counts.slots_at(gone.values()) if (slot := part.slot(number))]
+            after: list[Slot] = []
+            for slot in before:
+                counts.remove_grants(slot)
+                kept = tuple(grant for grant in slot.grants if grant.vertex.index not in gone)
+                if kept:
+                    after.append(replace(slot, grants=kept))
+                    counts.add_grants(after[-1])
+                    part.set_slot(after[-1])
+                else:
+                    holder.drop_slot(key, slot)
+            if self._graph.is_tree:
+                release = counts.drop_vertices(part.claims, gone.values())
+                self._reduce(holder, key, release, before, after)
+            else:
+                left = {index: claim for index, claim in part.claims.items() if index not in gone}
+                self._book_rest(holder, key, left)
         return self._drop_if_empty(holder)
 
     def unbook(self, holder: JobAllocation) -> None:
@@ -120,15 +143,30 @@ class AllocationTable:
         self._booker.unbook((holder.number, key), part.claims)
         self._booking_times.remove(part.span)
 
-    def _shrink(self, holder: JobAllocation, key: int, claims: Claims, slots: tuple[Slot, ...]) -> None:
+    def _reduce(
+        self, holder: JobAllocation, key: int, release: Release, before: list[Slot], after: list[Slot]
+    ) -> None:
+        """Books what has left the claims of a part out, at the cost of that alone."""
         part = holder.parts[key]
+        self._booker.release((holder.number, key), part.claims, release, before, after)
+        if self._graph.root.index in release.left:
+            self._booking_times.remove(part.span)
+            holder.drop_part(key)
+        self._external_usage.redistribute(vertex for vertex, _ in release.units.values())
+
+    def _book_rest(self, holder: JobAllocation, key: int, claims: Claims) -> None:
+        """Unbooks a part and books the claims that are left."""
+        part = holder.parts[key]
+        before = part.claims
         self._unbook_part(holder, key)
         if any(claim.booked for claim in claims.values()):
-            holder.parts[key] = AllocationPart(claims, part.span, slots)
+            part.set_claims(claims)
             self._book_part(holder, key)
         else:
-            del holder.parts[key]
-        self._external_usage.redistribute(claim.vertex for claim in part.claims.values())
+            holder.drop_part(key)
+        self._external_usage.redistribute(
+            claim.vertex for index, claim in before.items() if claims.get(index) != claim
+        )
 
     def _drop_if_empty(self, holder: JobAllocation) -> bool:
         if holder.parts:

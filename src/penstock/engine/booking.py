@@ -4,8 +4,9 @@
 whole vertex (requested as exclusive, or a node under a `...nodex` policy) includes its subtree. `Booker`
 books claims under a key and unbooks them. The ancestors of a claim get a booking without units, so that no
 other job can have them exclusively, and they count what is used below; the keys that a slot brings are in use
-at the vertices of their levels among them. A partial release unbooks all claims
-and books the rest, so there is one way to book and one way to undo it, and together they are the identity.
+at the vertices of their levels among them. Booking and unbooking are the identity. A partial release reduces
+the bookings to what booking the remaining claims would give; with shared vertices it unbooks all claims and
+books the rest.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ from penstock.model.exclusion_key import ExclusionKey
 __all__ = [
     "Booker",
     "Claims",
+    "Release",
     "Span",
     "VertexClaim",
     "claims_of",
     "claims_without_slots",
+    "is_in_whole",
     "mark_whole_claims",
     "merge_claims",
     "picks_of",
@@ -66,6 +69,31 @@ class Span:
     start: int
     end: int
     live: bool
+
+
+class Release:
+    """What leaves the claims of a part, see `claim_counts`."""
+
+    __slots__ = ("left", "units", "unlisted")
+
+    def __init__(self) -> None:
+        self.units: dict[int, tuple[Vertex, int]] = {}  # released units of booked claims
+        self.left: dict[int, Vertex] = {}  # nothing booked on or below them any more
+        self.unlisted: dict[int, set[str]] = {}  # by vertex: types of which nothing below is booked any more
+
+    def reduce(self, claims: Claims, claim: VertexClaim, units: int) -> None:
+        """Takes units from a claim."""
+        claims[claim.vertex.index] = replace(claim, units=claim.units - units)
+        self._note(claim, units)
+
+    def remove(self, claims: Claims, claim: VertexClaim) -> None:
+        del claims[claim.vertex.index]
+        self._note(claim, claim.units)
+
+    def _note(self, claim: VertexClaim, units: int) -> None:
+        if claim.booked:
+            _, before = self.units.get(claim.vertex.index, (claim.vertex, 0))
+            self.units[claim.vertex.index] = (claim.vertex, before + units)
 
 
 def claims_of(selections: Iterable[Selection], whole_nodes: bool) -> Claims:
@@ -231,7 +259,7 @@ def claims_without_slots(external_units: Claims, kept: list[Slot], dropped: list
                 continue
             if not claim.exclusive and claim.units > grant.units:
                 claims[grant.vertex.index] = replace(claim, units=claim.units - grant.units)
-            elif not _is_in_whole(claims, grant.vertex):
+            elif not is_in_whole(claims, grant.vertex):
                 del claims[grant.vertex.index]
     in_use: set[int] = set()
     for slot in kept:
@@ -243,7 +271,7 @@ def claims_without_slots(external_units: Claims, kept: list[Slot], dropped: list
             left.update(vertex.index for vertex in (grant.vertex, *grant.vertex.ancestors()))
     over = [claim for claim in external_units.values() if claim.whole and claim.vertex.index in left - in_use]
     for claim in sorted(over, key=lambda claim: len(list(claim.vertex.ancestors()))):
-        if _is_in_whole(claims, claim.vertex):
+        if is_in_whole(claims, claim.vertex):
             continue
         pending = [claim.vertex]
         while pending:
@@ -268,7 +296,7 @@ def mark_whole_claims(claims: Claims) -> Claims:
     return marked
 
 
-def _is_in_whole(claims: Claims, vertex: Vertex) -> bool:
+def is_in_whole(claims: Claims, vertex: Vertex) -> bool:
     """Whether an ancestor is claimed as a whole; then this vertex stays claimed with it."""
     return any((claim := claims.get(above.index)) is not None and claim.whole for above in vertex.ancestors())
 
@@ -291,6 +319,25 @@ def _keys_of(slots: Iterable[Slot], claims: Claims) -> dict[int, dict[ExclusionK
                 if key.level == level:
                     counts[key] = counts.get(key, 0) + 1
     return found
+
+
+def _less(below: dict[str, int], released: dict[str, int], unlisted: set[str]) -> dict[str, int]:
+    if not released and not unlisted:
+        return below
+    return {
+        resource_type: units - released.get(resource_type, 0)
+        for resource_type, units in below.items()
+        if resource_type not in unlisted
+    }
+
+
+def _fewer_keys(
+    keys: dict[ExclusionKey, int] | None, had: dict[ExclusionKey, int], has: dict[ExclusionKey, int]
+) -> dict[ExclusionKey, int] | None:
+    if keys is None or not had:
+        return keys
+    counts = {key: count - had.get(key, 0) + has.get(key, 0) for key, count in keys.items()}
+    return {key: count for key, count in counts.items() if count} or None
 
 
 class Booker:
@@ -340,6 +387,49 @@ class Booker:
                 vertex.state.unbook(key)
                 refresh_excess(vertex)
         for vertex in touched:
+            if vertex.state is not None and vertex.state.is_empty():
+                vertex.state = None
+
+    def release(
+        self, key: BookingKey, claims: Claims, release: Release, before: list[Slot], after: list[Slot]
+    ) -> None:
+        """Reduces bookings in a tree by what has left the claims, as if only the rest had been booked.
+
+        `before` and `after` are the slots that have lost something, without those that have lost everything.
+        """
+        below: dict[int, dict[str, int]] = {}
+        touched: dict[int, Vertex] = {}
+        for vertex, units in release.units.values():
+            touched[vertex.index] = vertex
+            for above in vertex.ancestors():
+                touched[above.index] = above
+                if vertex.type in self.tracked:
+                    used = below.setdefault(above.index, {})
+                    used[vertex.type] = used.get(vertex.type, 0) + units
+        had, has = _keys_of(before, claims), _keys_of(after, claims)
+        for index, vertex in touched.items():
+            state = vertex.state
+            if state is None or key not in state.bookings:
+                continue
+            if index in release.left:
+                state.unbook(key)
+                continue
+            booking = state.bookings[key]
+            claim = claims.get(index)
+            _, own = release.units.get(index, (vertex, 0))
+            state.shrink(
+                key,
+                replace(
+                    booking,
+                    units=booking.units - own,
+                    exclusive=claim is not None and claim.booked and claim.exclusive,
+                    below=_less(booking.below, below.get(index, {}), release.unlisted.get(index, set())),
+                    keys=_fewer_keys(booking.keys, had.get(index, {}), has.get(index, {})),
+                ),
+            )
+        for vertex, _ in release.units.values():
+            refresh_excess(vertex)
+        for vertex in touched.values():
             if vertex.state is not None and vertex.state.is_empty():
                 vertex.state = None
 

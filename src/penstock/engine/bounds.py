@@ -9,6 +9,7 @@ which an explanation needs.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from penstock.engine.exclusion import Exclusion
@@ -37,7 +38,7 @@ class Bounds:
         constraint: Constraint | None,
         exclusion: Exclusion,
         window: Window,
-        excluded_nodes: frozenset[int] = frozenset(),
+        excluded_nodes: Set[int] = frozenset(),
         whole_nodes: bool = False,
     ) -> None:
         self._whole_nodes = whole_nodes
@@ -159,7 +160,7 @@ def cannot_ever_fit(
     demands: tuple[tuple[Demand, ...], ...],
     exclusions: tuple[Exclusion, ...],
     tops: list[Vertex] | None = None,
-    excluded_nodes: frozenset[int] = frozenset(),
+    excluded_nodes: Set[int] = frozenset(),
 ) -> str | None:
     """The clause that no state of these resources could satisfy; None if that is not proven."""
     placement = request.placement
@@ -188,7 +189,7 @@ class _GroupNeeds:
     constraint: Constraint | None
     exclusion: Exclusion
     within: str
-    excluded_nodes: frozenset[int]
+    excluded_nodes: Set[int]
 
     def ideal_bounds(self) -> Bounds:
         return Bounds(self.demands, self.constraint, self.exclusion, IDEAL, self.excluded_nodes)

@@ -94,7 +94,7 @@ class Engine:
         self.external_usage = ExternalUsageTable(graph)
         self._booking_times = BookingTimes()
         self._booker = Booker(self.filters.tracked)
-        self._table = AllocationTable(self._booker, self._booking_times, self.external_usage)
+        self._table = AllocationTable(graph, self._booker, self._booking_times, self.external_usage)
         self._updater = GraphUpdater(graph, self.filters, self._table, self.external_usage)
         horizon = horizon_s if horizon_s is not None else FOREVER
         search_order = order if order is not None else MostFreeOrder()
@@ -181,8 +181,7 @@ class Engine:
             raise Conflict(f"job {job} is reserved, not running: it cannot be extended")
         duration_s = request.duration_s
         if duration_s is None:
-            ends = max(part.span.end for part in holder.parts.values())
-            duration_s = max(ends, now + 1) - now if ends < FOREVER else None
+            duration_s = max(holder.end, now + 1) - now if holder.end < FOREVER else None
         prepared = replace(
             self._prepare(replace(request, duration_s=duration_s, placement=holder.placement)),
             top=holder.top,
@@ -279,7 +278,7 @@ class Engine:
         """Everything that a job holds, including its extensions."""
         holder = self._job(job)
         start = min(part.span.start for part in holder.parts.values())
-        end = max(part.span.end for part in holder.parts.values())
+        end = holder.end
         slots = tuple(slot for part in holder.parts.values() for slot in part.slots)
         picks = picks_of(holder.claims(), self.graph.root)
         return Allocation(job, holder.kind, start, None if end >= FOREVER else end, picks, slots)
@@ -365,7 +364,7 @@ class Engine:
     def _allocation(self, holder: JobAllocation, part: AllocationPart) -> Allocation:
         end = None if part.span.end >= FOREVER else part.span.end
         picks = picks_of(part.claims, self.graph.root)
-        return Allocation(holder.number, holder.kind, part.span.start, end, picks, part.slots)
+        return Allocation(holder.number, holder.kind, part.span.start, end, picks, tuple(part.slots))
 
     def _refusal(
         self, prepared: PreparedRequest, now: int, explain: bool, searched: bool = False

@@ -8,7 +8,7 @@ the nodes that would do if they were free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -63,7 +63,7 @@ class Explainer:
         request: Request,
         demands: tuple[tuple[Demand, ...], ...],
         exclusions: tuple[Exclusion, ...],
-        excluded_nodes: frozenset[int] = frozenset(),
+        excluded_nodes: Set[int] = frozenset(),
         whole_nodes: bool = False,
     ) -> None:
         self._graph = graph

@@ -1,39 +1,115 @@
 """What the engine has booked for one job.
 
 An allocation has parts: the first match of the job, and one for each extension. Parts are released and
-stored separately; together they are what the job holds.
+stored separately; together they are what the job holds. A part loses slots as members end, at the cost of
+these slots: its slots are kept by number, and which part and node a slot has is looked up in an index that a
+job gets when it first needs one (most jobs end as a whole).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from penstock.engine.allocation import AllocationKind, Slot
 from penstock.engine.booking import Claims, Span
+from penstock.engine.claim_counts import ClaimCounts
 from penstock.engine.graph import Vertex
 from penstock.engine.request import Placement
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_values
 
 __all__ = ["AllocationPart", "JobAllocation"]
 
 
-@dataclass(frozen=True, slots=True)
 class AllocationPart:
-    """What one match or extension booked for a job."""
+    """What one match or extension booked for a job. Only the table of allocations changes it."""
 
-    claims: Claims
-    span: Span
-    slots: tuple[Slot, ...]
+    __slots__ = ("_counts", "_slots", "claims", "span")
+
+    def __init__(self, claims: Claims, span: Span, slots: Iterable[Slot]) -> None:
+        self.claims = claims
+        self.span = span
+        # By number; slots that have none yet by their position, which is negative.
+        self._slots = {
+            slot.number if slot.number >= 0 else ~position: slot for position, slot in enumerate(slots)
+        }
+        self._counts: ClaimCounts | None = None
+
+    @property
+    def slots(self) -> dict_values[int, Slot]:
+        return self._slots.values()
+
+    def slot(self, number: int) -> Slot | None:
+        return self._slots.get(number)
+
+    def set_slot(self, slot: Slot) -> None:
+        self._slots[slot.number] = slot
+
+    def drop_slot(self, number: int) -> None:
+        del self._slots[number]
+
+    def set_claims(self, claims: Claims) -> None:
+        self.claims = claims
+        self._counts = None
+
+    def counts(self, dropped: Iterable[Slot] = ()) -> ClaimCounts:
+        """The claims counted by vertex, for partial releases. Counted once, then kept up to date.
+
+        `dropped` are slots that the part has lost already, while it still has their claims.
+        """
+        if self._counts is None:
+            self._counts = ClaimCounts(self.claims, (*self.slots, *dropped))
+        return self._counts
 
 
-@dataclass(slots=True)
 class JobAllocation:
-    number: int
-    kind: AllocationKind
-    placement: Placement
-    top: Vertex  # contains all claims: the root, or the chosen domain
-    parts: dict[int, AllocationPart]
-    parts_made: int = 1
-    slots_made: int = 0
+    """The parts of a job by key. Only the table of allocations adds and removes parts."""
+
+    __slots__ = (
+        "_last_end",
+        "_part_of_slot",
+        "_parts_ending_last",
+        "_slots_on_node",
+        "kind",
+        "number",
+        "parts",
+        "parts_made",
+        "placement",
+        "slots_made",
+        "top",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        kind: AllocationKind,
+        placement: Placement,
+        top: Vertex,
+        parts: dict[int, AllocationPart],
+        parts_made: int = 1,
+        slots_made: int = 0,
+    ) -> None:
+        self.number = number
+        self.kind = kind
+        self.placement = placement
+        self.top = top  # contains all claims: the root, or the chosen domain
+        self.parts = parts
+        self.parts_made = parts_made
+        self.slots_made = slots_made
+        self._last_end = -1
+        self._parts_ending_last = 0
+        self._part_of_slot: dict[int, int] | None = None
+        self._slots_on_node: dict[int, int] | None = None  # number of slots, by index of the node
+        for part in parts.values():
+            self._note_end(part)
+
+    @property
+    def end(self) -> int:
+        """The latest planned end of a part."""
+        return self._last_end
 
     def claims(self) -> Claims:
         """The claims of all parts; units of a pool that several parts share are added up."""
@@ -47,7 +123,57 @@ class JobAllocation:
                     union[index] = claim
         return union
 
-    def nodes(self) -> frozenset[int]:
-        """Indexes of the nodes of its slots."""
-        slots = [slot for part in self.parts.values() for slot in part.slots]
-        return frozenset(slot.node.index for slot in slots if slot.node is not None)
+    def nodes(self) -> Set[int]:
+        """Indexes of the nodes of its slots: a view."""
+        if self._slots_on_node is None:
+            self._slots_on_node = {}
+            for part in self.parts.values():
+                for slot in part.slots:
+                    self._shift_node(slot, 1)
+        return self._slots_on_node.keys()
+
+    def part_of_slot(self, number: int) -> int | None:
+        """The key of the part that has a slot."""
+        if self._part_of_slot is None:
+            self._part_of_slot = {slot.number: key for key, part in self.parts.items() for slot in part.slots}
+        return self._part_of_slot.get(number)
+
+    def add_part(self, key: int, part: AllocationPart) -> None:
+        self.parts[key] = part
+        self._note_end(part)
+        for slot in part.slots:
+            if self._part_of_slot is not None:
+                self._part_of_slot[slot.number] = key
+            self._shift_node(slot, 1)
+
+    def drop_slot(self, key: int, slot: Slot) -> None:
+        self.parts[key].drop_slot(slot.number)
+        if self._part_of_slot is not None:
+            del self._part_of_slot[slot.number]
+        self._shift_node(slot, -1)
+
+    def drop_part(self, key: int) -> None:
+        part = self.parts[key]
+        for slot in list(part.slots):
+            self.drop_slot(key, slot)
+        del self.parts[key]
+        if part.span.end == self._last_end:
+            self._parts_ending_last -= 1
+            if self._parts_ending_last == 0:
+                self._last_end = -1
+                for other in self.parts.values():
+                    self._note_end(other)
+
+    def _note_end(self, part: AllocationPart) -> None:
+        if part.span.end > self._last_end:
+            self._last_end, self._parts_ending_last = part.span.end, 0
+        self._parts_ending_last += part.span.end == self._last_end
+
+    def _shift_node(self, slot: Slot, sign: int) -> None:
+        counts = self._slots_on_node
+        if counts is not None and slot.node is not None:
+            left = counts.get(slot.node.index, 0) + sign
+            if left:
+                counts[slot.node.index] = left
+            else:
+                del counts[slot.node.index]

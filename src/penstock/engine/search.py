@@ -11,7 +11,7 @@ bookings; `BookingTimes` keeps them.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,7 +38,7 @@ class PreparedRequest:
     demands: tuple[tuple[Demand, ...], ...]
     exclusions: tuple[Exclusion, ...]  # one per group
     top: Vertex | None = None  # None: the root, or each domain of `placement.within`
-    excluded_nodes: frozenset[int] = frozenset()
+    excluded_nodes: Set[int] = frozenset()
 
 
 class BookingTimes:
@@ -204,7 +204,7 @@ class Search:
         group: int,
         window: Window,
         top: Vertex,
-        excluded_nodes: frozenset[int],
+        excluded_nodes: Set[int],
         full_nodes: set[int] | None = None,
     ) -> Selection | None:
         request = prepared.request

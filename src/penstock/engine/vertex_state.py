@@ -170,6 +170,25 @@ class VertexState:
         if booking.live and booking.end == self.live_end_min < FOREVER:
             self.live_end_min = min((b.end for b in self.bookings.values() if b.live), default=FOREVER)
 
+    def shrink(self, key: BookingKey, booking: Booking) -> None:
+        """Replaces a booking by one for the same time with fewer units, types or keys."""
+        before = self.bookings[key]
+        self.bookings[key] = booking
+        start, end = booking.start, booking.end
+        self.exclusive_bookings += booking.exclusive - before.exclusive
+        self.plan.remove(start, end, before.units - booking.units)
+        for resource_type, units in before.below.items():
+            released = units - booking.below.get(resource_type, 0)
+            if released:
+                planner = self.below[resource_type]
+                planner.remove(start, end, released)
+                if planner.is_empty():
+                    del self.below[resource_type]
+        for exclusion_key, count in before.keys.items() if before.keys else ():
+            released = count - (booking.keys.get(exclusion_key, 0) if booking.keys else 0)
+            self._key_use(exclusion_key).plan.remove(start, end, released)
+            self._drop_unused_key(exclusion_key)
+
     def add_external(self, name: str, share: ExternalShare) -> None:
         self.external[name] = share
         self._shift_external_usage(share, 1)

@@ -22,7 +22,7 @@ The walker books nothing and keeps no state between walks.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Final
 
 from penstock.engine.candidates import Candidate, Choice, Found, Selection, bundles, reduced
@@ -65,7 +65,7 @@ class Walk:
         demands: tuple[Demand, ...],
         constraint: Constraint | None,
         exclusion: Exclusion,
-        excluded_nodes: frozenset[int] = frozenset(),
+        excluded_nodes: Set[int] = frozenset(),
         full_nodes: set[int] | None = None,
     ) -> None:
         self._graph = graph

@@ -85,9 +85,8 @@ class _Future:
         self._booked: set[int] = set()
         self._ends: list[tuple[int, int]] = []
         for number, job in engine.jobs.items():
-            end = max((part.span.end for part in job.parts.values()), default=FOREVER)
-            if job.kind is AllocationKind.ALLOCATED and end < FOREVER:
-                self._ends.append((max(end, now + 1), number))
+            if job.kind is AllocationKind.ALLOCATED and job.end < FOREVER:
+                self._ends.append((max(job.end, now + 1), number))
         heapq.heapify(self._ends)
 
     def next_end(self) -> int | None:
