@@ -62,6 +62,7 @@ torture: $(READY) ## kill N processes of a running instance and check that it re
 
 bench: $(READY) ## run the benchmarks and print the results
 	@$(BIN)/python -m bench $(ARGS)
+	@$(BIN)/python -m bench.state_costs
 
 controlplane: $(READY) ## build etcd, Kubernetes and kwok into the user's cache, for tests and `penstock dev`
 	@$(BIN)/python hack/controlplane/build.py

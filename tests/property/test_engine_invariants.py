@@ -8,6 +8,7 @@ ends, because nobody releases them.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -75,6 +76,15 @@ class Backend:
     def play(self, step: Step) -> None:
         getattr(self, f"do_{step.name}")(step)
         assert self.ledger.differences(self.engine) == []
+
+    def copy(self) -> Backend:
+        """Forgets what could be booked again, which names vertices of one engine."""
+        self.past.clear()
+        engine = self.engine.copy()
+        ledger = Booker(engine.graph, deepcopy(self.ledger.jobs), deepcopy(self.ledger.holds))
+        return replace(
+            self, engine=engine, ledger=ledger, requests=dict(self.requests), past=[], said=list(self.said)
+        )
 
     def count_again(self, filters: Filters) -> None:
         """Counts the whole graph and books every job again, as if nothing had been kept up to date."""
@@ -469,5 +479,40 @@ def allocations_of(engine: Engine) -> dict[int, object]:
         assert holder.end == max(part.span.end for part in holder.parts.values())
         assert set(holder.nodes()) == {slot.node.index for slot in slots if slot.node is not None}
         assert all(slot in holder.parts[holder.part_of_slot(slot.number) or 0].slots for slot in slots)
+        vertices = [claim.vertex for part in holder.parts.values() for claim in part.claims.values()]
+        vertices += [grant.vertex for slot in slots for grant in slot.grants]
+        assert all(engine.graph.vertices[vertex.index] is vertex for vertex in vertices)
         found[job] = str(engine.allocation(job)), list(holder.parts)
     return found
+
+
+@given(
+    shape=SHAPES,
+    policy=st.sampled_from(POLICIES),
+    history=histories(requests()),
+    at=st.integers(1, 12),
+    copy_first=st.booleans(),
+)
+def test_a_copy_goes_on_like_its_original_and_apart_from_it(
+    shape: Shape, policy: str, history: list[Step], at: int, copy_first: bool
+) -> None:
+    first = world_of(shape, policy)
+    for step in history[:at]:
+        first.play(step)
+    second = first.copy()
+    if copy_first:
+        first, second = second, first
+    at_copy = dump(first.engine), totals_of(first.engine)
+    assert at_copy == (dump(second.engine), totals_of(second.engine))
+    for step in history[at:]:
+        first.play(step)
+    assert at_copy == (dump(second.engine), totals_of(second.engine))
+    for step in history[at:]:
+        second.play(step)
+    assert first.said == second.said
+    assert dump(first.engine) == dump(second.engine)
+    assert allocations_of(first.engine) == allocations_of(second.engine)
+    mine = {id(vertex) for vertex in first.engine.graph.vertices.values()}
+    assert not any(id(vertex) in mine for vertex in second.engine.graph.vertices.values())
+    first.empty()
+    second.empty()

@@ -8,6 +8,7 @@ the caller must react differently.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.engine.graph import Vertex
@@ -62,6 +63,14 @@ class Slot:
     grants: tuple[Grant, ...]
     number: int = -1  # unique in its job and never reused; -1: not booked
     brings: tuple[ExclusionKey, ...] = ()
+
+    def on_copies(self, copies: Mapping[int, Vertex]) -> Slot:
+        """The same slot on copies of the vertices, given by index."""
+        node = copies.get(self.node.index, self.node) if self.node is not None else None
+        grants = tuple(
+            Grant(copies.get(grant.vertex.index, grant.vertex), grant.units) for grant in self.grants
+        )
+        return Slot(self.group, node, grants, self.number, self.brings)
 
 
 @dataclass(frozen=True, slots=True)

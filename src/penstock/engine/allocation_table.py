@@ -33,6 +33,10 @@ class AllocationTable:
         self._booking_times = booking_times
         self._external_usage = external_usage
 
+    def copy_jobs(self, other: AllocationTable) -> None:
+        """Gives a table on a copy of the graph these allocations; the graph has their bookings already."""
+        other.jobs = {number: job.copy(other._graph.vertices) for number, job in self.jobs.items()}
+
     def book(self, holder: JobAllocation, part: AllocationPart) -> AllocationPart:
         """Books a part of a job and assigns numbers to its slots."""
         self.jobs[holder.number] = holder

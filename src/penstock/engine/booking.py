@@ -11,7 +11,7 @@ books the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.engine.allocation import Grant, Pick, Slot
@@ -59,6 +59,12 @@ class VertexClaim:
     label: str = ""
     above: Vertex | None = None  # the parent on the path by which it was reached; None: its first parent
     whole: bool = False  # includes the whole subtree
+
+    def on_copies(self, copies: Mapping[int, Vertex]) -> VertexClaim:
+        """The same claim on copies of the vertices, given by index."""
+        vertex = copies.get(self.vertex.index, self.vertex)
+        above = copies.get(self.above.index, self.above) if self.above is not None else None
+        return VertexClaim(vertex, self.units, self.booked, self.exclusive, self.label, above, self.whole)
 
 
 Claims = dict[int, VertexClaim]  # by the index of the vertex

@@ -88,17 +88,37 @@ class Engine:
         order: SearchOrder | None = None,
         horizon_s: int | None = None,
     ) -> None:
-        self.graph = graph
         self.policy = parse_policy(policy) if isinstance(policy, str) else policy
-        self.filters = Filters(filters, leaves_everywhere=self.policy.usage is not Usage.IGNORED)
-        self.external_usage = ExternalUsageTable(graph)
-        self._booking_times = BookingTimes()
-        self._booker = Booker(self.filters.tracked)
-        self._table = AllocationTable(graph, self._booker, self._booking_times, self.external_usage)
-        self._updater = GraphUpdater(graph, self.filters, self._table, self.external_usage)
-        horizon = horizon_s if horizon_s is not None else FOREVER
-        search_order = order if order is not None else MostFreeOrder()
-        self._search = Search(graph, self.policy, search_order, self._booker, self._booking_times, horizon)
+        self._order = order if order is not None else MostFreeOrder()
+        self._horizon_s = horizon_s if horizon_s is not None else FOREVER
+        counted = Filters(filters, leaves_everywhere=self.policy.usage is not Usage.IGNORED)
+        counted.compute_totals(graph)
+        self._connect(graph, counted, ExternalUsageTable(graph), BookingTimes())
+
+    def _connect(
+        self, graph: Graph, filters: Filters, external_usage: ExternalUsageTable, times: BookingTimes
+    ) -> None:
+        self.graph = graph
+        self.filters = filters
+        self.external_usage = external_usage
+        self._booking_times = times
+        self._booker = Booker(filters.tracked)
+        self._table = AllocationTable(graph, self._booker, times, external_usage)
+        self._updater = GraphUpdater(graph, filters, self._table, external_usage)
+        self._search = Search(graph, self.policy, self._order, self._booker, times, self._horizon_s)
+
+    def copy(self) -> Engine:
+        """An independent engine that answers alike, for forecasts and what-if.
+
+        Its vertices have the same indexes as these. Nothing that changes is shared.
+        """
+        other = Engine.__new__(Engine)
+        other.policy, other._order, other._horizon_s = self.policy, self._order.copy(), self._horizon_s
+        graph = self.graph.copy()
+        external_usage = self.external_usage.copy(graph)
+        other._connect(graph, self.filters.copy(), external_usage, self._booking_times.copy())
+        self._table.copy_jobs(other._table)
+        return other
 
     @property
     def jobs(self) -> Mapping[int, JobAllocation]:

@@ -53,6 +53,23 @@ class ExternalUsageTable:
         # By type and node: names of usage that found no vertex of the type
         self._unplaced: dict[tuple[str, int], dict[str, None]] = {}
 
+    def copy(self, graph: Graph) -> ExternalUsageTable:
+        """The same usage on a copy of the graph."""
+        other = ExternalUsageTable(graph)
+        vertices = graph.vertices
+        other._vertices = {
+            name: [vertices[vertex.index] for vertex in touched] for name, touched in self._vertices.items()
+        }
+        other._usages = {
+            name: ExternalUsage(name, vertices[usage.at.index], usage.units, usage.standing, usage.brings)
+            for name, usage in self._usages.items()
+        }
+        other._places = dict(self._places)
+        other._next_place = self._next_place
+        other._crowded = {node: dict(names) for node, names in self._crowded.items()}
+        other._unplaced = {key: dict(names) for key, names in self._unplaced.items()}
+        return other
+
     def __contains__(self, name: str) -> bool:
         return name in self._vertices
 

@@ -52,6 +52,14 @@ class Filters:
                 )
             self._keep(_ANY if high == "ALL" else high, low)
 
+    def copy(self) -> Filters:
+        other = Filters.__new__(Filters)
+        other._leaf_anchor = self._leaf_anchor
+        other._kept = {anchor: list(kept) for anchor, kept in self._kept.items()}
+        other._order = dict(self._order)
+        other._all = set(self._all)
+        return other
+
     @property
     def tracked(self) -> frozenset[str]:
         """All types that have a total at some vertex."""

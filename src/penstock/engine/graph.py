@@ -123,14 +123,37 @@ class Vertex:
     def path(self, subsystem: str = CONTAINMENT) -> str:
         return self.paths.get(subsystem, "")
 
+    # Copies of a vertex share properties and paths, so these are replaced, not changed.
+
     def set_property(self, key: str, value: str) -> None:
-        if self.properties is _NO_PROPERTIES:
-            self.properties = {}
-        self.properties[key] = value
+        self.properties = {**self.properties, key: value}
 
     def remove_property(self, key: str) -> None:
         if key in self.properties:
-            del self.properties[key]
+            self.properties = {other: value for other, value in self.properties.items() if other != key}
+
+    def copy(self) -> Vertex:
+        """A copy with its own state and totals, but without edges (see `Graph.copy`)."""
+        other = Vertex.__new__(Vertex)
+        other.index = self.index
+        other.type = self.type
+        other.basename = self.basename
+        other.id = self.id
+        other.name = self.name
+        other.uniq_id = self.uniq_id
+        other.rank = self.rank
+        other.size = self.size
+        other.unit = self.unit
+        other.properties = self.properties
+        other.up = self.up
+        other.divisible = self.divisible
+        other.paths = self.paths
+        other.order = self.order
+        other.parents = {}
+        other.children = {}
+        other.totals = None if self.totals is None else dict(self.totals)
+        other.state = None if self.state is None else self.state.copy()
+        return other
 
     def __repr__(self) -> str:
         return f"Vertex({self.path() or self.name})"
@@ -200,6 +223,31 @@ class Graph:
             )
         return found[0]
 
+    def copy(self) -> Graph:
+        """An independent graph with equal vertices under the same indexes, and copies of their states."""
+        other = Graph()
+        copies = other.vertices = {index: vertex.copy() for index, vertex in self.vertices.items()}
+        for index, vertex in self.vertices.items():
+            # A parent in another subsystem may be gone.
+            copies[index].parents = {
+                subsystem: copies.get(above.index, above) for subsystem, above in vertex.parents.items()
+            }
+            if vertex.children:
+                copies[index].children = {
+                    subsystem: {child: copies[child] for child in kids}
+                    for subsystem, kids in vertex.children.items()
+                }
+        other.roots = {subsystem: copies[root.index] for subsystem, root in self.roots.items()}
+        other.has_shared = self.has_shared
+        other.is_tree = self.is_tree
+        other._extra_edges = set(self._extra_edges)
+        other._by_path = {path: [copies[v.index] for v in here] for path, here in self._by_path.items()}
+        other._by_type = {name: {i: copies[i] for i in members} for name, members in self._by_type.items()}
+        other._by_rank = {rank: {i: copies[i] for i in members} for rank, members in self._by_rank.items()}
+        other._next_index = self._next_index
+        other._next_order = self._next_order
+        return other
+
     def add_root(self, spec: VertexSpec, subsystem: str = CONTAINMENT, path: str = "") -> Vertex:
         if subsystem in self.roots:
             raise BadGraph(
@@ -260,7 +308,7 @@ class Graph:
             self._next_order += 1
 
     def set_path(self, vertex: Vertex, subsystem: str, path: str) -> None:
-        vertex.paths[subsystem] = path
+        vertex.paths = {**vertex.paths, subsystem: path}
         self._by_path.setdefault(path, []).append(vertex)
 
     def remove_subtree(self, top: Vertex) -> list[Vertex]:

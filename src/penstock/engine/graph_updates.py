@@ -39,7 +39,6 @@ class GraphUpdater:
         self._filters = filters
         self._table = table
         self._external_usage = external_usage
-        self._recount()
 
     def add(self, parent: Vertex, tree: VertexTree) -> Vertex:
         added = self._graph.add_tree(parent, tree)

@@ -8,7 +8,7 @@ job gets when it first needs one (most jobs end as a whole).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,32 +27,57 @@ __all__ = ["AllocationPart", "JobAllocation"]
 class AllocationPart:
     """What one match or extension booked for a job. Only the table of allocations changes it."""
 
-    __slots__ = ("_counts", "_slots", "claims", "span")
+    __slots__ = ("_claims", "_copies", "_counts", "_slots", "span")
 
     def __init__(self, claims: Claims, span: Span, slots: Iterable[Slot]) -> None:
-        self.claims = claims
+        self._claims = claims
         self.span = span
         # By number; slots that have none yet by their position, which is negative.
         self._slots = {
             slot.number if slot.number >= 0 else ~position: slot for position, slot in enumerate(slots)
         }
         self._counts: ClaimCounts | None = None
+        # In a copy until it is read: the vertices to put in the place of those that claims and slots name
+        self._copies: Mapping[int, Vertex] | None = None
+
+    def copy(self, vertices: Mapping[int, Vertex]) -> AllocationPart:
+        """The same part on a copy of the graph. Most copies are never read, so they are translated late."""
+        other = AllocationPart(dict(self._claims), self.span, ())
+        other._slots = dict(self._slots)
+        other._copies = vertices
+        return other
+
+    def _translate(self) -> None:
+        copies, self._copies = self._copies, None
+        if copies is not None:
+            self._claims = {index: claim.on_copies(copies) for index, claim in self._claims.items()}
+            self._slots = {number: slot.on_copies(copies) for number, slot in self._slots.items()}
+
+    @property
+    def claims(self) -> Claims:
+        self._translate()
+        return self._claims
 
     @property
     def slots(self) -> dict_values[int, Slot]:
+        self._translate()
         return self._slots.values()
 
     def slot(self, number: int) -> Slot | None:
+        self._translate()
         return self._slots.get(number)
 
     def set_slot(self, slot: Slot) -> None:
+        self._translate()
         self._slots[slot.number] = slot
 
     def drop_slot(self, number: int) -> None:
+        self._translate()
         del self._slots[number]
 
     def set_claims(self, claims: Claims) -> None:
-        self.claims = claims
+        self._translate()
+        self._claims = claims
         self._counts = None
 
     def counts(self, dropped: Iterable[Slot] = ()) -> ClaimCounts:
@@ -105,6 +130,14 @@ class JobAllocation:
         self._slots_on_node: dict[int, int] | None = None  # number of slots, by index of the node
         for part in parts.values():
             self._note_end(part)
+
+    def copy(self, vertices: Mapping[int, Vertex]) -> JobAllocation:
+        """The same allocation on a copy of the graph, given by the indexes of its vertices."""
+        parts = {key: part.copy(vertices) for key, part in self.parts.items()}
+        top = vertices.get(self.top.index, self.top)
+        return JobAllocation(
+            self.number, self.kind, self.placement, top, parts, self.parts_made, self.slots_made
+        )
 
     @property
     def end(self) -> int:

@@ -36,6 +36,12 @@ class Planner:
     def __hash__(self) -> int:
         raise TypeError("a planner is mutable and has no hash")
 
+    def copy(self) -> Planner:
+        other = Planner.__new__(Planner)
+        other._times = self._times.copy()
+        other._levels = self._levels.copy()
+        return other
+
     def is_empty(self) -> bool:
         return not self._times
 

@@ -120,6 +120,9 @@ class SearchOrder(Protocol):
 
     is_stable: bool  # equal keys keep the order in which they were found
 
+    def copy(self) -> SearchOrder:
+        """An order that goes on as this one, independently, for a copy of the engine."""
+
     def ordered(self, children: Iterable[Vertex], now: int) -> list[Vertex]:
         """The children of a vertex, in the order in which `first` visits them."""
 
@@ -134,6 +137,9 @@ class MostFreeOrder:
     """Children without bookings first, then those with most free; among equals the highest `uniq_id`."""
 
     is_stable = True
+
+    def copy(self) -> MostFreeOrder:
+        return self  # It keeps no state.
 
     def instants(self, times: list[int], root: Vertex, needs: dict[str, int]) -> Iterable[int]:  # noqa: ARG002
         return times

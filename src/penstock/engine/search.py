@@ -48,6 +48,12 @@ class BookingTimes:
         self._times: list[int] = []
         self._counts: dict[int, int] = {}
 
+    def copy(self) -> BookingTimes:
+        other = BookingTimes()
+        other._times = list(self._times)
+        other._counts = dict(self._counts)
+        return other
+
     def add(self, span: Span) -> None:
         for time in (span.start, span.end):
             if time < FOREVER:

@@ -90,6 +90,12 @@ class KeyUse:
         self.plan = Planner()
         self.external = [0, 0]  # transient, standing
 
+    def copy(self) -> KeyUse:
+        other = KeyUse()
+        other.plan = self.plan.copy()
+        other.external = list(self.external)
+        return other
+
     def is_empty(self) -> bool:
         return self.plan.is_empty() and self.external == [0, 0]
 
@@ -131,6 +137,25 @@ class VertexState:
         self.excess_below: dict[str, int] = {}
         self.standing_excess = 0  # the same for standing usage alone
         self.standing_excess_below: dict[str, int] = {}
+
+    def copy(self) -> VertexState:
+        other = VertexState.__new__(VertexState)
+        other.bookings = dict(self.bookings)
+        other.external = dict(self.external)
+        other.plan = self.plan.copy()
+        other.presence = self.presence.copy()
+        other.below = {resource_type: planner.copy() for resource_type, planner in self.below.items()}
+        other.external_units = list(self.external_units)
+        other.external_below = {name: list(units) for name, units in self.external_below.items()}
+        other.keys = None if self.keys is None else {key: use.copy() for key, use in self.keys.items()}
+        other.transient_shares = self.transient_shares
+        other.live_end_min = self.live_end_min
+        other.exclusive_bookings = self.exclusive_bookings
+        other.excess = self.excess
+        other.excess_below = dict(self.excess_below)
+        other.standing_excess = self.standing_excess
+        other.standing_excess_below = dict(self.standing_excess_below)
+        return other
 
     def is_empty(self) -> bool:
         return not self.bookings and not self.external

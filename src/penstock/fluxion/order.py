@@ -36,6 +36,13 @@ class FluxionOrder:
         self._uncounted: dict[int, int] = {}  # by instant: units added to the root that Fluxion ignores there
         self._tried: set[int] = set()  # instants of the last search; the next search counts them again
 
+    def copy(self) -> FluxionOrder:
+        other = FluxionOrder()
+        other._weights = dict(self._weights)
+        other._uncounted = dict(self._uncounted)
+        other._tried = set(self._tried)
+        return other
+
     def ordered(self, children: Iterable[Vertex], now: int) -> list[Vertex]:  # noqa: ARG002 (weights are stored)
         weights = self._weights
         return sorted(

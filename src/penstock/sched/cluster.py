@@ -76,6 +76,22 @@ class Cluster:
         self._to_move: dict[str, None] = {}
         self._recorded: list[_RecordedAllocation] = []  # until the first snapshot
 
+    def copy(self) -> Cluster:
+        """An independent cluster with a copy of the engine, for forecasts and what-if."""
+        other = Cluster.__new__(Cluster)
+        other.engine = self.engine.copy()
+        vertices = other.engine.graph.vertices
+        other.nodes = {
+            name: ClusterNode(known.fact, known.rank, vertices[known.vertex.index], known.is_drained)
+            for name, known in self.nodes.items()
+        }
+        other.is_synced = self.is_synced
+        other._external_usage = dict(self._external_usage)
+        other._external_usage_on = {node: dict(keys) for node, keys in self._external_usage_on.items()}
+        other._to_move = dict(self._to_move)
+        other._recorded = list(self._recorded)
+        return other
+
     # Nodes
 
     def set_node(self, fact: NodeSet, rank: int, is_drained: bool) -> bool:
@@ -92,10 +108,13 @@ class Cluster:
         if before.capacity != fact.capacity:
             self._change_capacity(known, before.capacity, fact.capacity)
         if before.labels != fact.labels:
-            for key, _ in before.labels:
-                self.engine.remove_property(known.vertex, key)
-            for key, value in fact.labels:
-                self.engine.set_property(known.vertex, key, value)
+            old, new = dict(before.labels), dict(fact.labels)
+            for key in old:
+                if key not in new:
+                    self.engine.remove_property(known.vertex, key)
+            for key, value in new.items():
+                if old.get(key) != value:
+                    self.engine.set_property(known.vertex, key, value)
         self._update_vertex(known)
         return True
 
