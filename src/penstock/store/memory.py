@@ -241,8 +241,8 @@ class MemoryStore:
         def delete() -> None:
             self._check_epoch(epoch)
             pruned.extend(self._prunable(now, retention))
+            tables = self.tables
             for job in pruned:
-                tables = self.tables
                 for table in (tables.new, tables.live, tables.logs, tables.members, tables.job_nodes):
                     transaction.remove(table, job)
             for key, jobs in list(self.tables.submissions.items()):
@@ -289,6 +289,13 @@ class MemoryStore:
                     found.update(item for item in depends_on if type(item) is int)
         return found
 
+    def _row(self, job: int, is_active: bool) -> JobRow:
+        new, live = _copy_new(self.tables.new[job]), _copy_live(self.tables.live[job])
+        log = tuple(_copy_event(event) for event in self.tables.logs.get(job, ()))
+        if not is_active:
+            return JobRow(new, live, log)
+        return JobRow(new, live, log, self._members_of(job), self._nodes_of(job))
+
     def _recorded(self, now: float) -> Recorded:
         tables = self.tables
         active = {job for job, live in tables.live.items() if live.state is not JobState.INACTIVE}
@@ -297,20 +304,10 @@ class MemoryStore:
             key: tuple(sorted(job for job, seen_at in known if seen_at >= now - SUBMISSION_KEY_TTL_S))
             for key, known in sorted(tables.submissions.items())
         }
-        rows = [
-            JobRow(
-                _copy_new(tables.new[job]),
-                _copy_live(tables.live[job]),
-                tuple(_copy_event(event) for event in tables.logs.get(job, ())),
-                self._members_of(job) if job in active else (),
-                self._nodes_of(job) if job in active else {},
-            )
-            for job in jobs
-        ]
         return Recorded(
             began_at=tables.instance["began_at"],
             highest=tables.instance["highest"],
-            jobs=tuple(rows),
+            jobs=tuple(self._row(job, job in active) for job in jobs),
             allocations=tuple(
                 replace(part, data=_json_copy(part.data), slots=self._slots_of(job, number))
                 for job in sorted(tables.allocations)
