@@ -412,6 +412,10 @@ class Booker:
                 if vertex.type in self.tracked:
                     used = below.setdefault(above.index, {})
                     used[vertex.type] = used.get(vertex.type, 0) + units
+        for slot in before:
+            # Its keys leave with it, also if its units stay because other slots hold the vertex as a whole.
+            for grant in slot.grants if slot.brings else ():
+                touched.update((vertex.index, vertex) for vertex in (grant.vertex, *grant.vertex.ancestors()))
         had, has = _keys_of(before, claims), _keys_of(after, claims)
         for index, vertex in touched.items():
             state = vertex.state
