@@ -2,8 +2,8 @@
 
 A part of an allocation has one record, and one for each of its slots, so that releasing a slot deletes one
 row. A slot implies the claims on what it grants. The record of the part has the claims that its slots do not
-imply: `claims` hold as long as a slot uses them (a whole node ends with its last slot), `fixed` as long as
-the part exists (vertices that the request names and shares).
+imply: `claims` hold as long as a slot uses them (a whole node, or a node that the request names and shares,
+ends with its last slot), `fixed` as long as the part exists.
 
 Records locate units by node, because topology levels may change before they are read again.
 """
@@ -39,8 +39,8 @@ def allocation_record(job: int, key: int, part: AllocationPart, placement: Place
     for index, claim in part.claims.items():
         tops = _whole_tops(part.claims, claim)
         if tops or not _is_implied(claim, implied.get(index)):
-            ends_with_slot = index in implied or any(top in used for top in tops)
-            (claims if claim.booked and ends_with_slot else fixed).append(_claim_document(claim))
+            ends_with_slot = index in used or any(top in used for top in tops)
+            (claims if ends_with_slot else fixed).append(_claim_document(claim))
     data: dict[str, object] = {}
     if claims:
         data["claims"] = claims
@@ -60,8 +60,11 @@ def part_of(record: AllocationNew, vertex_at: VertexAt) -> AllocationPart:
     recorded = {claim.vertex.index: claim for claim in _claims_of(record.data.get("claims"), vertex_at)}
     for index, claim in recorded.items():
         own = claims.get(index)
-        if not claim.booked or any(top in used for top in _whole_tops(recorded, claim)):
-            claims[index] = claim if claim.booked or own is None else own
+        if not claim.booked:
+            if own is None and index in used:
+                claims[index] = claim
+        elif any(top in used for top in _whole_tops(recorded, claim)):
+            claims[index] = claim
         elif own is not None:
             units = own.units if claim.vertex.divisible else claim.units
             claims[index] = VertexClaim(
