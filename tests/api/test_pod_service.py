@@ -33,6 +33,12 @@ GIB = 1 << 30
 CORDON = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
 
 
+def number_of(driver: Driver, workload: str) -> int:
+    job = driver.scheduler.job_of_workload(workload)
+    assert job is not None
+    return job.id
+
+
 def node(name: str, cpu: int = 4000, gpus: int = 0, taints: tuple[Taint, ...] = (), **more: Any) -> NodeSet:
     capacity = [Capacity("cpu", cpu, divisible=True), Capacity("memory", 8 * GIB, divisible=True)]
     if gpus:
@@ -66,7 +72,7 @@ def jobs(driver: Driver) -> dict[str, JobSummary]:
 
 
 def rows(driver: Driver, workload: str) -> tuple[JobOverview, list[MemberRecord]]:
-    found = live_jobs.find_with_members(driver.scheduler, driver.scheduler.state.workloads.job_of(workload))
+    found = live_jobs.find_with_members(driver.scheduler, number_of(driver, workload))
     assert found is not None
     return found
 
@@ -106,7 +112,7 @@ def test_a_workload_looks_the_same_when_it_is_inactive() -> None:
     driver = pods(node("a"), node("b"))
     driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=5)
     gang(driver, "w", 2, 2500, limit_s=60)
-    job = driver.scheduler.state.job_of_workload("w")
+    job = driver.scheduler.job_of_workload("w")
     before = jobs(driver)["w"]
     driver.run_until(10)
     driver.feed(WorkloadGone("w"))
@@ -126,7 +132,7 @@ def test_a_node_that_refused_a_member_is_not_among_its_nodes() -> None:
     gang(driver, "w", 1, 1000)
     doc = jobs(driver)["w"]
     assert (doc.nodelist, doc.nnodes, doc.ncores) == ("b", 1, 1)
-    log = live_jobs.log_of(driver.scheduler, driver.scheduler.state.workloads.job_of("w")) or []
+    log = live_jobs.log_of(driver.scheduler, number_of(driver, "w")) or []
     assert [event.context["note"] for event in log if event.name == "exception"] == [
         "a refused w-0: OutOfcpu"
     ]
@@ -261,7 +267,7 @@ def test_output_and_signals_of_pods_are_refused_with_what_to_do_instead() -> Non
     driver = pods(node("a"))
     gang(driver, "w", 2, 1000)
     service = service_of(driver)
-    job = driver.scheduler.state.workloads.job_of("w")
+    job = number_of(driver, "w")
     with pytest.raises(Conflict, match=r"`kubectl logs w-0 -n team` \(the first of 2\)"):
         asyncio.run(service.stream_output(CALLER, job, follow=True))
     with pytest.raises(Conflict, match="a pod cannot be sent a signal; `penstock cancel`"):

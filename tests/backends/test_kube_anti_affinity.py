@@ -268,7 +268,7 @@ def test_pods_of_an_ordered_stateful_set_each_have_their_own_node() -> None:
     cluster.changes.put(pod("fourth", labels=DB))
     cluster.settle()
     assert nodes_of(cluster)["fourth"] == ""
-    (job,) = [job for job in cluster.scheduler.state.jobs.values() if job.spec.name == "fourth"]
+    (job,) = [job for job in cluster.scheduler.jobs.values() if job.spec.name == "fourth"]
     sentence = cluster.scheduler.wait_reason(job.id, cluster.now).message
     assert sentence.startswith(
         "needs 1 slot with 1 free cpu, 0 of 3 nodes qualify; anti-affinity with app=db excludes 3 nodes"

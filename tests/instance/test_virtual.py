@@ -65,7 +65,7 @@ def instance(
 
 
 def forecasts(made: VirtualInstance) -> list[float]:
-    found = (job.forecast for job in made.scheduler.state.jobs.values())
+    found = (job.forecast for job in made.scheduler.jobs.values())
     return [forecast.made_at for forecast in found if forecast is not None]
 
 
@@ -74,9 +74,9 @@ def test_a_virtual_instance_is_ready_after_its_first_snapshot_and_runs_jobs_one_
     assert made.readiness.current.is_ready
     made.feed(Submit((submission(nodes=2, cores=2, duration_s=60),) * 3))
     made.run_until(29.0)
-    assert len(made.scheduler.state.jobs) == 1
+    assert len(made.scheduler.jobs) == 1
     made.run_until(30.0)
-    assert not made.scheduler.state.jobs
+    assert not made.scheduler.jobs
     assert (store.heartbeats, store.prunings) == ([], [])
 
 
@@ -114,7 +114,7 @@ def test_nothing_starts_while_an_instance_shuts_down() -> None:
     made.readiness.shutdown_begun()
     made.feed(Submit((submission(nodes=1, duration_s=60),)))
     made.run_until(100.0)
-    (job,) = made.scheduler.state.jobs.values()
+    (job,) = made.scheduler.jobs.values()
     assert job.state.is_pending
     assert forecasts(made) == []
 

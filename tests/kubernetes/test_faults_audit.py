@@ -215,11 +215,11 @@ async def until(holds: Callable[[], bool], limit_s: float = 40.0) -> None:
 
 
 def first_hold(scheduler: Scheduler) -> str:
-    return scheduler.state.cluster.external_usage_keys()[0]
+    return next(iter(scheduler.external_usage()))
 
 
 def first_job(scheduler: Scheduler) -> int:
-    return next(iter(scheduler.state.jobs))
+    return next(iter(scheduler.jobs))
 
 
 @pytest.mark.parametrize(

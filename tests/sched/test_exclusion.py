@@ -38,7 +38,7 @@ def server(workload: str, number: int = 0, *keys: ExclusionKey, **more: Any) -> 
 
 
 def placed(driver: Driver) -> dict[str, str]:
-    members = [member for job in driver.scheduler.state.jobs.values() for member in job.members.values()]
+    members = [member for job in driver.scheduler.jobs.values() for member in job.members.values()]
     return {member.key: member.node for member in members if member.node}
 
 
@@ -55,7 +55,7 @@ def test_members_with_one_key_are_on_different_nodes() -> None:
     driver = driver_of(2)
     start(driver, "a", "b", "c")
     assert placed(driver) == {"a-0": "node0", "b-0": "node1"}
-    (job,) = [job for job in driver.scheduler.state.jobs.values() if job.workload == "c"]
+    (job,) = [job for job in driver.scheduler.jobs.values() if job.workload == "c"]
     message = driver.scheduler.wait_reason(job.id, driver.now).message
     assert message.startswith(
         "needs 1 slot with 1m free cpu, 0 of 2 nodes qualify; host port 80/TCP excludes 2 nodes"
@@ -80,7 +80,7 @@ def test_a_group_of_unlike_members_is_placed_by_the_keys_of_each() -> None:
 def test_members_with_equal_keys_have_one_shape() -> None:
     driver = driver_of(1)
     start(driver, *(f"w{number}" for number in range(5)))
-    assert len({job.shape for job in driver.scheduler.state.jobs.values() if job.state.is_pending}) == 1
+    assert len({job.shape for job in driver.scheduler.jobs.values() if job.state.is_pending}) == 1
 
 
 def test_a_late_member_sees_the_keys_of_its_own_job() -> None:
@@ -110,18 +110,18 @@ def test_keys_that_a_running_member_gets_later_exclude_others() -> None:
     )
     driver.settle()
     assert placed(driver)["v-0"] == "node1"
-    usage = driver.scheduler.state.cluster.external_usage("more: w-0")
+    usage = driver.scheduler.external_usage().get("more: w-0")
     assert usage is not None
     assert (usage.usage, usage.brings) == ((), (CARRIER,))
     driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, "node0", usage=(("cpu", 1),)))
-    assert driver.scheduler.state.cluster.external_usage("more: w-0") is None
+    assert driver.scheduler.external_usage().get("more: w-0") is None
 
 
 def test_keys_of_its_slot_are_no_excess_of_a_member() -> None:
     driver = driver_of(1)
     start(driver, "w")
     driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, "node0", usage=(("cpu", 1),), brings=(PORT,)))
-    assert driver.scheduler.state.cluster.external_usage("more: w-0") is None
+    assert driver.scheduler.external_usage().get("more: w-0") is None
 
 
 def test_an_orphan_keeps_its_keys() -> None:
@@ -139,7 +139,7 @@ def test_keys_of_external_usage_count(standing: bool) -> None:
     driver = driver_of(1)
     driver.feed(ExternalUsageSet("daemon", "node0", (("cpu", 1),), standing, brings=(PORT,)))
     start(driver, "w")
-    (job,) = driver.scheduler.state.jobs.values()
+    (job,) = driver.scheduler.jobs.values()
     assert placed(driver) == {}
     assert bool(job.unsatisfiable_reason) is standing
     if standing:

@@ -35,16 +35,16 @@ class Cancelled:
         self.backend.members.update({f"w-{number}": member("w", number, TOO_LARGE) for number in range(2)})
         self.instance.feed(self.backend.workloads["w"], *self.backend.members.values())
         self.instance.run_until(10)
-        (number,) = self.scheduler.state.jobs
+        (number,) = self.scheduler.jobs
         self.instance.feed(Cancel((number,), "not today"))
-        assert not self.scheduler.state.jobs
+        assert not self.scheduler.jobs
 
     @property
     def scheduler(self) -> Scheduler:
         return self.instance.scheduler
 
     def workloads(self) -> list[str]:
-        return [job.workload for job in self.scheduler.state.jobs.values()]
+        return [job.workload for job in self.scheduler.jobs.values()]
 
 
 def test_members_of_a_cancelled_group_make_no_job_after_a_restart() -> None:
@@ -58,7 +58,7 @@ def test_members_of_a_cancelled_group_make_no_job_after_a_restart() -> None:
 def test_a_new_member_readmits_waiting_members_that_are_not_reported_again() -> None:
     cancelled = Cancelled()
     cancelled.instance.feed(member("w", 2, TOO_LARGE))
-    (job,) = cancelled.scheduler.state.jobs.values()
+    (job,) = cancelled.scheduler.jobs.values()
     assert sorted(job.members) == ["w-0", "w-1", "w-2"]
     assert not cancelled.tables.inadmissible
 
@@ -73,7 +73,7 @@ def test_a_new_member_readmits_all_waiting_members(restarts: bool, first: str) -
     newcomer = member("w", 2, TOO_LARGE)
     cancelled.backend.members["w-2"] = newcomer
     cancelled.instance.feed(*((*waiting, newcomer) if first == "who waits" else (newcomer, *waiting)))
-    (job,) = cancelled.scheduler.state.jobs.values()
+    (job,) = cancelled.scheduler.jobs.values()
     assert sorted(job.members) == ["w-0", "w-1", "w-2"]
     cancelled.instance.restart()
     assert cancelled.workloads() == ["w"]
@@ -120,4 +120,4 @@ def test_a_group_that_did_not_assemble_makes_no_job_after_a_restart() -> None:
     instance.restart()
     instance.run_until(62)
     scheduler = instance.scheduler
-    assert not scheduler.state.jobs
+    assert not scheduler.jobs

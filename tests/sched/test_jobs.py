@@ -26,7 +26,7 @@ from tests.sched.driving import Driver, nodes_of, pool_of, settings_of, submissi
 
 
 def state(driver: Driver, job: int) -> JobState:
-    found = driver.scheduler.state.jobs.get(job)
+    found = driver.scheduler.jobs.get(job)
     return found.state if found is not None else JobState.INACTIVE
 
 
@@ -91,7 +91,7 @@ def test_unsatisfiable_dependencies_are_refused_in_the_words_of_flux() -> None:
         driver.submit(submission(dependencies=[{"scheme": "never", "value": "1"}]))
     with pytest.raises(BadRequest, match="invalid job id"):
         driver.submit(submission(dependencies=[{"scheme": "afterok", "value": "!"}]))
-    assert not driver.scheduler.state.jobs
+    assert not driver.scheduler.jobs
 
 
 @pytest.mark.parametrize("scheme", ["afterany", "afterok", "afternotok", "after"])
@@ -157,14 +157,14 @@ def test_a_request_that_can_never_run_is_refused_with_what_would_fit() -> None:
     assert "4 node" in str(refused.value)
     with pytest.raises(CanNeverRun, match="2 core"):
         driver.submit(submission(cores=3))
-    assert not driver.scheduler.state.jobs
+    assert not driver.scheduler.jobs
 
 
 def test_a_submission_of_several_jobs_is_accepted_completely_or_not_at_all() -> None:
     driver = Driver(nodes_of(1, 2), settings_of())
     with pytest.raises(BadRequest, match=r"jobs\[1\]"):
         driver.submit(submission(), submission(cores=3), submission())
-    assert not driver.scheduler.state.jobs
+    assert not driver.scheduler.jobs
 
 
 def test_the_same_key_is_the_same_submission() -> None:
@@ -172,7 +172,7 @@ def test_the_same_key_is_the_same_submission() -> None:
     one = driver.feed(Submit((submission(),), "key")).replies[0].value
     again = driver.feed(Submit((submission(),), "key")).replies[0].value
     assert one == again
-    assert len(driver.scheduler.state.jobs) == 1
+    assert len(driver.scheduler.jobs) == 1
 
 
 def test_a_stopped_queue_starts_nothing_and_a_disabled_one_accepts_nothing() -> None:
@@ -200,7 +200,7 @@ def test_a_drained_node_gets_no_new_member_and_its_members_run_on() -> None:
     driver = Driver(nodes_of(2, 1), settings_of("easy"), runs_s=lambda _job: 50)
     (first,) = driver.submit(submission())
     driver.settle()
-    node = driver.scheduler.state.jobs[first].members[f"{first}/1/0"].node
+    node = driver.scheduler.jobs[first].members[f"{first}/1/0"].node
     driver.feed(Drain((node,), "bad DIMM"))
     gang, single = driver.submit(submission(nodes=2), submission())
     driver.settle()
@@ -224,15 +224,13 @@ def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cau
     (late,) = driver.submit(submission(duration_s=100))
     (behind,) = driver.submit(submission(duration_s=10))
     driver.run_until(99)
-    job = driver.scheduler.state.jobs[behind]
+    job = driver.scheduler.jobs[behind]
     assert job.forecast is not None
     assert job.forecast.start_at == 100
     driver.run_until(114)
-    driver.scheduler.state.queue.mark_dirty()
-    driver.settle()
+    driver.plan()
     driver.run_until(300)
-    driver.scheduler.state.queue.mark_dirty()
-    driver.settle()
+    driver.plan()
     slips = [event for event in driver.logs[behind] if event.name == "promise" and "cause" in event.context]
     assert slips
     assert "runs past its limit; its end is unknown" in str(slips[0].context["cause"])
@@ -260,7 +258,7 @@ def test_a_job_without_an_end_blocks_no_job_that_fits_beside_it() -> None:
     (endless,) = driver.submit(submission(duration_s=0))
     large, small = driver.submit(submission(cores=2), submission(cores=1))
     driver.run_until(1)
-    assert driver.scheduler.state.jobs[large].forecast is None
+    assert driver.scheduler.jobs[large].forecast is None
     assert state(driver, small) is JobState.RUN
 
 
@@ -271,7 +269,7 @@ def test_a_job_is_requeued_after_a_node_failure_only_by_its_policy(policy: Reque
     driver = Driver(nodes_of(2, 1), settings_of(), runs_s=lambda _job: 10)
     (job,) = driver.submit(submission(requeue=policy))
     driver.settle()
-    node = driver.scheduler.state.jobs[job].members[f"{job}/1/0"].node
+    node = driver.scheduler.jobs[job].members[f"{job}/1/0"].node
     driver.feed(driver.backend.remove_node(node))
     driver.run()
     assert driver.names(job).count("alloc") == (2 if again else 1)
@@ -368,7 +366,7 @@ def test_within_a_pass_nothing_delays_a_reservation_made_earlier_in_it(
         (number,) = driver.submit(submission(cores=cores, duration_s=limit_s))
         limits[number] = limit_s
     driver.settle()
-    promised = dict(driver.scheduler.state.plans.reservations)
+    promised = driver.scheduler.reservations()
     driver.run()
     for number, start in promised.items():
         assert driver.starts[number] <= start

@@ -88,8 +88,7 @@ def test_a_resized_member_is_a_blocker_by_its_name() -> None:
     driver.feed(MemberStatus("uid-0", Phase.RUNNING, driver.now, "node0", usage=(("cpu", 700),)))
     driver.feed(WorkloadSet("x", "waits", 1), MemberSet("x", "x-0", 0, (("cpu", 500),)))
     driver.settle()
-    state = driver.scheduler.state
-    why = driver.scheduler.wait_reason(state.workloads.job_of("x"), driver.now)
+    why = driver.scheduler.wait_reason(driver.scheduler.job_of_workload("x").id, driver.now)
     assert "more: web-0" in [blocker.name for blocker in why.blockers]
 
 

@@ -62,10 +62,10 @@ def test_members_run_on_when_the_topology_of_their_nodes_changed_over_a_restart(
         in_zone(backend, node, after)
     instance.restart()
     scheduler = scheduler_of(instance)
-    (job,) = scheduler.state.jobs.values()
+    (job,) = scheduler.jobs.values()
     assert [one.phase for one in job.members.values()] == [MemberPhase.RUNNING] * 2
-    assert scheduler.state.cluster.assignments(job.id) == {one.slot: one.node for one in job.members.values()}
-    assert not scheduler.state.cluster.external_usage_keys()
+    assert scheduler.assignments(job.id) == {one.slot: one.node for one in job.members.values()}
+    assert not list(scheduler.external_usage())
     assert zones_of(scheduler) == {"node0": after, "node1": after}
 
 
@@ -84,7 +84,7 @@ def test_a_node_with_a_changed_topology_moves_when_no_job_uses_it() -> None:
     assert zones_of(driver.scheduler) == {"node0": "a"}
     driver.feed(WorkloadSet("z", "zoned", 1, within="zone"), member("z", 0, cpu=901))
     driver.settle()
-    waiting = driver.scheduler.state.job_of_workload("z")
+    waiting = driver.scheduler.job_of_workload("z")
     assert waiting.state is JobState.SCHED, "what its daemons use is not forgotten on the way"
     driver.feed(member("z", 0, cpu=900))
     driver.settle()
@@ -190,7 +190,7 @@ def test_a_late_member_that_was_not_ready_for_a_while_is_placed_later(workload: 
     driver.feed(WorkloadSet(name, "grow", 1), replace(member("w", 1, cpu=300), workload=name))
     driver.settle()
     state = driver.scheduler.state
-    job = state.job_of_workload(name)
+    job = driver.scheduler.job_of_workload(name)
     assert job.members["w-1"].node == "node0"
     assert state.members.job_of("w-1") == job.id
     driver.feed(MemberGone("w-0"))

@@ -69,8 +69,8 @@ def test_every_policy_drains_the_queue_and_commits_no_core_twice(
         runs[number] = job.runs_s
         numbers.append(number)
     driver.run()
-    assert not driver.scheduler.state.jobs
-    assert not driver.scheduler.state.cluster.engine.jobs
+    assert not driver.scheduler.jobs
+    assert not driver.scheduler.allocated_jobs()
     assert driver.backend.violations == []
     assert sorted(driver.starts) == sorted(numbers)
 
@@ -100,9 +100,9 @@ def test_forecasts_are_exact_when_durations_are_and_nothing_arrives_later(
     told = {
         number: job.forecast.start_at
         for number in numbers
-        if (job := driver.scheduler.state.jobs[number]).state is JobState.SCHED and job.forecast is not None
+        if (job := driver.scheduler.jobs[number]).state is JobState.SCHED and job.forecast is not None
     }
-    waiting = [number for number in numbers if driver.scheduler.state.jobs[number].state is JobState.SCHED]
+    waiting = [number for number in numbers if driver.scheduler.jobs[number].state is JobState.SCHED]
     assert sorted(told) == waiting
     driver.run()
     assert {number: driver.starts[number] for number in told} == told

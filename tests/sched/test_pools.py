@@ -49,7 +49,7 @@ def test_a_booked_pool_is_removed_with_the_first_change_after_the_end_of_its_job
     driver.feed(WorkloadSet("v", "v", 1), MemberSet("v", "v-0", 0, (("port/80", 1),)))
     driver.settle()
     told(driver, "port/80")
-    assert len(driver.scheduler.state.cluster.engine.jobs) == 1, "it is the same pool, and it is taken"
+    assert len(driver.scheduler.allocated_jobs()) == 1, "it is the same pool, and it is taken"
     told(driver)
     driver.run_until(driver.now + 60.0)
     told(driver, "port/81")
@@ -65,10 +65,10 @@ def test_external_usage_of_a_pool_counts_again_when_the_pool_returns() -> None:
     told(driver, "port/80")
     driver.feed(WorkloadSet("w", "w", 1), MemberSet("w", "w-0", 0, (("port/80", 1),)))
     driver.settle()
-    assert not driver.scheduler.state.cluster.engine.jobs
+    assert not driver.scheduler.allocated_jobs()
     driver.feed(ExternalUsageGone("other"))
     driver.settle()
-    assert len(driver.scheduler.state.cluster.engine.jobs) == 1
+    assert len(driver.scheduler.allocated_jobs()) == 1
 
 
 def test_a_pool_missing_at_a_restart_is_still_booked_when_it_returns() -> None:
@@ -93,4 +93,4 @@ def test_a_pool_missing_at_a_restart_is_still_booked_when_it_returns() -> None:
     instance.feed(*with_port.values(), *observed)
     instance.feed(WorkloadSet("v", "v", 1), MemberSet("v", "v-0", 0, amounts))
     instance.run_until(20)
-    assert len(instance.scheduler.state.cluster.engine.jobs) == 1
+    assert len(instance.scheduler.allocated_jobs()) == 1

@@ -78,7 +78,7 @@ def test_the_units_of_a_member_are_released_when_it_ends() -> None:
     driver.feed(WorkloadSet("w", "gang", 2), member("w", 0), member("w", 1))
     driver.feed(WorkloadSet("later", "one", 1), member("later", 0, cpu=500))
     driver.run_until(5)
-    waiting = driver.scheduler.state.job_of_workload("later")
+    waiting = driver.scheduler.job_of_workload("later")
     assert waiting.state is JobState.SCHED
     driver.run_until(11)
     assert waiting.state is JobState.RUN
@@ -109,8 +109,8 @@ def test_a_workload_ends_with_its_owner_and_releases_everything() -> None:
     assert only_job(driver).state is JobState.RUN  # The owner may make more.
     driver.feed(WorkloadGone("w"))
     driver.settle()
-    assert not driver.scheduler.state.jobs
-    assert not driver.scheduler.state.cluster.engine.jobs
+    assert not driver.scheduler.jobs
+    assert not driver.scheduler.allocated_jobs()
 
 
 def test_a_refused_member_is_placed_on_another_node() -> None:
@@ -178,7 +178,7 @@ def test_a_group_that_does_not_assemble_in_time_ends_with_the_reason() -> None:
     assert any(
         "only 1 of 3 members became ready within the assembly timeout" in str(event.context) for event in log
     )
-    assert not driver.scheduler.state.jobs
+    assert not driver.scheduler.jobs
 
 
 def test_an_unsatisfiable_workload_is_checked_again_when_nodes_change() -> None:
@@ -209,8 +209,7 @@ def test_external_usage_without_an_end_gives_no_promise_and_blocks_no_job() -> N
     driver.feed(WorkloadSet("first", "large", 1), member("first", 0, cpu=600))
     driver.feed(WorkloadSet("second", "small", 1), member("second", 0, cpu=200))
     driver.settle()
-    state = driver.scheduler.state
-    first, second = (state.job_of_workload(name) for name in ("first", "second"))
+    first, second = (driver.scheduler.job_of_workload(name) for name in ("first", "second"))
     assert first.state is JobState.SCHED
     assert first.forecast is None
     assert second.state is JobState.RUN
@@ -224,8 +223,7 @@ def test_a_lost_member_holds_its_units_until_it_returns_or_times_out() -> None:
     driver.feed(MemberStatus("w-0", Phase.LOST, driver.now, "node0"))
     driver.feed(WorkloadSet("x", "next", 1), member("x", 0, cpu=800))
     driver.run_until(20)
-    state = driver.scheduler.state
-    following = state.job_of_workload("x")
+    following = driver.scheduler.job_of_workload("x")
     assert following.state is JobState.SCHED
     driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, "node0"))
     driver.run_until(40)
@@ -309,9 +307,9 @@ def test_whatever_members_and_nodes_do_nothing_is_over_committed_or_left(
         driver.feed(WorkloadGone(workload))
     driver.run(limit=driver.now + 10_000)
     assert backend.violations == []
-    assert not driver.scheduler.state.cluster.engine.jobs
-    assert not driver.scheduler.state.jobs
-    assert not driver.scheduler.state.intents
+    assert not driver.scheduler.allocated_jobs()
+    assert not driver.scheduler.jobs
+    assert not driver.scheduler.open_intents()
 
 
 def test_a_waiting_group_that_loses_a_member_assembles_again() -> None:
@@ -321,8 +319,7 @@ def test_a_waiting_group_that_loses_a_member_assembles_again() -> None:
     driver.settle()
     driver.feed(WorkloadSet("w", "gang", 2), member("w", 0, cpu=500), member("w", 1, cpu=500))
     driver.settle()
-    state = driver.scheduler.state
-    gang = state.job_of_workload("w")
+    gang = driver.scheduler.job_of_workload("w")
     driver.feed(MemberGone("w-1"))
     driver.feed(MemberGone("o-0"), WorkloadGone("o"))
     driver.settle()
@@ -373,14 +370,12 @@ def test_a_member_whose_allocation_is_lost_over_a_restart_counts_as_external_usa
         tables.allocations.clear()
     instance.restart()
     scheduler = instance.scheduler
-    (job,) = scheduler.state.jobs.values()
-    left = {hold.removeprefix("left over: ") for hold in scheduler.state.cluster.external_usage_keys()}
+    (job,) = scheduler.jobs.values()
+    left = {hold.removeprefix("left over: ") for hold in list(scheduler.external_usage())}
     seated = {one.key for one in job.live_members()}
     assert left | seated == {"w-0", "w-1"}
     assert not left & seated
-    assert seated == {
-        one.key for one in job.members.values() if one.slot in scheduler.state.cluster.assignments(job.id)
-    }
+    assert seated == {one.key for one in job.members.values() if one.slot in scheduler.assignments(job.id)}
     assert len(seated) == (1 if lost == "the node" else 0)
 
 
@@ -397,8 +392,8 @@ def test_a_slot_without_a_recorded_member_is_released() -> None:
     del members["w-0"]
     instance.restart()
     scheduler = instance.scheduler
-    assert len(scheduler.state.cluster.assignments(number)) == 1
-    assert scheduler.state.cluster.external_usage_keys() == ["left over: w-0"]
+    assert len(scheduler.assignments(number)) == 1
+    assert list(scheduler.external_usage()) == ["left over: w-0"]
 
 
 def test_a_late_member_is_placed_on_nodes_of_its_queue_only() -> None:
@@ -460,7 +455,7 @@ def test_a_member_placed_by_another_scheduler_leaves_its_job() -> None:
     step = driver.feed(seen)
     assert used_by_others(driver) == {"left over: w-0": ("node1", (("cpu", 700),))}
     assert step.intents == ()  # Somebody looks after it: it is not asked to end.
-    assert not driver.scheduler.state.jobs
+    assert not driver.scheduler.jobs
     driver.feed(MemberGone("w-0"))
     assert used_by_others(driver) == {}
 
@@ -561,7 +556,7 @@ def test_a_member_that_did_not_reach_its_node_joins_the_next_job_of_its_workload
     driver.feed(workload, member("w", 0, recreated=True), member("w", 1, recreated=True))
     driver.settle()
     job = only_job(driver)
-    (place,) = driver.scheduler.state.intents
+    (place,) = driver.scheduler.open_intents()
     driver.feed(
         MemberStatus("w-0", Phase.ENDED, driver.now, job.members["w-0"].node, 256, EndCause.OTHER, "Error")
     )
@@ -610,7 +605,7 @@ def test_a_workload_keeps_few_of_its_ended_members() -> None:
     driver.feed(MemberStatus("w-400", Phase.ENDED, driver.now), WorkloadGone("w"))
     driver.settle()
     assert job.status == 3 << 8  # The failure of one that is not kept counts all the same.
-    assert not driver.scheduler.state.cluster.engine.jobs
+    assert not driver.scheduler.allocated_jobs()
 
 
 def test_the_status_of_a_late_member_says_why_it_waits() -> None:
@@ -636,4 +631,4 @@ def test_the_assembly_timeout_counts_from_the_last_new_member() -> None:
     driver.run_until(100)
     assert not only_job(driver).is_assembled
     driver.run_until(111)
-    assert not driver.scheduler.state.jobs
+    assert not driver.scheduler.jobs

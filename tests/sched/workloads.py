@@ -20,7 +20,7 @@ def member(workload: str, number: int, cpu: int = 400, **more: object) -> Member
 
 
 def only_job(driver: Driver) -> Job:
-    (job,) = driver.scheduler.state.jobs.values()
+    (job,) = driver.scheduler.jobs.values()
     return job
 
 

@@ -157,7 +157,7 @@ def _described_job(job: Job) -> dict[str, object]:
 
 
 def _described_jobs(scheduler: Scheduler) -> dict[str, object]:
-    return {str(job.id): _described_job(job) for job in scheduler.state.jobs.values()}
+    return {str(job.id): _described_job(job) for job in scheduler.jobs.values()}
 
 
 def _described_engine(engine: Engine) -> dict[str, object]:

@@ -168,6 +168,9 @@ class Cluster:
                 del self._external_usage_on[fact.node]
         self.engine.external_usage.remove(key)
 
+    def all_external_usage(self) -> dict[str, ExternalUsageSet]:
+        return dict(self._external_usage)
+
     def external_usage_keys(self) -> list[str]:
         return list(self._external_usage)
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import heapq
 import signal
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from penstock.errors import PenstockError
 from penstock.model.job import ExceptionType, JobState
@@ -343,6 +344,35 @@ class Scheduler:
         return entries
 
     # Queries
+
+    @property
+    def jobs(self) -> Mapping[int, Job]:
+        """The active jobs by number. Only the scheduler changes them."""
+        return MappingProxyType(self.state.jobs)
+
+    def job_of_workload(self, workload: str) -> Job | None:
+        """The active job of a workload."""
+        return self.state.job_of_workload(workload)
+
+    def allocated_jobs(self) -> frozenset[int]:
+        """The jobs that hold resources."""
+        return frozenset(self.state.cluster.engine.jobs)
+
+    def assignments(self, job: int) -> dict[int, str]:
+        """The slots of a job, and the node of each."""
+        return self.state.cluster.assignments(job)
+
+    def external_usage(self) -> dict[str, ExternalUsageSet]:
+        """Usage that is not of members, by its key."""
+        return self.state.cluster.all_external_usage()
+
+    def reservations(self) -> dict[int, float]:
+        """The starts that the last cycle has reserved, by job."""
+        return dict(self.state.plans.reservations)
+
+    def open_intents(self) -> list[int]:
+        """The numbers of the intents that are not confirmed."""
+        return list(self.state.intents)
 
     def wait_reason(self, number: int, now: float, memo: dict[int, WaitReason] | None = None) -> WaitReason:
         return wait_reason(self.state, self.state.jobs[number], now, memo)
