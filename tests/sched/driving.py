@@ -86,6 +86,7 @@ class Driver:
     steps: list[Step] = field(default_factory=list)
     starts: dict[int, float] = field(default_factory=dict)
     statuses: dict[str, StatusUpdate] = field(default_factory=dict)  # by workload: the last published
+    store: MemoryStore = field(default_factory=MemoryStore)
     instance: VirtualInstance = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +100,7 @@ class Driver:
         cadence = VIRTUAL_CADENCE if self.deep else replace(VIRTUAL_CADENCE, deep_every_s=None)
         self.instance = VirtualInstance(
             self.settings,
-            MemoryStore(),
+            self.store,
             self.backend,
             cadence=cadence,
             listener=self._note_changes,

@@ -45,6 +45,9 @@ class JobIds:
         self._began_at = began_at
         self.highest = highest
 
+    def copy(self) -> JobIds:
+        return JobIds(self._began_at, self.highest)
+
     def next(self, now: float) -> int:
         time_ms = max(1, int((now - self._began_at) * 1000))
         given = time_ms << _TIME_SHIFT

@@ -15,6 +15,14 @@ class DependencyIndex:
         self._by_name: dict[tuple[str, str], dict[int, None]] = {}  # by owner and name
         self._singletons: set[tuple[str, str]] = set()  # names with a singleton dependency
 
+    def copy(self) -> DependencyIndex:
+        made = DependencyIndex()
+        made._dependents = {job: set(waiting) for job, waiting in self._dependents.items()}
+        made._finished = dict(self._finished)
+        made._by_name = {key: dict(jobs) for key, jobs in self._by_name.items()}
+        made._singletons = set(self._singletons)
+        return made
+
     # Jobs that others wait for
 
     def dependents_of(self, job: int) -> list[int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 
 from penstock.model.exclusion_key import ExclusionKey
@@ -85,6 +86,12 @@ class HeldSlots:
     def __init__(self) -> None:
         self._parts: dict[int, tuple[int, str]] = {}
         self._by_node: dict[str, dict[int, None]] = {}
+
+    def copy(self) -> HeldSlots:
+        made = HeldSlots()
+        made._parts = dict(self._parts)
+        made._by_node = {node: dict(slots) for node, slots in self._by_node.items()}
+        return made
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._parts
@@ -166,6 +173,18 @@ class Job:
     members_by_phase: Counter[MemberPhase] = field(default_factory=Counter)
     members_not_started: int = 0
     members_with_slots: dict[str, None] = field(default_factory=dict)  # ended, their slots to be released
+
+    def copy(self) -> Job:
+        made = copy(self)
+        made.log = list(self.log)
+        made.members = {key: copy(member) for key, member in self.members.items()}
+        made.open_dependencies = set(self.open_dependencies)
+        made.resources_by_node = dict(self.resources_by_node)
+        made.times = dict(self.times)
+        made.slots = self.slots.copy()
+        made.members_by_phase = self.members_by_phase.copy()
+        made.members_with_slots = dict(self.members_with_slots)
+        return made
 
     @property
     def is_ending(self) -> bool:

@@ -25,6 +25,11 @@ class Shapes:
         self._requests: dict[int, Request] = {}
         self._made = 0
 
+    def copy(self) -> Shapes:
+        made = Shapes()
+        made._numbers, made._requests, made._made = dict(self._numbers), dict(self._requests), self._made
+        return made
+
     def __len__(self) -> int:
         return len(self._numbers)
 
@@ -54,6 +59,13 @@ class JobQueue:
         self._states: dict[str, QueueSet] = {}
         self._submissions: dict[str, tuple[int, ...]] = {}  # jobs by the idempotency key of their submission
         self.is_dirty = True
+
+    def copy(self) -> JobQueue:
+        made = JobQueue()
+        made._pending, made._shapes = self._pending.copy(), self._shapes.copy()
+        made._states, made._submissions = dict(self._states), dict(self._submissions)
+        made.is_dirty = self.is_dirty
+        return made
 
     def mark_dirty(self) -> None:
         """Something may start that could not start before: the next cycle is due."""

@@ -25,6 +25,9 @@ class Journal:
         self.status_updates: dict[str, StatusUpdate] = {}
         self.forgotten: list[str] = []  # members whose end is recorded with this step
 
+    def is_empty(self) -> bool:
+        return not any(vars(self).values())
+
     def add(self, change: Change) -> None:
         self._changes.append(change)
 

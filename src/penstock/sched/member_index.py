@@ -11,6 +11,13 @@ class MemberIndex:
         self._on_node: dict[str, dict[str, None]] = {}  # live members
         self._refusals: dict[str, dict[tuple[int, str], None]] = {}  # by node: job and member
 
+    def copy(self) -> MemberIndex:
+        made = MemberIndex()
+        made._jobs = dict(self._jobs)
+        made._on_node = {node: dict(members) for node, members in self._on_node.items()}
+        made._refusals = {node: dict(refused) for node, refused in self._refusals.items()}
+        return made
+
     def __contains__(self, member: str) -> bool:
         return member in self._jobs
 

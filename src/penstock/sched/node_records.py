@@ -19,6 +19,11 @@ class NodeRecords:
         self._drains: dict[str, DrainSet] = {}
         self.rank_highest = rank_highest
 
+    def copy(self, journal: Journal) -> NodeRecords:
+        made = NodeRecords(journal, self.rank_highest)
+        made._ranks, made._drains = dict(self._ranks), dict(self._drains)
+        return made
+
     @property
     def ranks(self) -> Mapping[str, int]:
         return self._ranks

@@ -28,6 +28,15 @@ class OpenIntents:
         self._to_resend: set[int] = set()
         self.highest = highest
 
+    def copy(self, journal: Journal) -> OpenIntents:
+        made = OpenIntents(journal, self.highest)
+        made._open = {
+            number: OpenIntent(found.intent, set(found.waits_for)) for number, found in self._open.items()
+        }
+        made._of_member = {member: set(numbers) for member, numbers in self._of_member.items()}
+        made._to_resend = set(self._to_resend)
+        return made
+
     def __len__(self) -> int:
         return len(self._open)
 

@@ -83,6 +83,11 @@ class Bucket:
             del self._entries[where]
         return True
 
+    def copy(self) -> Bucket:
+        made = Bucket(self.queue, self.shape)
+        made._entries, made._head = list(self._entries), self._head
+        return made
+
     def entries(self) -> Iterator[QueueEntry]:
         for where in range(self._head, len(self._entries)):
             yield self._entries[where]
@@ -94,6 +99,15 @@ class Pending:
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, int], Bucket] = {}
         self._where: dict[tuple[int, str], tuple[Bucket, QueueEntry]] = {}
+
+    def copy(self) -> Pending:
+        made = Pending()
+        made._buckets = {key: bucket.copy() for key, bucket in self._buckets.items()}
+        made._where = {
+            key: (made._buckets[(bucket.queue, bucket.shape)], entry)
+            for key, (bucket, entry) in self._where.items()
+        }
+        return made
 
     def __len__(self) -> int:
         return len(self._where)

@@ -21,6 +21,12 @@ class Satisfiability:
         self._needs_recheck = False
         self._unsatisfiable: dict[int, None] = {}  # jobs
 
+    def copy(self, engine: Engine) -> Satisfiability:
+        made = Satisfiability(engine)
+        made._reasons, made._unsatisfiable = dict(self._reasons), dict(self._unsatisfiable)
+        made._needs_recheck = self._needs_recheck
+        return made
+
     def nodes_changed(self) -> None:
         """Requests that were unsatisfiable may be satisfiable on the changed nodes, and vice versa."""
         self._needs_recheck = True

@@ -77,6 +77,13 @@ class Scheduler:
     def __init__(self, state: SchedulerState) -> None:
         self.state = state
 
+    def copy(self) -> Scheduler:
+        """A scheduler that handles and plans on its own, for what-if questions; nobody commits its steps.
+
+        It must not be copied while a cycle runs: between two yields of `plan` reservations are booked.
+        """
+        return Scheduler(self.state.copy())
+
     # Facts and commands
 
     def handle(self, inputs: Sequence[Fact | Command], now: float) -> Step:

@@ -47,6 +47,9 @@ class Plans:
     planned_starts: dict[int, PlannedStart] = field(default_factory=dict)
     slip_cause: str = ""  # the last event since the last forecasts that may delay a start
 
+    def copy(self) -> Plans:
+        return Plans(dict(self.reservations), dict(self.planned_starts), self.slip_cause)
+
     def forget(self, job: int) -> None:
         self.reservations.pop(job, None)
         self.planned_starts.pop(job, None)
@@ -70,6 +73,23 @@ class SchedulerState:
         self.satisfiability = Satisfiability(cluster.engine)
         self.work = StepWork()
         self._recorded_highest = highest
+
+    def copy(self) -> SchedulerState:
+        """A copy that shares nothing that can change, at a cost in proportion to the whole state."""
+        assert self.journal.is_empty(), "a step is not complete"
+        made = SchedulerState(self.settings, self.cluster.copy(), self.ids.copy(), self._recorded_highest)
+        made.jobs = {number: job.copy() for number, job in self.jobs.items()}
+        made.nodes = self.nodes.copy(made.journal)
+        made.workloads = self.workloads.copy(made.journal)
+        made.members = self.members.copy()
+        made.queue = self.queue.copy()
+        made.dependencies = self.dependencies.copy()
+        made.intents = self.intents.copy(made.journal)
+        made.timers = self.timers.copy()
+        made.plans = self.plans.copy()
+        made.satisfiability = self.satisfiability.copy(made.cluster.engine)
+        made.work = self.work.copy()
+        return made
 
     def job_of_member(self, member: str) -> Job | None:
         return self.jobs.get(self.members.job_of(member))

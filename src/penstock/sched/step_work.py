@@ -21,6 +21,16 @@ class StepWork:
     members_to_readmit: list[MemberSet] = field(default_factory=list)
     slots_to_release: dict[int, list[int]] = field(default_factory=dict)  # by job
 
+    def copy(self) -> StepWork:
+        return StepWork(
+            dict(self.jobs_to_advance),
+            dict(self.jobs_to_assemble),
+            dict(self.assembled_jobs),
+            dict(self.late_members),
+            list(self.members_to_readmit),
+            {job: list(slots) for job, slots in self.slots_to_release.items()},
+        )
+
     def advance(self, job: int) -> None:
         self.jobs_to_advance[job] = None
 

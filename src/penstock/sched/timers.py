@@ -17,6 +17,11 @@ class Timers:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
 
+    def copy(self) -> Timers:
+        made = Timers()
+        made._heap = list(self._heap)
+        return made
+
     def __len__(self) -> int:
         return len(self._heap)
 

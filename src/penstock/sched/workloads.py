@@ -36,6 +36,19 @@ class Workloads:
         self._inadmissible_members: dict[str, str] = {}  # member -> workload
         self._last_status: dict[str, StatusUpdate] = {}
 
+    def copy(self, journal: Journal) -> Workloads:
+        made = Workloads(journal)
+        made._facts, made._jobs = dict(self._facts), dict(self._jobs)
+        made._next_members = {workload: dict(members) for workload, members in self._next_members.items()}
+        made._next_workload = dict(self._next_workload)
+        made._inadmissible = {
+            workload: InadmissibleWorkload(known.record, dict(known.waiting))
+            for workload, known in self._inadmissible.items()
+        }
+        made._inadmissible_members = dict(self._inadmissible_members)
+        made._last_status = dict(self._last_status)
+        return made
+
     def __contains__(self, workload: str) -> bool:
         return workload in self._facts
 
