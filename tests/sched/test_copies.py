@@ -199,8 +199,8 @@ def test_every_part_is_copied() -> None:
     state.dependencies.add(jobs[0], 7)
     state.dependencies.add_singleton("me", "one")
     state.satisfiability.nodes_changed()
-    state.work.advance(jobs[0])
-    state.work.release_slots(jobs[0], [0])
+    state.worklist.advance(jobs[0])
+    state.worklist.release_slots(jobs[0], [0])
     state.intents.resend_all()
     state.members.add_refusal("node0", jobs[0], "m")
     state.plans.slip_cause = "node0 was drained"

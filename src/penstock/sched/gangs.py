@@ -55,7 +55,7 @@ def workload_set(state: SchedulerState, fact: WorkloadSet) -> None:
     has_changed = state.workloads.set(fact)
     job = state.job_of_workload(fact.workload)
     if job is not None and has_changed:
-        state.work.assemble(job.id)
+        state.worklist.assemble(job.id)
 
 
 def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
@@ -93,7 +93,7 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
     if member.phase.is_live:  # Its requests may have grown since it was placed.
         update_excess_usage(state, member, fact.requests, fact.brings)
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
-        state.work.assemble(job.id)
+        state.worklist.assemble(job.id)
     elif job.state is JobState.RUN and member.phase is MemberPhase.WAITING:
         enqueue_late(state, job, member)
 
@@ -106,7 +106,7 @@ def _is_inadmissible(state: SchedulerState, fact: MemberSet) -> bool:
     if fact.member in known.record.members:
         state.workloads.add_inadmissible_member(fact)
         return True
-    state.work.members_to_readmit.extend(state.workloads.readmit(fact.workload).values())
+    state.worklist.members_to_readmit.extend(state.workloads.readmit(fact.workload).values())
     return False
 
 
@@ -184,7 +184,7 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
             state.journal.log(job, "assemble", now, members=len(ready))
         job.is_assembled = True
         state.journal.touch(job)
-    state.work.enqueue_assembled(job.id)
+    state.worklist.enqueue_assembled(job.id)
 
 
 def _limit(workload: WorkloadSet, now: float) -> int | None:
@@ -222,7 +222,7 @@ def workload_gone(state: SchedulerState, workload: str, now: float) -> None:
         return
     job.is_workload_gone = True
     state.journal.touch(job)
-    state.work.advance(job.id)
+    state.worklist.advance(job.id)
     if job.state.is_pending:
         raise_exception(state, job, now, ExceptionType.CANCEL, "its owner is deleted or finished")
 
@@ -240,6 +240,6 @@ def member_gone(state: SchedulerState, key: str, now: float) -> None:
         if not job.members:
             raise_exception(state, job, now, ExceptionType.CANCEL, "its last member was deleted")
         elif job.state is JobState.SCHED:
-            state.work.assemble(job.id)
+            state.worklist.assemble(job.id)
         return
     member_ended(state, job, member, 9, EndCause.GONE, now, event=MemberEvent.DELETE)

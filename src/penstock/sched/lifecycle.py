@@ -148,7 +148,7 @@ def raise_exception(
     end_members(
         state, job, sent, state.settings.grace_s, _END_REASONS.get(exception_type, EndReason.JOB_FAILED)
     )
-    state.work.advance(job.id)
+    state.worklist.advance(job.id)
 
 
 def evict_group(
@@ -161,7 +161,7 @@ def evict_group(
     live = tuple(member.key for member in job.live_members())
     if live:
         state.intents.open(Evict(state.intents.next_number(), job.id, live))
-    state.work.advance(job.id)
+    state.worklist.advance(job.id)
 
 
 def end_members(state: SchedulerState, job: Job, sent: int, grace_s: float | None, reason: EndReason) -> None:
@@ -191,7 +191,7 @@ def member_ended(
     state.members.unassign(member.key, member.node)
     state.cluster.remove_external_usage(EXCESS_KEY + member.key)
     state.journal.forgotten.append(member.key)
-    state.work.advance(job.id)
+    state.worklist.advance(job.id)
     if cause in _INFRASTRUCTURE_CAUSES and not job.is_infrastructure_failure:
         job.is_infrastructure_failure = True
         state.journal.touch(job)
@@ -205,13 +205,13 @@ def return_to_queue(state: SchedulerState, job: Job, member: Member, now: float)
     state.cluster.remove_external_usage(EXCESS_KEY + member.key)
     state.journal.change_phase(job, member, MemberEvent.RETURN)
     if member.slot not in used_slots(state, job, member.node):
-        state.work.release_slots(job.id, [member.slot])
+        state.worklist.release_slots(job.id, [member.slot])
     member.node, member.slot, member.grants, member.brings = "", -1, (), ()
     if job.incomplete_since is None:
         job.incomplete_since = now
         state.journal.touch(job)
         state.wake(now + state.settings.gang_repair_timeout_s, job.id)
-    state.work.enqueue_late(job.id, member.key)
+    state.worklist.enqueue_late(job.id, member.key)
 
 
 def node_failed(state: SchedulerState, job: Job, member: Member, now: float) -> None:
@@ -223,7 +223,7 @@ def node_failed(state: SchedulerState, job: Job, member: Member, now: float) -> 
 
 def advance_jobs(state: SchedulerState, now: float) -> None:
     """Releases the slots of ended members and moves their jobs on."""
-    while jobs := state.work.take_jobs_to_advance():
+    while jobs := state.worklist.take_jobs_to_advance():
         for number in jobs:
             job = state.jobs.get(number)
             if job is not None:
@@ -371,7 +371,7 @@ def _carry_over_members(state: SchedulerState, job: Job) -> None:
     }
     left = {**waiting, **members_of_next_job}
     if not _is_inadmissible(job):
-        state.work.members_to_readmit.extend(left.values())
+        state.worklist.members_to_readmit.extend(left.values())
     elif left:
         state.workloads.mark_inadmissible(job.workload, left, _final_reason(job))
 

@@ -48,7 +48,7 @@ def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float)
                 state.journal.touch_member(job, member.key)
             _confirm_placement(state, job, member, MemberEvent.START)
             update_excess_usage(state, member, fact.usage, fact.brings)
-            state.work.advance(job.id)
+            state.worklist.advance(job.id)
         case Phase.ENDED:
             _ended(state, job, member, fact, now)
         case Phase.REFUSED:
@@ -195,7 +195,7 @@ def _drop_unstarted(
     """
     if job.ownership.is_controlled and not reached_node:
         return_to_queue(state, job, member, now)
-        state.work.advance(job.id)
+        state.worklist.advance(job.id)
     else:
         member_ended(state, job, member, 9, EndCause.OTHER if message else EndCause.EXITED, now, message)
 

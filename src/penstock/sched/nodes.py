@@ -46,7 +46,7 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
         if job.ownership.is_controlled and member.phase is MemberPhase.PLACING:
             member.message = f"{node} was removed"
             return_to_queue(state, job, member, now)
-            state.work.advance(job.id)
+            state.worklist.advance(job.id)
             continue
         node_failed(state, job, member, now)
         job.set_release_pending(member, False)  # Its units are gone with the node.
@@ -76,7 +76,7 @@ def _changed(state: SchedulerState, node: str) -> None:
         if job is not None and member is not None:
             member.refused_by -= {node}
             state.journal.touch_member(job, key)
-            state.work.enqueue_late(number, key)
+            state.worklist.enqueue_late(number, key)
     state.queue.mark_dirty()
 
 

@@ -108,12 +108,12 @@ def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
     for at in (job.end_at, _plus(job.incomplete_since, state.settings.gang_repair_timeout_s)):
         if at is not None:
             state.wake(at, job.id)
-    state.work.advance(job.id)
+    state.worklist.advance(job.id)
     state.queue.enqueue(job)
     if job.state is JobState.RUN and not job.ownership.is_controlled:
         for member in job.members.values():
             if member.phase is MemberPhase.WAITING:
-                state.work.enqueue_late(job.id, member.key)
+                state.worklist.enqueue_late(job.id, member.key)
 
 
 def _plus(at: float | None, more_s: float) -> float | None:

@@ -192,7 +192,7 @@ class Scheduler:
     def _assemble(self, now: float) -> None:
         """Counts the ready members of changed groups, once per step."""
         state = self.state
-        for number in state.work.take_jobs_to_assemble():
+        for number in state.worklist.take_jobs_to_assemble():
             job = state.jobs.get(number)
             if job is not None:
                 gangs.assemble(state, job, now)
@@ -200,7 +200,7 @@ class Scheduler:
     def _enqueue_assembled(self, now: float) -> None:
         """Enqueues groups that have assembled in this step."""
         state = self.state
-        for number in state.work.take_assembled_jobs():
+        for number in state.worklist.take_assembled_jobs():
             assembled = state.jobs.get(number)
             if assembled is not None:
                 self._check_satisfiable(assembled)
@@ -214,14 +214,14 @@ class Scheduler:
             self._check_satisfiable(state.jobs[number])
         advance_jobs(state, now)
         self._enqueue_assembled(now)
-        for number, slots in state.work.take_slots_to_release().items():
+        for number, slots in state.worklist.take_slots_to_release().items():
             if number in state.jobs:
                 free_slots(state, state.jobs[number], slots, now)
-        for member_fact in state.work.take_members_to_readmit():
+        for member_fact in state.worklist.take_members_to_readmit():
             gangs.member_set(state, member_fact, now)
         self._assemble(now)
         self._enqueue_assembled(now)
-        for number, key in state.work.take_late_members():
+        for number, key in state.worklist.take_late_members():
             begun = state.jobs.get(number)
             member = begun.members.get(key) if begun is not None else None
             if begun is None or member is None or begun.state is not JobState.RUN:

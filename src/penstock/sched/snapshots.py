@@ -79,11 +79,11 @@ def _drop_unrestored_members(state: SchedulerState, node_names: set[str], now: f
         assignments = state.cluster.assignments(job.id)
         empty = assignments.keys() - {member.slot for member in job.live_members()}
         if empty:
-            state.work.release_slots(job.id, sorted(empty))
+            state.worklist.release_slots(job.id, sorted(empty))
         for member in [one for one in job.live_members() if assignments.get(one.slot) != one.node]:
             if member.phase is MemberPhase.PLACING:
                 return_to_queue(state, job, member, now)
-                state.work.advance(job.id)
+                state.worklist.advance(job.id)
             elif member.node not in node_names:
                 node_failed(state, job, member, now)
             else:

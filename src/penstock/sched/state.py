@@ -71,7 +71,7 @@ class SchedulerState:
         self.timers = Timers()
         self.plans = Plans()
         self.satisfiability = Satisfiability(cluster.engine)
-        self.work = StepWork()
+        self.worklist = StepWork()
         self._recorded_highest = highest
 
     def copy(self) -> SchedulerState:
@@ -88,7 +88,7 @@ class SchedulerState:
         made.timers = self.timers.copy()
         made.plans = self.plans.copy()
         made.satisfiability = self.satisfiability.copy(made.cluster.engine)
-        made.work = self.work.copy()
+        made.worklist = self.worklist.copy()
         return made
 
     def job_of_member(self, member: str) -> Job | None:

@@ -231,5 +231,5 @@ def _live_keys(state: SchedulerState) -> set[str]:
 
 
 def _step(state: SchedulerState) -> Iterator[str]:
-    if state.cluster.is_synced and not state.work.is_empty():
+    if state.cluster.is_synced and not state.worklist.is_empty():
         yield "work of the step is left undone"
