@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bench.exclusion_cost import measure_exclusion_rule
+from bench.member_costs import measure_member_event, measure_restore
 from penstock.engine import Engine, cluster_of, slot_request
 from penstock.protocol.facts import Capacity, NodeSet
 from penstock.sched.records import Recorded
@@ -80,10 +81,22 @@ def shared_exclusion_rule() -> float:
     return measure_exclusion_rule(_NODES).shared_ms / 1e3
 
 
+def recorded_member_end() -> float:
+    """A member of a gang ends: from the fact to the statements for the database."""
+    return measure_member_event(_MEMBERS).cpu_s
+
+
+def restored_workload() -> float:
+    """A running workload with 100 live members is restored after many were replaced."""
+    return measure_restore(4_000)
+
+
 CASES: Final = (
     Case("one node with another label", 0.000_01, changed_label),
     Case("one node with another capacity", 0.050_3, changed_capacity),
     Case("one member's end in a gang of 5,000, engine alone", 0.086_6, ended_member),
+    Case("one member's end in a gang of 5,000, to the store", 0.070, recorded_member_end),
+    Case("restore of a workload after 4,000 replaced members", 0.707, restored_workload),
     Case("one more exclusion rule", 0.202, shared_exclusion_rule),
 )
 

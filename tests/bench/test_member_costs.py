@@ -1,0 +1,14 @@
+"""A member event writes the same amount whatever the size of its group, and ended members leave no record."""
+
+from __future__ import annotations
+
+from bench.member_costs import measure_member_event, measure_restore
+
+
+def test_the_bytes_of_a_member_event_do_not_depend_on_the_group() -> None:
+    small, large = measure_member_event(40, 5), measure_member_event(400, 50)
+    assert large.written_bytes < small.written_bytes + 50
+
+
+def test_a_workload_that_has_replaced_members_is_restored() -> None:
+    assert measure_restore(300, live=20) < 5
