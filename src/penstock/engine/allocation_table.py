@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.engine.allocation import Slot
-from penstock.engine.booking import Booker, Claims, Release, claims_without_slots
+from penstock.engine.booking import Booker, Claims, Release, booked_claims, claims_without_slots
 from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.job_allocation import AllocationPart, JobAllocation
@@ -163,7 +163,8 @@ class AllocationTable:
         part = holder.parts[key]
         before = part.claims
         self._unbook_part(holder, key)
-        if any(claim.booked for claim in claims.values()):
+        claims = booked_claims(claims)
+        if claims:
             part.set_claims(claims)
             self._book_part(holder, key)
         else:

@@ -38,6 +38,7 @@ __all__ = [
     "Release",
     "Span",
     "VertexClaim",
+    "booked_claims",
     "claims_of",
     "claims_without_slots",
     "is_in_whole",
@@ -286,6 +287,13 @@ def claims_without_slots(external_units: Claims, kept: list[Slot], dropped: list
                 claims.pop(vertex.index, None)
                 pending.extend(vertex.below())
     return claims
+
+
+def booked_claims(claims: Claims) -> Claims:
+    """The booked claims, and those that name a vertex above them."""
+    booked = {index: claim for index, claim in claims.items() if claim.booked}
+    needed = {vertex.index for vertex in _with_ancestors(booked, claims)}
+    return {index: claim for index, claim in claims.items() if index in needed}
 
 
 def mark_whole_claims(claims: Claims) -> Claims:
