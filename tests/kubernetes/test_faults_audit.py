@@ -82,14 +82,11 @@ def execute(replica: Replica, statement: str) -> None:
 
 # The store
 
+_FIRST = "WHERE number = 0 AND job IN (SELECT id FROM jobs WHERE state = 'RUN')"
 CORRUPTIONS = {
-    "a member is gone": "UPDATE jobs SET detail = detail #- '{members,0}' WHERE state = 'RUN'",
-    "a member is elsewhere": (
-        "UPDATE jobs SET detail = jsonb_set(detail, '{members,0,node}', '\"node-9\"') WHERE state = 'RUN'"
-    ),
-    "a member has ended": (
-        "UPDATE jobs SET detail = jsonb_set(detail, '{members,0,phase}', '\"ended\"') WHERE state = 'RUN'"
-    ),
+    "a member is gone": f"DELETE FROM members {_FIRST}",
+    "a member is elsewhere": f"UPDATE members SET node = 'node-9' {_FIRST}",
+    "a member has ended": f"UPDATE members SET phase = 'ended' {_FIRST}",
 }
 
 
