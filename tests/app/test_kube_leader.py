@@ -17,7 +17,8 @@ from penstock.app.kube import KubeRuntime, WrongCluster
 from penstock.app.kube_options import KubeOptions
 from penstock.instance.loop import Instance
 from penstock.sched.settings import Settings
-from penstock.store.memory import MemoryStore, MemoryTables
+from penstock.store.memory import MemoryStore
+from penstock.store.memory_tables import MemoryTables
 from tests.app.kube_cluster import FakeCluster, kubeconfig
 from tests.kube.raw_server import eventually, raw_server
 

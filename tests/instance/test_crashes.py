@@ -14,7 +14,8 @@ from penstock.protocol.commands import Cancel
 from penstock.protocol.facts import Capacity, ExternalUsageGone, ExternalUsageSet, Outcome, Requeue
 from penstock.protocol.intents import Assignment, Place
 from penstock.sched.commands import CanNeverRun
-from penstock.store.memory import MemoryStore, MemoryTables
+from penstock.store.memory import MemoryStore
+from penstock.store.memory_tables import MemoryTables
 from penstock.store.postgres import PostgresStore
 from tests.instance.restarts import RestartingInstance, with_loop
 from tests.sched.driving import settings_of, submission

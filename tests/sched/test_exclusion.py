@@ -13,7 +13,8 @@ from penstock.sched.allocation_records import allocation_record
 from penstock.sched.cluster import Cluster
 from penstock.sched.former_pools import keys_of_pool, split_grants
 from penstock.sched.records import AllocationNew, SlotRecord
-from penstock.store.memory import MemoryStore, MemoryTables
+from penstock.store.memory import MemoryStore
+from penstock.store.memory_tables import MemoryTables
 from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import Driver, settings_of
 

@@ -12,7 +12,8 @@ from penstock.protocol.facts import MemberGone, MemberSet, WorkloadGone, Workloa
 from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 from penstock.sched.records import InadmissibleGone
 from penstock.sched.scheduler import Scheduler
-from penstock.store.memory import MemoryStore, MemoryTables
+from penstock.store.memory import MemoryStore
+from penstock.store.memory_tables import MemoryTables
 from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import Driver, settings_of
 from tests.sched.workloads import member, only_job, pods

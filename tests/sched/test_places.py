@@ -11,7 +11,8 @@ from penstock.model.job import JobState
 from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberGone, NodeGone, WorkloadSet
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.scheduler import Scheduler
-from penstock.store.memory import MemoryStore, MemoryTables
+from penstock.store.memory import MemoryStore
+from penstock.store.memory_tables import MemoryTables
 from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import Driver, settings_of
 from tests.sched.workloads import endless, member, only_job, pods

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_nodes
 from penstock.protocol.facts import Capacity, ExternalUsageGone, ExternalUsageSet, MemberSet, WorkloadSet
-from penstock.store.memory import MemoryStore, MemoryTables
+from penstock.store.memory import MemoryStore
+from penstock.store.memory_tables import MemoryTables
 from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import Driver, settings_of
 

@@ -33,7 +33,8 @@ from penstock.sched.job import Job
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.reasons import WaitCause
 from penstock.sched.settings import QueueSettings, Settings
-from penstock.store.memory import MemoryStore, MemoryTables
+from penstock.store.memory import MemoryStore
+from penstock.store.memory_tables import MemoryTables
 from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import Driver, settings_of
 from tests.sched.workloads import endless, member, only_job, pods

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from servers import Server, fresh_database, started_server
 
-from penstock.store.memory import MemoryStore, MemoryTables
+from penstock.store.memory import MemoryStore
+from penstock.store.memory_tables import MemoryTables
 from penstock.store.port import Store
 from penstock.store.postgres import PostgresStore
 
