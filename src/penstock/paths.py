@@ -2,8 +2,12 @@
 
 The state directory identifies the instance: `--state DIR`, else `PENSTOCK_STATE`, else the user's default.
 The runtime directory is derived from it, so every command finds the socket without a lookup. Its path is
-short, because a socket path is limited to 107 bytes, and only the owner can access it. Penstock creates and
-changes directories below these two only.
+short, because a socket path is limited to 107 bytes. Penstock creates and changes directories below these two
+only.
+
+Whoever can write below them can run commands as the user of the instance. So both are closed to other users
+(under root, the group of the account that PostgreSQL runs as may search them), and root accepts no directory
+that another user could replace.
 """
 
 from __future__ import annotations
@@ -19,9 +23,18 @@ from typing import Final
 
 from penstock.errors import BadRequest, Conflict, Unavailable
 
-__all__ = ["SOCKET_PATH_MAX", "InstancePaths", "make_paths", "make_private", "paths_of", "private_mode"]
+__all__ = [
+    "SOCKET_PATH_MAX",
+    "InstancePaths",
+    "make_instance_directory",
+    "make_paths",
+    "make_private",
+    "passage_mode",
+    "paths_of",
+]
 
 SOCKET_PATH_MAX: Final = 107
+_GROUP_SEARCH: Final = 0o010
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +79,13 @@ class InstancePaths:
         """The directory of PostgreSQL's socket."""
         return self.runtime / "db"
 
+    @property
+    def agents(self) -> Path:
+        """Records of the agents, one directory per node."""
+        return self.state / "agents"
+
     def agent(self, node: str) -> Path:
-        return self.state / "agents" / node
+        return self.agents / node
 
     def agent_socket(self, rank: int) -> Path:
         return self.runtime / f"agent{rank}.sock"
@@ -78,10 +96,7 @@ def paths_of(state: str | None, environ: Mapping[str, str]) -> InstancePaths:
     text = state or environ.get("PENSTOCK_STATE") or _default_state(environ)
     path = Path(os.path.abspath(Path(text).expanduser()))
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:10]
-    base = environ.get("PENSTOCK_RUNTIME")
-    if not base and os.getuid() != 0:
-        # Root's runtime directory is closed to the account that PostgreSQL runs as.
-        base = environ.get("XDG_RUNTIME_DIR")
+    base = environ.get("PENSTOCK_RUNTIME") or _default_runtime(environ)
     runtime_root = Path(base) / "penstock" if base else Path(f"/tmp/penstock-{os.getuid()}")
     paths = InstancePaths(path, runtime_root / name)
     longest = os.fsencode(paths.database_socket / ".s.PGSQL.5432.lock")
@@ -102,21 +117,59 @@ def _default_state(environ: Mapping[str, str]) -> str:
     return f"{base}/penstock"
 
 
-def private_mode() -> int:
-    """Mode of the instance's directories. Root adds `x` for others: PostgreSQL runs as another user then."""
+def _default_runtime(environ: Mapping[str, str]) -> str | None:
+    if os.getuid() != 0:
+        return environ.get("XDG_RUNTIME_DIR")
+    # Root's XDG_RUNTIME_DIR is closed to the account that PostgreSQL runs as. In /run, unlike in /tmp, no
+    # other user can take the name of the directory.
+    return "/run" if os.access("/run", os.W_OK) else None
+
+
+def passage_mode() -> int:
+    """Mode of a directory above those of an instance. Root adds `x` for others, among them PostgreSQL."""
     return 0o711 if os.getuid() == 0 else 0o700
 
 
 def make_paths(paths: InstancePaths) -> None:
-    """Creates the directories of an instance, accessible to their owner only."""
-    for path in (paths.state, paths.runtime.parent, paths.runtime):
-        make_private(path, private_mode())
+    """Creates the directories of an instance, closed to other users."""
+    if os.getuid() == 0:
+        for path in (paths.state, paths.runtime):
+            _require_protected(path)
+    make_private(paths.runtime.parent, passage_mode())
+    for path in (paths.state, paths.runtime):
+        make_instance_directory(path)
 
 
-def make_private(path: Path, mode: int = 0o700) -> None:
-    """Creates a private directory; refuses a symbolic link and a directory of another user."""
+def make_instance_directory(path: Path) -> None:
+    """Creates a state or runtime directory. Under root, PostgreSQL keeps the permission to search it."""
+    make_private(path, keeps=_GROUP_SEARCH if os.getuid() == 0 else 0)
+
+
+def _require_protected(path: Path) -> None:
+    """Raises `Conflict` if another user than root could replace the directory by another one."""
+    for directory in dict.fromkeys((*reversed(path.parents), *reversed(path.resolve().parents))):
+        try:
+            found = directory.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        others_write = not stat.S_ISLNK(found.st_mode) and found.st_mode & 0o022
+        if found.st_uid != 0 or (others_write and not found.st_mode & stat.S_ISVTX):
+            raise Conflict(
+                f"{directory} can be changed by other users (owner {found.st_uid}, mode"
+                f" {stat.S_IMODE(found.st_mode):04o}), who could run commands as root with it: choose another"
+                f" directory than {path}, or give {directory} to root and run `chmod go-w {directory}`"
+            )
+
+
+def make_private(path: Path, mode: int = 0o700, *, keeps: int = 0) -> None:
+    """Creates a private directory; refuses a symbolic link and a directory of another user.
+
+    An existing one keeps the permissions `keeps` if it has them.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for parent in reversed([parent for parent in path.parents if not parent.exists()]):
+            with contextlib.suppress(FileExistsError):
+                parent.mkdir(mode=0o755)  # Not `parents=True`: with an umask of 0 others could write there.
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=mode)
         found = path.lstat()
@@ -132,6 +185,7 @@ def make_private(path: Path, mode: int = 0o700) -> None:
         raise Conflict(
             f"{path} belongs to user {found.st_uid}, not to user {os.getuid()}; choose another directory"
         )
+    mode |= found.st_mode & keeps
     if stat.S_IMODE(found.st_mode) != mode:
         path.chmod(mode)
 

@@ -248,7 +248,7 @@ def test_a_directory_of_another_user_is_not_changed(sandbox: Sandbox) -> None:
 def test_a_directory_that_the_database_cannot_reach_is_named(sandbox: Sandbox) -> None:
     sandbox.directory.chmod(0o700)
     message = sandbox.refused("start", code=1)
-    assert f"{sandbox.directory} is not accessible to the account 'nobody'" in message
+    assert f"{sandbox.directory} is not accessible to the account 'penstock-postgres'" in message
     assert f"chmod o+x {sandbox.directory}" in message
     sandbox.directory.chmod(0o755)
 

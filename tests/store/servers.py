@@ -1,4 +1,4 @@
-"""PostgreSQL servers for tests, each below a directory that the account `nobody` can reach."""
+"""PostgreSQL servers for tests, each below a directory that the account of PostgreSQL can reach."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Server:
 
 @contextmanager
 def temporary_paths() -> Iterator[InstancePaths]:
-    """Paths of a temporary instance, removed afterwards. `nobody` has no access to pytest's directories."""
+    """Paths of a temporary instance, removed afterwards. Those of pytest are closed to other accounts."""
     root = Path(tempfile.mkdtemp(prefix="penstock-"))
     root.chmod(0o711)
     try:

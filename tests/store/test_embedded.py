@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import pwd
 import signal
 import stat
 import subprocess
@@ -13,14 +15,14 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from servers import Server, kill_server, temporary_paths, wait_until
+from servers import Server, kill_server, started_server, temporary_paths, wait_until
 
 from penstock.errors import Conflict, Unavailable
 from penstock.paths import InstancePaths
 from penstock.store import embedded as module
 from penstock.store.binaries import bundled_binaries
 from penstock.store.embedded import EmbeddedPostgres
-from penstock.store.os_account import OsAccount, require_search_permission
+from penstock.store.os_account import POSTGRES_ACCOUNT, OsAccount, require_search_permission
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root runs PostgreSQL as another account")
 
@@ -181,9 +183,59 @@ def test_a_long_log_is_truncated_while_the_server_writes(
     assert mortal.embedded.is_running()
     assert log.stat().st_size == 0
     assert log.with_suffix(".log.1").stat().st_size == 50
+    assert mode(log.with_suffix(".log.1")) == 0o600
     with psycopg.connect(mortal.url) as connection, pytest.raises(psycopg.Error):
         connection.execute("SELECT 1/0")
     wait_until(lambda: b"division by zero" in log.read_bytes())
+
+
+@needs_root
+def test_under_root_the_server_runs_as_an_account_of_its_own() -> None:
+    with started_server() as server:
+        owner = pwd.getpwnam(POSTGRES_ACCOUNT)
+        process = Path(f"/proc/{server.embedded.pid()}").stat()
+        assert (process.st_uid, process.st_gid) == (owner.pw_uid, owner.pw_gid)
+        for directory in (server.paths.state, server.paths.runtime):
+            found = directory.stat()
+            assert (found.st_uid, found.st_gid, mode(directory)) == (0, owner.pw_gid, 0o710)
+        found = server.paths.database.stat()
+        assert (found.st_uid, mode(server.paths.database)) == (owner.pw_uid, 0o700)
+
+
+@needs_root
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_data_of_nobody_are_taken_over_with_their_running_server(
+    interrupted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nobody = OsAccount(65534, 65534, "nobody", switches_user=True)
+    with temporary_paths() as paths:
+        server = EmbeddedPostgres(paths)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "postgres_account", lambda: nobody)
+            with psycopg.connect(server.start(), autocommit=True) as connection:
+                connection.execute("CREATE TABLE kept AS SELECT 1 AS a")
+        paths.state.chmod(0o711)
+        before = server.pid()
+        assert before is not None
+        if interrupted:
+            server.stop()
+            os.chown(paths.database, 0, 0)
+        with caplog.at_level(logging.WARNING), psycopg.connect(server.start()) as connection:
+            assert connection.execute("SELECT a FROM kept").fetchone() == (1,)
+        try:
+            owner = pwd.getpwnam(POSTGRES_ACCOUNT).pw_uid
+            assert Path(f"/proc/{server.pid()}").stat().st_uid == owner
+            everything = [paths.database, *paths.database.rglob("*"), paths.database_socket]
+            assert {path.lstat().st_uid for path in everything} == {owner}
+            assert server.pid() != before
+            assert mode(paths.state) == 0o710
+            former = 0 if interrupted else 65534
+            assert f"{paths.database} belonged to user {former}; it belongs to the" in caplog.text
+            caplog.clear()
+            server.start()
+            assert not caplog.text
+        finally:
+            server.stop()
 
 
 @needs_root
@@ -191,7 +243,7 @@ def test_a_directory_that_the_postgres_account_cannot_search_is_named() -> None:
     with temporary_paths() as paths:
         closed = paths.state.parent
         closed.chmod(0o700)
-        with pytest.raises(Conflict, match=f"{closed} is not accessible to the account 'nobody'"):
+        with pytest.raises(Conflict, match=f"{closed} is not accessible to the account 'penstock-postgres'"):
             EmbeddedPostgres(paths).start()
         assert mode(closed) == 0o700
 

@@ -36,7 +36,7 @@ from penstock.devcluster.nodes import is_usable, node_document
 from penstock.devcluster.reaper import CleanupPaths, ProcessState, Reaper
 from penstock.devcluster.settings import DevSettings, NodeShape
 from penstock.errors import BadRequest, Conflict, Unavailable
-from penstock.paths import make_private, private_mode
+from penstock.paths import make_private, passage_mode
 
 __all__ = ["DevCluster", "KubectlFailed"]
 
@@ -135,7 +135,7 @@ class DevCluster:
                 f"{self.directory} is not empty; a development cluster needs a new or empty directory, "
                 "which it removes when it ends"
             )
-        make_private(self.directory, private_mode())
+        make_private(self.directory, passage_mode())
         cleanup = replace(self._cleanup, trees=(self.directory, *self._cleanup.trees))
         self._reaper = Reaper(cleanup, self._inherited_fds)
         try:

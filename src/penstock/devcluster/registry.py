@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import Conflict, Unavailable
-from penstock.paths import make_private, paths_of, private_mode
+from penstock.paths import make_private, passage_mode, paths_of
 
 __all__ = [
     "CLUSTER",
@@ -66,7 +66,7 @@ def claim(registry: Path, directory: Path) -> tuple[Path, int]:
     """Creates and locks the entry of the cluster in `directory`. Returns its path and the locked file."""
     path = registry / (hashlib.sha256(os.fsencode(directory)).hexdigest()[:12] + _SUFFIX)
     for _ in range(_TRIES):
-        make_private(registry, private_mode())
+        make_private(registry, passage_mode())
         try:
             lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:

@@ -1,7 +1,8 @@
 """The embedded PostgreSQL server: created below the state directory, started on demand, reused after a crash.
 
 The server listens on a Unix socket only, requires a password that only the owner can read, and runs in its
-own session, so neither a terminal signal nor the death of the instance ends it. `start` reuses a server that
+own session, so neither a terminal signal nor the death of the instance ends it. Under root it runs as a
+system account (`os_account`); data of another account are taken over first. `start` reuses a server that
 runs on the data directory, independent of the process that started it. The data directory is created under
 another name and renamed, so a crash during `initdb` leaves nothing that looks like data. Methods block; call
 them in a thread. A file lock serializes concurrent starts.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -30,10 +32,12 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from penstock.errors import Conflict, Corrupt, Unavailable
-from penstock.paths import InstancePaths, make_private
+from penstock.paths import InstancePaths, make_instance_directory
 from penstock.store.binaries import POSTGRES_MAJOR, bundled_binaries, copy_binaries
+from penstock.store.data_ownership import take_ownership
 from penstock.store.os_account import (
     OsAccount,
+    grant_search,
     make_owned_directory,
     postgres_account,
     require_search_permission,
@@ -41,6 +45,7 @@ from penstock.store.os_account import (
 
 __all__ = ["EmbeddedPostgres"]
 
+_LOG: Final = logging.getLogger("penstock.store")
 _USER: Final = "penstock"
 _DATABASE: Final = "penstock"
 _PORT: Final = 5432  # only the name of the socket
@@ -98,15 +103,15 @@ class EmbeddedPostgres:
     def start(self) -> str:
         """Starts the server unless it runs; returns the connection string."""
         account = postgres_account()
-        mode = 0o711 if account.switches_user else 0o700
-        make_private(self._paths.state, mode)
-        make_private(self._paths.runtime, mode)
-        if account.switches_user:
-            require_search_permission(self._paths.state, account)
-            require_search_permission(self._paths.runtime, account)
+        for directory in (self._paths.state, self._paths.runtime):
+            make_instance_directory(directory)
+            if account.switches_user:
+                grant_search(directory, account)
+                require_search_permission(directory, account)
         with self._exclusive():
             if self._data.exists():
                 self._check_version()
+                self._take_over_data(account)
             bin_directory = copy_binaries(self._paths.state) if account.switches_user else bundled_binaries()
             if not self._data.exists():
                 self._create_cluster(bin_directory, account)
@@ -150,9 +155,22 @@ class EmbeddedPostgres:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        with open(self._paths.state / "db.lock", "ab") as lock:
+        with open(self._paths.state / "db.lock", "ab", opener=_open_private) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def _take_over_data(self, account: OsAccount) -> None:
+        """Gives data of another account to `account`: Penstock ran PostgreSQL as `nobody` before."""
+        former = self._data.lstat().st_uid
+        if not account.switches_user or former == account.uid:
+            return
+        self.stop()
+        shutil.rmtree(self._paths.database_socket, ignore_errors=True)
+        take_ownership(self._data, account)
+        _LOG.warning(
+            "%s belonged to user %d; it belongs to the account %s from here on, which PostgreSQL runs as",
+            *(self._data, former, account.name),
+        )
 
     def _create_cluster(self, bin_directory: Path, account: OsAccount) -> None:
         """Runs `initdb` under another name, then renames. Removes the remains of an interrupted attempt."""
@@ -278,7 +296,7 @@ class EmbeddedPostgres:
             return None
         except (ValueError, IndexError):  # The file is being written.
             return None
-        if not _is_postgres(pid):
+        if not _is_postgres(pid, self._data.stat().st_uid):
             return None
         is_ready = len(lines) > 7 and lines[7].strip() == "ready"
         return _Postmaster(pid, port, socket, is_ready)
@@ -297,7 +315,8 @@ class EmbeddedPostgres:
             with open(self._log, "r+b") as log:
                 log.seek(-_LOG_KEPT_BYTES, os.SEEK_END)
                 end = log.read()
-                self._log.with_suffix(".log.1").write_bytes(end)
+                with open(self._log.with_suffix(".log.1"), "wb", opener=_open_private) as kept:
+                    kept.write(end)
                 log.truncate(0)
         except OSError:
             return  # A long log does not prevent the database from running.
@@ -327,8 +346,8 @@ class EmbeddedPostgres:
             return subprocess.CompletedProcess(done.args, done.returncode, output.read(65536))
 
 
-def _is_postgres(pid: int) -> bool:
-    """Whether the process runs and is PostgreSQL; the pid may have been reused."""
+def _is_postgres(pid: int, uid: int) -> bool:
+    """Whether the process runs, is PostgreSQL and belongs to the user; the pid may have been reused."""
     if pid <= 0:
         return False
     try:
@@ -339,10 +358,12 @@ def _is_postgres(pid: int) -> bool:
         pass
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        owner = Path(f"/proc/{pid}").stat().st_uid
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return not Path("/proc/self").exists()  # Without /proc, a live process is taken for PostgreSQL.
-    return state.rpartition(")")[2].split()[:1] != ["Z"] and b"postgres" in command.split(b"\0")[0]
+    is_alive = state.rpartition(")")[2].split()[:1] != ["Z"]
+    return is_alive and owner == uid and b"postgres" in command.split(b"\0")[0]
 
 
 def _failure(what: str, output: str) -> Unavailable | Corrupt:

@@ -25,7 +25,7 @@ from penstock.backends.local.settings import LocalSettings
 from penstock.backends.local.translate import default_outputs, outputs_of, read_spec, tags_of, tasks_of
 from penstock.errors import BadRequest
 from penstock.failpoints import reach
-from penstock.paths import InstancePaths, make_paths
+from penstock.paths import InstancePaths, make_paths, make_private
 from penstock.protocol.backend import Sink
 from penstock.protocol.facts import (
     Capacity,
@@ -96,6 +96,8 @@ class LocalBackend:
     async def run(self, epoch: int, sink: Sink) -> None:
         self._epoch, self._sink, self._snapshot_sent = epoch, sink, False
         make_paths(self._paths)
+        for path in (self._paths.agents, self._paths.output):
+            make_private(path)
         for agent in self._agents:
             agent.synced.clear()
         try:
