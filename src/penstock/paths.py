@@ -57,6 +57,11 @@ class InstancePaths:
         return self.state / "instance.log"
 
     @property
+    def database_url(self) -> Path:
+        """The address of the database, which may contain a password; absent for the embedded one."""
+        return self.state / "database-url"
+
+    @property
     def token(self) -> Path:
         """The bearer token for TCP."""
         return self.state / "token"

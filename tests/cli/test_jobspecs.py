@@ -204,6 +204,12 @@ def test_the_environment_is_chosen_by_rules() -> None:
     )
 
 
+def test_secrets_of_penstock_are_submitted_only_on_request() -> None:
+    own = {"HOME": "/h", "PENSTOCK_DATABASE": "postgresql://u:p@h/d", "PENSTOCK_TOKEN": "t"}
+    assert select_environment(own, [], []) == ({"HOME": "/h"}, [])
+    assert select_environment(own, ["PENSTOCK_TOKEN"], []) == ({"HOME": "/h", "PENSTOCK_TOKEN": "t"}, [])
+
+
 def test_a_copy_has_its_own_id_in_every_text() -> None:
     request = substitute(
         JobRequest(("app", "{cc}"), name="n{cc}", output="o{cc}", dependencies=("afterok:{cc}",)), "7"

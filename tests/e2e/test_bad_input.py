@@ -367,13 +367,18 @@ def test_invalid_options_of_start_are_refused_before_anything_is_created(
 
 def test_start_waits_for_an_unreachable_database_with_one_message(sandbox: Sandbox) -> None:
     """`start` reports it once; the instance responds, and is ready when the database is."""
-    with started_server() as server, socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))  # Nobody listens there yet.
-        port = reserved.getsockname()[1]
+    with started_server() as server:
         known = psycopg.conninfo.conninfo_to_dict(server.url)
         there = f"{known['host']}/.s.PGSQL.{known.get('port', 5432)}"
-        url = psycopg.conninfo.make_conninfo(server.url, host="127.0.0.1", port=port)
-        process = sandbox.launch("start", *NODE_OPTIONS, "--database", url)
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            url = psycopg.conninfo.make_conninfo(server.url, host="127.0.0.1", port=port)
+            with forwarded(first, there):
+                done = sandbox.call("start", *NODE_OPTIONS, PENSTOCK_DATABASE=url)
+                assert (done.returncode, done.stderr) == (0, "")
+                assert sandbox.call("stop").returncode == 0
+        process = sandbox.launch("start")
         assert process.stderr is not None
         message = process.stderr.readline()
         assert message.startswith("penstock: not ready yet: the database ")
@@ -383,12 +388,15 @@ def test_start_waits_for_an_unreachable_database_with_one_message(sandbox: Sandb
         assert status.returncode == 1
         assert "not ready (the database " in status.stdout
         assert "the instance is not ready: the database " in sandbox.refused("submit", "true", code=3)
-        with forwarded(reserved, there):
-            out, err = process.communicate(timeout=60)
-            assert (process.returncode, err) == (0, "")
-            assert "ready: 4 nodes" in out
-            assert sandbox.call("run", "true").returncode == 0
-            assert sandbox.call("stop").returncode == 0
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind(("127.0.0.1", port))
+            with forwarded(again, there):
+                out, err = process.communicate(timeout=60)
+                assert (process.returncode, err) == (0, "")
+                assert "ready: 4 nodes" in out
+                assert sandbox.call("run", "true").returncode == 0
+                assert sandbox.call("stop").returncode == 0
 
 
 @contextlib.contextmanager
@@ -422,9 +430,13 @@ def forwarded(listening: socket.socket, path: str) -> Iterator[None]:
 
 
 def test_waiting_for_a_database_can_be_interrupted(sandbox: Sandbox) -> None:
-    process = sandbox.launch("start", *NODE_OPTIONS, "--database", "postgresql://u:secret@127.0.0.1:9/none")
+    with started_server() as server:
+        done = sandbox.call("start", *NODE_OPTIONS, PENSTOCK_DATABASE=server.url)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert sandbox.call("stop").returncode == 0
+    process = sandbox.launch("start")
     assert process.stderr is not None
-    assert "secret" not in process.stderr.readline()
+    assert "not ready yet: the database " in process.stderr.readline()
     assert sandbox.call("stop").returncode == 0
     process.communicate(timeout=20)
     assert process.returncode == 3

@@ -86,15 +86,17 @@ class Cluster:
         command = [sys.executable, "-m", "penstock.cli", "start", "--foreground"]
         command += ["--state", str(self.paths.state), "--config", str(self.base / "config.toml")]
         command += ["--nodes", str(self.nodes), "--cores", str(self.cores), *extra]
-        if self.database:
-            command += ["--database", self.database]
         with open(self.base / "log", "ab") as log:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**self._environment, "PENSTOCK_FAILPOINTS": f"@{self.points}"},
+                env={
+                    **self._environment,
+                    "PENSTOCK_FAILPOINTS": f"@{self.points}",
+                    "PENSTOCK_DATABASE": self.database,
+                },
                 start_new_session=True,
             )
 

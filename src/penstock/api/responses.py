@@ -123,6 +123,8 @@ class DatabaseInfo(ResponseBody, frozen=True):
     embedded: bool
     state: Literal["up", "away"]
     server_version: str = ""
+    why: str = ""  # why it is away
+    address: str = ""  # of an external database, without its password
 
 
 class JobCounts(ResponseBody, frozen=True):

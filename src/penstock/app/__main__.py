@@ -4,6 +4,10 @@
 have already parsed. `serve` checks the configuration, the database address, the kubeconfig and the state
 directory before it creates anything, so a refused start leaves no file behind.
 
+The address of a database comes in the environment variable PENSTOCK_DATABASE and not as an option, because it
+may contain a password, and other users can read the command line of a process. It is removed from the
+environment at once, so that tasks do not inherit it.
+
 With `--report-fd` the daemon runs in the background: it reports "ready", "waiting" or an error as JSON lines
 on that descriptor, and its log goes to the state directory. Until the checks have passed, standard error is
 still that of `penstock start`, so that a failing import is not lost. Without it, errors go to standard error.
@@ -23,8 +27,8 @@ from penstock.app.identity import lock, read_identity
 from penstock.app.readiness import ReadinessReport, error_family, exit_code
 from penstock.errors import PenstockError, Unavailable
 from penstock.paths import InstancePaths, make_paths, paths_of
+from penstock.store.address import EMBEDDED, check_address
 from penstock.store.embedded import EmbeddedPostgres
-from penstock.store.factory import check_database
 
 __all__ = ["main"]
 
@@ -59,13 +63,13 @@ def _parser() -> argparse.ArgumentParser:
         serve.add_argument(option, type=Path)
     for option in ("--policy", "--match-policy", "--listen", "--context"):
         serve.add_argument(option, default="")
-    serve.add_argument("--database")
     serve.add_argument("--kube", action="store_true")
     return parser
 
 
 def _serve(arguments: argparse.Namespace, paths: InstancePaths, report: ReadinessReport) -> int:
-    configuration = _check(arguments, paths)
+    database = os.environ.pop("PENSTOCK_DATABASE", "")
+    configuration = _check(arguments, paths, database)
     # The daemon imports every package. Refusals above must not take that long.
     from penstock.app.daemon import DaemonOptions, run
 
@@ -82,7 +86,7 @@ def _serve(arguments: argparse.Namespace, paths: InstancePaths, report: Readines
             nodes=arguments.nodes,
             cores=arguments.cores,
             gpus=arguments.gpus,
-            database=arguments.database,
+            database=None if not database else "" if database == EMBEDDED else database,
             listen=arguments.listen,
             kube=kube,
             report=report,
@@ -90,7 +94,7 @@ def _serve(arguments: argparse.Namespace, paths: InstancePaths, report: Readines
     )
 
 
-def _check(arguments: argparse.Namespace, paths: InstancePaths) -> Configuration:
+def _check(arguments: argparse.Namespace, paths: InstancePaths, database: str) -> Configuration:
     """Raises what is wrong with the options, their files or the state directory. Creates nothing."""
     configuration = read_configuration(
         arguments.config,
@@ -98,8 +102,7 @@ def _check(arguments: argparse.Namespace, paths: InstancePaths) -> Configuration
         match_policy=arguments.match_policy,
         queue_depth=arguments.queue_depth,
     )
-    if arguments.database:
-        check_database(arguments.database)
+    check_address(database)
     read_identity(paths)
     if arguments.kube:
         from penstock.kube.access import find_access

@@ -15,15 +15,17 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
 
-from penstock.api.responses import DatabaseInfo, InstanceSettings
+from penstock.api.responses import InstanceSettings
 from penstock.api.service import InstanceService, ServiceContext
 from penstock.app.configuration import Configuration
-from penstock.app.identity import InstanceIdentity, claim, lock, write_identity
+from penstock.app.database import DatabaseMonitor, first_contact
+from penstock.app.identity import InstanceIdentity, lock, read_identity, write_identity
 from penstock.app.kube import KubeRuntime
 from penstock.app.kube_options import KubeOptions
 from penstock.app.readiness import ReadinessReport, error_family, exit_code
@@ -32,7 +34,6 @@ from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.instance.loop import Instance
 from penstock.paths import InstancePaths
 from penstock.protocol.commands import Cancel
-from penstock.store.binaries import POSTGRES_MAJOR
 from penstock.store.factory import StoreHandle, choose_store
 from penstock.store.port import Fenced
 from penstock.web.app import create_app
@@ -52,8 +53,8 @@ class DaemonOptions:
     nodes: int | None
     cores: int | None
     gpus: int | None
-    database: str | None
-    listen: str
+    database: str | None  # None: as before; "": the embedded one
+    listen: str  # the address of a TCP socket for the API; empty: none
     kube: KubeOptions | None  # None: the local backend
     report: ReadinessReport
 
@@ -65,8 +66,7 @@ def run(options: DaemonOptions) -> int:
     )
     try:
         descriptor = lock(options.paths)
-        identity = _identity(options)
-        asyncio.run(_serve(options, identity))
+        asyncio.run(_serve(options, read_identity(options.paths)))
         os.close(descriptor)
     except PenstockError as error:
         _report_error(options.report, error)
@@ -84,26 +84,20 @@ def _report_error(report: ReadinessReport, error: PenstockError) -> None:
     report.send({"error": str(error), "kind": error_family(error)})
 
 
-def _identity(options: DaemonOptions) -> InstanceIdentity:
+def _identity(options: DaemonOptions, found: InstanceIdentity | None) -> InstanceIdentity:
+    """The identity of the state directory with the options of this start."""
     backend = KubeRuntime.kind if options.kube is not None else LocalRuntime.kind
-    initial = InstanceIdentity(
-        "",
-        options.nodes or 1,
-        options.cores or cores_here(),
-        options.gpus or 0,
-        options.database or "",
-        backend,
-    )
-    found = claim(options.paths, initial)
-    if found.backend != backend:
+    if found is None:
+        found = InstanceIdentity(uuid.uuid4().hex, 1, cores_here(), 0, "", backend)
+    elif found.backend != backend:
         raise Conflict(
             f"{options.paths.state} has an instance of the {found.backend} backend; use another --state"
         )
-    if options.nodes is not None and options.nodes < found.nodes:
+    elif options.nodes is not None and options.nodes < found.nodes:
         raise Conflict(
             f"--nodes: this instance has {found.nodes} nodes, which may be in use; nodes can only be added"
         )
-    identity = InstanceIdentity(
+    return InstanceIdentity(
         found.id,
         options.nodes or found.nodes,
         options.cores or found.cores,
@@ -111,9 +105,6 @@ def _identity(options: DaemonOptions) -> InstanceIdentity:
         options.database if options.database is not None else found.database,
         found.backend,
     )
-    if identity != found:
-        write_identity(options.paths, identity)
-    return identity
 
 
 def _runtime(options: DaemonOptions, identity: InstanceIdentity) -> Runtime:
@@ -123,8 +114,38 @@ def _runtime(options: DaemonOptions, identity: InstanceIdentity) -> Runtime:
     return LocalRuntime(options.paths, identity, settings)
 
 
-async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
+async def _open_database(
+    options: DaemonOptions,
+    identity: InstanceIdentity,
+    found: InstanceIdentity | None,
+    report_outage: Callable[[str], None],
+) -> StoreHandle:
+    """Chooses the store. The identity is saved when a database that was not used before has answered."""
+    if found is None and not identity.database:
+        write_identity(options.paths, identity)  # A data directory must not be without an identity.
+    handle = await choose_store(identity.database or None, options.paths, on_outage=report_outage)
+    former = None if found is None else found.database
+    if identity.database != (former or ""):
+        try:
+            await first_contact(
+                handle,
+                options.paths,
+                address=identity.database,
+                former=former,
+                may_migrate=options.kube is None,
+            )
+        except BaseException:
+            if handle.embedded is not None:
+                await asyncio.to_thread(handle.embedded.stop)
+            raise
+    write_identity(options.paths, identity)
+    return handle
+
+
+async def _serve(options: DaemonOptions, found: InstanceIdentity | None) -> None:
+    """`found` is the identity of the state directory; None for the first start."""
     paths = options.paths
+    identity = _identity(options, found)
     loop = asyncio.get_running_loop()
     stopping: asyncio.Future[bool] = loop.create_future()
 
@@ -145,24 +166,28 @@ async def _serve(options: DaemonOptions, identity: InstanceIdentity) -> None:
     listening = [make_socket(paths.socket)]
     try:
         runtime = _runtime(options, identity)
-        handle = await choose_store(identity.database or None, paths, on_outage=report_outage)
+        handle = await _open_database(options, identity, found, report_outage)
     except BaseException:
         paths.socket.unlink(missing_ok=True)
         raise
     retention = options.configuration.retention
     instance = Instance(runtime.settings, handle.store, runtime.backend, retention=retention)
-    context = _service_context(options, identity, handle, runtime, stop)
+    monitor = DatabaseMonitor(handle, identity.database)
+    context = _service_context(options, identity, monitor, runtime, stop)
     app = create_app(InstanceService(instance, context))
     servers = [asyncio.create_task(serve(app, [*listening, *tcp], token))]
     running = asyncio.create_task(_run(runtime, instance))
-    watching = asyncio.create_task(_report_ready(instance, runtime, options.report))
+    watching = [
+        asyncio.create_task(_report_ready(instance, runtime, options.report)),
+        asyncio.create_task(monitor.probe(runtime.is_standby)),
+    ]
     try:
         await _first_of(stopping, running, *servers)
         if stopping.done():
             keep_tasks = stopping.result() or not runtime.ends_tasks
             await _stop(instance, runtime, running, keep_tasks=keep_tasks)
     finally:
-        await _take_down(paths, handle, [watching, running, *servers])
+        await _take_down(paths, handle, [*watching, running, *servers])
     if not stopping.done():
         _raise_cause(running, servers)
 
@@ -255,23 +280,12 @@ async def _take_down(paths: InstancePaths, handle: StoreHandle, tasks: list[asyn
 def _service_context(
     options: DaemonOptions,
     identity: InstanceIdentity,
-    handle: StoreHandle,
+    monitor: DatabaseMonitor,
     runtime: Runtime,
     stop: Callable[[bool], None],
 ) -> ServiceContext:
     settings = options.configuration.settings
     began = time.time()
-
-    def database() -> DatabaseInfo:
-        embedded = handle.embedded
-        pid = embedded.pid() if embedded is not None else None
-        is_up = embedded.is_running() if embedded is not None else True
-        return DatabaseInfo(
-            pid,
-            embedded=embedded is not None,
-            state="up" if is_up else "away",
-            server_version=str(POSTGRES_MAJOR) if embedded is not None else "",
-        )
 
     def instance_settings() -> InstanceSettings:
         return runtime.describe(
@@ -290,7 +304,7 @@ def _service_context(
         started_at=began,
         backend=runtime.kind,
         agents=runtime.agents,
-        database=database,
+        database=monitor.info,
         settings=instance_settings,
         output_paths=runtime.output_paths(),
         shutdown=stop,

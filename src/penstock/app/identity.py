@@ -1,8 +1,9 @@
 """The identity file and the lock of a state directory.
 
 The identity file stores the instance id, the Penstock version that wrote it, and the options of the last
-start. A directory with other content, one written by a newer version, or one that is in use is refused
-unchanged.
+start. The address of the database is in a file of its own, because it may contain a password; format 1 had it
+in the identity file. A directory with other content, one written by a newer version, or one that is in use is
+refused unchanged.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -18,12 +18,15 @@ from typing import Final
 from penstock.errors import Conflict, Unavailable
 from penstock.paths import InstancePaths
 
-__all__ = ["FORMAT", "InstanceIdentity", "claim", "lock", "read_identity", "write_identity"]
+__all__ = ["FORMAT", "InstanceIdentity", "lock", "read_identity", "write_identity"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _SIZE_MAX: Final = 64 << 10
 # Files that a first start creates before the identity file.
-_BEFORE_IDENTITY: Final = ("instance.lock", "instance.log", "instance.new")
+_BEFORE_IDENTITY: Final = (
+    *("instance.lock", "instance.log", "instance.new"),
+    *("database-url", "database-url.new"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +37,6 @@ class InstanceIdentity:
     gpus: int
     database: str = ""  # "": the embedded database
     backend: str = "local"
-
-
-def claim(paths: InstancePaths, initial: InstanceIdentity | None) -> InstanceIdentity:
-    """Reads the identity of the state directory, or writes `initial` to an empty one."""
-    found = read_identity(paths)
-    if found is None:
-        fresh = initial or InstanceIdentity("", 1, 1, 0)
-        found = replace(fresh, id=fresh.id or uuid.uuid4().hex)
-        write_identity(paths, found)
-    return found
 
 
 def read_identity(paths: InstancePaths) -> InstanceIdentity | None:
@@ -60,7 +53,13 @@ def read_identity(paths: InstancePaths) -> InstanceIdentity | None:
         return None
     except OSError as error:
         raise Unavailable(f"cannot read {paths.identity}: {error.strerror}") from error
-    return _read(paths.identity, text)
+    found = _read(paths.identity, text)
+    try:
+        return replace(found, database=paths.database_url.read_text(encoding="utf-8").strip())
+    except FileNotFoundError:
+        return found
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"cannot read {paths.database_url}: {error}") from error
 
 
 def _entries(directory: Path) -> list[Path]:
@@ -86,7 +85,7 @@ def _read(path: Path, text: bytes) -> InstanceIdentity:
             int(found["nodes"]),
             int(found["cores"]),
             int(found["gpus"]),
-            str(found["database"]),
+            str(found["database"]) if version < 2 else "",
             str(found.get("backend", "local")),
         )
         if not read.id or read.nodes < 1 or read.cores < 1 or read.gpus < 0:
@@ -100,6 +99,7 @@ def _read(path: Path, text: bytes) -> InstanceIdentity:
 
 
 def write_identity(paths: InstancePaths, identity: InstanceIdentity) -> None:
+    """Writes the address of the database first: its file has precedence over an identity of format 1."""
     from importlib.metadata import version
 
     document = {
@@ -109,18 +109,28 @@ def write_identity(paths: InstancePaths, identity: InstanceIdentity) -> None:
         "nodes": identity.nodes,
         "cores": identity.cores,
         "gpus": identity.gpus,
-        "database": identity.database,
         "backend": identity.backend,
     }
-    fresh = paths.identity.with_suffix(".new")
+    _write(paths.database_url, f"{identity.database}\n")
+    _write(paths.identity, json.dumps(document, indent=1) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces a file by one that only its owner can read."""
+    fresh = path.with_suffix(".new")
     try:
-        with fresh.open("w", encoding="utf-8") as stream:
-            stream.write(json.dumps(document, indent=1) + "\n")
+        fresh.unlink(missing_ok=True)
+        with open(fresh, "x", encoding="utf-8", opener=_open_private) as stream:
+            stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        fresh.rename(paths.identity)
+        fresh.rename(path)
     except OSError as error:
-        raise Unavailable(f"cannot write {paths.identity}: {error.strerror}") from error
+        raise Unavailable(f"cannot write {path}: {error.strerror}") from error
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def lock(paths: InstancePaths) -> int:

@@ -1,7 +1,8 @@
 """Launches the daemon. The commands do not import it: they run `python -m penstock.app` as a process.
 
 `-P` keeps the user's working directory out of the module search path, so that a file there cannot shadow a
-module of the daemon.
+module of the daemon. The address of the database, which may contain a password, is passed in the environment:
+other users can read the command line of a process.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import json
 import os
 import subprocess
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from penstock.cli import exits
 from penstock.paths import InstancePaths
 
-__all__ = ["exec_daemon", "serve_command", "spawn_daemon", "stop_database"]
+__all__ = ["DATABASE_VARIABLE", "exec_daemon", "serve_command", "spawn_daemon", "stop_database"]
+
+DATABASE_VARIABLE: Final = "PENSTOCK_DATABASE"
 
 
 def serve_command(paths: InstancePaths, options: list[str]) -> list[str]:
@@ -23,15 +26,17 @@ def serve_command(paths: InstancePaths, options: list[str]) -> list[str]:
     return _command("serve", paths, options)
 
 
-def exec_daemon(paths: InstancePaths, options: list[str]) -> NoReturn:
+def exec_daemon(paths: InstancePaths, options: list[str], database: str) -> NoReturn:
     """Replaces this process by the daemon, which keeps its pid, terminal and open files."""
     command = serve_command(paths, options)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(command[0], command)
+    os.execve(command[0], command, _environment(database))
 
 
-def spawn_daemon(paths: InstancePaths, options: list[str], report_fd: int) -> subprocess.Popen[bytes]:
+def spawn_daemon(
+    paths: InstancePaths, options: list[str], report_fd: int, database: str
+) -> subprocess.Popen[bytes]:
     """Starts the daemon in a session of its own. It reports on `report_fd` and opens its log itself."""
     return subprocess.Popen(
         serve_command(paths, [*options, "--report-fd", str(report_fd)]),
@@ -39,7 +44,13 @@ def spawn_daemon(paths: InstancePaths, options: list[str], report_fd: int) -> su
         stdout=subprocess.DEVNULL,
         pass_fds=(report_fd,),
         start_new_session=True,
+        env=_environment(database),
     )
+
+
+def _environment(database: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != DATABASE_VARIABLE}
+    return {**kept, DATABASE_VARIABLE: database} if database else kept
 
 
 def stop_database(paths: InstancePaths) -> int | None:

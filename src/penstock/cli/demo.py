@@ -29,6 +29,7 @@ from typing import Final
 
 from penstock.cli import exits
 from penstock.cli.client import ApiClient, Doc
+from penstock.cli.daemon_process import DATABASE_VARIABLE
 from penstock.cli.fields import HEADINGS
 from penstock.cli.formats import parse_format
 from penstock.cli.gantt import ASCII_FILLS, BLOCK_FILLS, draw
@@ -71,6 +72,7 @@ _COMMENTS: Final = {
 _TABLE: Final = (
     "{id.f58:>9} {name:<8.8+} {status_abbrev:>2.2} {ntasks:>6} {nodelist:<9.9h} {forecast:>8h} {reason}"
 )
+_OF_ANOTHER_INSTANCE: Final = (DATABASE_VARIABLE,)
 _POLL_S: Final = 0.25
 _LIMIT_S: Final = 40.0
 _STOP_S: Final = 40.0
@@ -143,7 +145,7 @@ def _instance() -> Iterator[tuple[ApiClient, dict[str, str]]]:
     directory = Path(tempfile.mkdtemp(prefix="penstock-demo-", dir="/tmp"))
     directory.chmod(0o711)  # PostgreSQL may run as another user.
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_INSTANCE},
         "PENSTOCK_STATE": str(directory / "state"),
         "PENSTOCK_RUNTIME": str(directory),
     }

@@ -22,7 +22,7 @@ import click
 import penstock
 from penstock.cli import exits
 from penstock.cli.client import ApiClient
-from penstock.cli.daemon_process import serve_command
+from penstock.cli.daemon_process import DATABASE_VARIABLE, serve_command
 from penstock.cli.group import SETTINGS
 from penstock.cli.terminal import command_name
 from penstock.devcluster.registry import (
@@ -101,6 +101,7 @@ def cluster(
     if not _QUANTITY.fullmatch(memory):
         raise BadRequest("invalid quantity", where="--memory", found=memory, expected="for example 32Gi")
     binaries = find_binaries()
+    os.environ.pop(DATABASE_VARIABLE, None)  # A temporary instance does not use the user's database.
     home = registry_directory(os.environ)
     cluster_dir = Path(os.path.abspath(directory)) if directory is not None else home / CLUSTER
     settings = DevSettings(

@@ -33,6 +33,8 @@ __all__ = [
 
 _URGENCIES: Final = {"hold": 0, "default": 16, "expedite": 31}
 _SIGNAL_DEFAULT_S: Final = 60.0
+# A jobspec is stored, and every caller of the API can read it. `--env` submits them nevertheless.
+_SECRET_VARIABLES: Final = ("PENSTOCK_DATABASE", "PENSTOCK_TOKEN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,7 @@ def select_environment(
     own: Mapping[str, str], rules: Iterable[str], removed: Iterable[str]
 ) -> tuple[dict[str, str], list[str]]:
     """The job's environment, and the names of variables that JSON cannot carry because they are not UTF-8."""
-    chosen = dict(own)
+    chosen = {name: value for name, value in own.items() if name not in _SECRET_VARIABLES}
     for pattern in removed:
         chosen = {name: value for name, value in chosen.items() if not fnmatch.fnmatchcase(name, pattern)}
     for rule in rules:

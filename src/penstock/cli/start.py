@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import subprocess
 import time
@@ -20,7 +21,7 @@ import click
 
 from penstock.cli import exits
 from penstock.cli.client import KUBERNETES, ApiClient
-from penstock.cli.daemon_process import exec_daemon, spawn_daemon
+from penstock.cli.daemon_process import DATABASE_VARIABLE, exec_daemon, spawn_daemon
 from penstock.cli.group import SETTINGS, json_option, state_option
 from penstock.cli.terminal import ProgressLine, print_error, print_json, print_line
 from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
@@ -33,7 +34,9 @@ _READY_S: Final = 120.0
 _EXIT_S: Final = 30.0
 _REPORT_MAX: Final = 64 << 10
 _ERRORS: Final[dict[str, type[PenstockError]]] = {"BadRequest": BadRequest, "Conflict": Conflict}
-_NOT_FOR_DAEMON: Final = ("state", "output_format", "foreground")
+_NOT_FOR_DAEMON: Final = ("state", "output_format", "foreground", "database", "database_file")
+_URL_MAX: Final = 16 << 10
+_PASSWORD: Final = re.compile(r"://[^/]*:[^/]*@|password", re.IGNORECASE)
 
 
 @click.command(context_settings=SETTINGS)
@@ -70,7 +73,12 @@ _NOT_FOR_DAEMON: Final = ("state", "output_format", "foreground")
 @click.option(
     "--database",
     metavar="URL",
-    help="PostgreSQL database to use.  [default: an embedded one in the state directory]",
+    help="PostgreSQL database to use, or `embedded`.  [default: PENSTOCK_DATABASE, as before, or embedded]",
+)
+@click.option(
+    "--database-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the URL of the database, which keeps a password out of the process list.",
 )
 @click.option(
     "--listen", default="", metavar="ADDRESS:PORT", help="Serve the API also on TCP, protected by a token."
@@ -97,6 +105,8 @@ def start(
     kube: bool,
     kubeconfig: Path | None,
     context: str,
+    database: str | None,
+    database_file: Path | None,
     foreground: bool,
     **_: object,
 ) -> int:
@@ -109,9 +119,10 @@ def start(
     paths = paths_of(state, os.environ)
     _check_backend(kube, {"--nodes": nodes, "--cores": cores, "--gpus": gpus}, kubeconfig, context)
     options = _daemon_options(command)
+    address = _database(database, database_file)
     if foreground:
-        exec_daemon(paths, options)
-    _start_in_background(paths, options)
+        exec_daemon(paths, options, address)
+    _start_in_background(paths, options, address)
     status = ApiClient(paths).get("/v1/status")
     if output_format == "json":
         print_json(status)
@@ -128,6 +139,35 @@ def _check_backend(kube: bool, local: dict[str, int | None], kubeconfig: Path | 
                 raise BadRequest("not allowed with --kube: the cluster defines the nodes", where=name)
     elif kubeconfig is not None or context:
         raise BadRequest("needs --kube", where="--kubeconfig" if kubeconfig is not None else "--context")
+
+
+def _database(database: str | None, file: Path | None) -> str:
+    """The address of the database; empty for the one of the last start."""
+    if database is not None and file is not None:
+        raise BadRequest("not allowed with --database", where="--database-file")
+    if database is not None:
+        if _PASSWORD.search(database):
+            print_error(
+                "warning: other users can read a password on the command line; use --database-file or"
+                f" {DATABASE_VARIABLE}"
+            )
+        return _stated(database, "--database")
+    if file is not None:
+        try:
+            text = file.read_bytes()[:_URL_MAX].decode()
+        except (OSError, ValueError) as error:
+            cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise BadRequest(f"cannot read {file}: {cause}", where="--database-file") from None
+        return _stated(text, f"--database-file {file}")
+    return os.environ.get(DATABASE_VARIABLE, "")
+
+
+def _stated(text: str, where: str) -> str:
+    if not text.strip():
+        raise BadRequest(
+            "empty", where=where, expected="the URL of a database, or `embedded` for the embedded one"
+        )
+    return text.strip()
 
 
 def _daemon_options(command: click.Context) -> list[str]:
@@ -163,11 +203,11 @@ def _say_ready(status: dict[str, Any], paths: InstancePaths) -> None:
     print_line(f"state {paths.state}; try `penstock run hostname`, `penstock jobs -a`, `penstock stop`")
 
 
-def _start_in_background(paths: InstancePaths, options: list[str]) -> None:
+def _start_in_background(paths: InstancePaths, options: list[str], database: str) -> None:
     """Starts the daemon and waits for its report. An error that it reports is raised here."""
     report_fd, daemon_fd = os.pipe()
     try:
-        daemon = spawn_daemon(paths, options, daemon_fd)
+        daemon = spawn_daemon(paths, options, daemon_fd, database)
     finally:
         os.close(daemon_fd)
     try:

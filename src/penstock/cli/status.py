@@ -53,8 +53,9 @@ def _status_fields(found: Doc, now: float) -> list[tuple[str, str, bool]]:
     if word == "not ready" and instance.get("why_not_ready"):
         word += f" ({instance['why_not_ready']})"
     up = span(max(0.0, now - instance["started_at"]))
-    kind = "embedded" if database["embedded"] else "external"
-    server = f" {database['server_version']}" if database.get("server_version") else ""
+    kind = "embedded" if database["embedded"] else f"external, {database['address']}"
+    away = f" ({database['why']})" if database["why"] else ""
+    server = f", PostgreSQL {database['server_version']}" if database.get("server_version") else ""
     pid = f", pid {database['pid']}" if database.get("pid") else ""
     depth = "unlimited" if settings["queue_depth"] is None else settings["queue_depth"]
     up_down = "unknown" if nodes["up"] is None else f"{nodes['up']} up, {nodes['down']} down"
@@ -64,7 +65,7 @@ def _status_fields(found: Doc, now: float) -> list[tuple[str, str, bool]]:
          word != "not ready"),
         *(_cluster_fields(found) if instance.get("backend") == KUBERNETES else ()),
         ("state", instance["state"], True),
-        ("database", f"{database['state']}, {kind}, PostgreSQL{server}{pid}",
+        ("database", f"{database['state']}{away}, {kind}{server}{pid}",
          database["state"] == "up"),
         ("jobs", ", ".join(counts) or "unknown", True),
         ("nodes", up_down + oversubscribed, not nodes["down"]),

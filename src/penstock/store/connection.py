@@ -50,6 +50,12 @@ class PgConnector:
         self._on_outage = on_outage
         self._restart = restart_server
         self._outage_since: float | None = None
+        self._outage_reason = ""
+
+    @property
+    def outage(self) -> str:
+        """Why the database does not answer; empty while it does."""
+        return self._outage_reason
 
     async def connect(self) -> AsyncConnection[Any]:
         """Connects once. Raises `DatabaseUnavailable` if a retry can succeed, `BadRequest` if it cannot."""
@@ -64,7 +70,7 @@ class PgConnector:
         except psycopg.Error as error:
             await connection.close()
             raise self.note_outage(classify_error(error)) from error
-        self._report_recovery()
+        self.note_success()
         return connection
 
     async def retry_until_available(self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -88,7 +94,10 @@ class PgConnector:
 
     def note_outage(self, failure: T) -> T:
         """Reports an outage if `failure` is its first sign; returns `failure`."""
-        if isinstance(failure, DatabaseUnavailable) and self._outage_since is None:
+        if not isinstance(failure, DatabaseUnavailable):
+            return failure
+        self._outage_reason = str(failure)
+        if self._outage_since is None:
             self._outage_since = time.monotonic()
             if self._on_outage is not None:
                 self._on_outage(
@@ -97,11 +106,12 @@ class PgConnector:
                 )
         return failure
 
-    def _report_recovery(self) -> None:
+    def note_success(self) -> None:
+        """Reports the end of an outage if there was one."""
         if self._outage_since is None:
             return
         outage_s = time.monotonic() - self._outage_since
-        self._outage_since = None
+        self._outage_since, self._outage_reason = None, ""
         if self._on_outage is not None:
             self._on_outage(f"the database is back after {outage_s:.1f} s")
 

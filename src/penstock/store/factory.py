@@ -1,7 +1,7 @@
-"""Selects and opens the store that the `--database` option names.
+"""Selects and opens the store that the address of a database names.
 
-No value selects the embedded PostgreSQL, which is restarted if it dies while the instance runs. `memory`
-selects a store without durability, for trials. Any other value is the address of a PostgreSQL database.
+No address selects the embedded PostgreSQL, which is restarted if it dies while the instance runs. `memory`
+selects a store without durability, for trials. Any other address is that of a PostgreSQL database.
 """
 
 from __future__ import annotations
@@ -12,37 +12,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import psycopg
-import psycopg.conninfo
 
-from penstock.errors import BadRequest, PenstockError
+from penstock.errors import PenstockError
 from penstock.paths import InstancePaths
+from penstock.store.address import MEMORY
+from penstock.store.connection import PgConnector
 from penstock.store.embedded import EmbeddedPostgres
 from penstock.store.memory import MemoryStore
+from penstock.store.migrate import migrate, schema_version
+from penstock.store.pg_errors import classify_error
 from penstock.store.port import Store
 from penstock.store.postgres import PostgresStore
+from penstock.store.queries import MIGRATIONS, query
 
-__all__ = ["StoreHandle", "check_database", "choose_store", "open_store"]
+__all__ = ["StoreHandle", "choose_store", "open_store", "recorded_epoch"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreHandle:
     store: Store
     embedded: EmbeddedPostgres | None  # the server to stop when the instance stops
+    url: str  # of the database, with its password; empty for a store in memory
 
-
-def check_database(database: str) -> None:
-    """Raises `BadRequest` if the address is malformed. Does not connect."""
-    if database == "memory":
-        return
-    try:
-        psycopg.conninfo.conninfo_to_dict(database)
-    except psycopg.Error as error:
-        raise BadRequest(
-            "not a PostgreSQL address",
-            where="--database",
-            found=str(error).strip(),
-            expected="postgresql://USER:PASSWORD@HOST/NAME, or memory",
-        ) from None
+    def outage(self) -> str:
+        """Why the database does not answer; empty while it does, and before the store was opened."""
+        return self.store.outage if isinstance(self.store, PostgresStore) else ""
 
 
 async def open_store(
@@ -61,19 +55,36 @@ async def choose_store(
 
     The embedded server is started.
     """
-    embedded: EmbeddedPostgres | None = None
-    store: Store
-    if database == "memory":
-        store = MemoryStore()
-    elif database:
-        store = PostgresStore(database, on_outage=on_outage)
-    else:
-        embedded = EmbeddedPostgres(paths)
-        try:
-            url = await asyncio.to_thread(embedded.start)
-        except BaseException:
-            with contextlib.suppress(PenstockError):
-                await asyncio.to_thread(embedded.stop)
-            raise
-        store = PostgresStore(url, on_outage=on_outage, restart_server=embedded.start)
-    return StoreHandle(store, embedded)
+    if database == MEMORY:
+        return StoreHandle(MemoryStore(), None, "")
+    if database:
+        return StoreHandle(PostgresStore(database, on_outage=on_outage), None, database)
+    embedded = EmbeddedPostgres(paths)
+    try:
+        url = await asyncio.to_thread(embedded.start)
+    except BaseException:
+        with contextlib.suppress(PenstockError):
+            await asyncio.to_thread(embedded.stop)
+        raise
+    return StoreHandle(PostgresStore(url, on_outage=on_outage, restart_server=embedded.start), embedded, url)
+
+
+async def recorded_epoch(url: str, *, may_migrate: bool) -> int:
+    """Connects once, without retries; returns the last epoch, 0 for a database without records.
+
+    With `may_migrate` an outdated schema is migrated; else it is left to the leader, which may be an instance
+    of the version that created it. A newer schema raises `Conflict`.
+    """
+    connection = await PgConnector(url).connect()
+    try:
+        version = await schema_version(connection)
+        if may_migrate or version >= len(MIGRATIONS):
+            await migrate(connection)
+        if await schema_version(connection) == 0:
+            return 0
+        row = await (await connection.execute(query("read_epoch"))).fetchone()
+        return int(row[0]) if row is not None else 0
+    except psycopg.Error as error:
+        raise classify_error(error) from error
+    finally:
+        await connection.close()

@@ -51,6 +51,11 @@ class PostgresStore:
         self._writing = asyncio.Lock()
         self._reading = asyncio.Lock()
 
+    @property
+    def outage(self) -> str:
+        """Why the database does not answer; empty while it does, and before the first connection."""
+        return self._connector.outage
+
     async def open(self) -> None:
         """Waits until the database answers, then migrates its schema."""
 
@@ -174,6 +179,7 @@ class PostgresStore:
                 # Cancelled, perhaps during the commit, so the outcome is unknown.
                 await self._discard_writer()
                 raise
+            self._connector.note_success()
             reach_after(name)
 
     async def _classify_write_error(self, error: psycopg.Error) -> Exception:
