@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
-import socket
 from pathlib import Path
 
 from tests.e2e.instances import (
@@ -148,23 +146,3 @@ def test_stop_stops_the_database_that_a_killed_instance_left_running() -> None:
         for agent in status["agents"]:
             os.kill(agent["pid"], signal.SIGKILL)
         wait_until(lambda: not left_behind(sandbox))
-
-
-def test_a_tcp_port_serves_the_api_to_clients_with_the_token() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with running_instance("--listen", f"127.0.0.1:{port}") as instance:
-        token = instance.paths.token.read_text().strip()
-        assert status_over_tcp(port, {}) == 401
-        assert status_over_tcp(port, {"Authorization": f"Bearer {token}"}) == 200
-        assert instance.ok("status")  # over the Unix socket
-
-
-def status_over_tcp(port: int, headers: dict[str, str]) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/v1/status", headers=headers)
-        return connection.getresponse().status
-    finally:
-        connection.close()

@@ -55,10 +55,32 @@ def test_a_socket_path_that_is_too_long_is_rejected(tmp_path: Path) -> None:
         make_socket(tmp_path / ("x" * 120))
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:80", "example.org:80", "127.0.0.1", "127.0.0.1:x", ":80"])
-def test_only_loopback_addresses_are_accepted(address: str) -> None:
+@pytest.mark.parametrize("has_tls", [False, True])
+@pytest.mark.parametrize("address", ["example.org:80", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", ":80"])
+def test_an_invalid_address_is_refused(address: str, has_tls: bool) -> None:
     with pytest.raises(BadRequest):
+        listen_tcp(address, has_tls=has_tls)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"])
+def test_an_address_on_the_network_needs_tls(address: str) -> None:
+    with pytest.raises(BadRequest, match="the token would be readable on the network"):
         listen_tcp(address)
+
+
+def test_a_token_is_made_once_and_a_readable_one_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.touch(mode=0o600)  # The remains of a crash, or of a full disk.
+    token = read_token(file)
+    assert len(token) > 40
+    assert (read_token(file), stat.S_IMODE(file.stat().st_mode)) == (token, 0o600)
+    file.chmod(0o644)
+    with pytest.raises(Conflict, match="chmod 600"):
+        read_token(file)
+    file.unlink()
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Conflict, match="cannot read"):
+        read_token(file)
 
 
 def test_tcp_needs_the_token_and_the_unix_socket_does_not(tmp_path: Path) -> None:

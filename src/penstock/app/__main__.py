@@ -25,10 +25,11 @@ from pathlib import Path
 from penstock.app.configuration import Configuration, read_configuration
 from penstock.app.identity import lock, read_identity
 from penstock.app.readiness import ReadinessReport, error_family, exit_code
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import BadRequest, PenstockError, Unavailable
 from penstock.paths import InstancePaths, make_paths, paths_of
 from penstock.store.address import EMBEDDED, check_address
 from penstock.store.embedded import EmbeddedPostgres
+from penstock.web.tls import TlsFiles, check_tls
 
 __all__ = ["main"]
 
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         action.add_argument("--state", required=True, help="the state directory")
     for option in ("--nodes", "--cores", "--gpus", "--queue-depth", "--report-fd"):
         serve.add_argument(option, type=int)
-    for option in ("--config", "--kubeconfig"):
+    for option in ("--config", "--kubeconfig", "--tls-cert", "--tls-key"):
         serve.add_argument(option, type=Path)
     for option in ("--policy", "--match-policy", "--listen", "--context"):
         serve.add_argument(option, default="")
@@ -88,6 +89,7 @@ def _serve(arguments: argparse.Namespace, paths: InstancePaths, report: Readines
             gpus=arguments.gpus,
             database=None if not database else "" if database == EMBEDDED else database,
             listen=arguments.listen,
+            tls=_tls_files(arguments),
             kube=kube,
             report=report,
         )
@@ -104,11 +106,21 @@ def _check(arguments: argparse.Namespace, paths: InstancePaths, database: str) -
     )
     check_address(database)
     read_identity(paths)
+    if (tls := _tls_files(arguments)) is not None:
+        check_tls(tls)
     if arguments.kube:
         from penstock.kube.access import find_access
 
         find_access(arguments.kubeconfig, arguments.context)
     return configuration
+
+
+def _tls_files(arguments: argparse.Namespace) -> TlsFiles | None:
+    if arguments.tls_cert is None and arguments.tls_key is None:
+        return None
+    if arguments.tls_cert is None or arguments.tls_key is None or not arguments.listen:
+        raise BadRequest("these options need each other", where="--listen, --tls-cert, --tls-key")
+    return TlsFiles(arguments.tls_cert, arguments.tls_key)
 
 
 def _detach(paths: InstancePaths) -> None:

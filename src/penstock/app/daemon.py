@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -38,6 +39,7 @@ from penstock.store.factory import StoreHandle, choose_store
 from penstock.store.port import Fenced
 from penstock.web.app import create_app
 from penstock.web.server import listen_tcp, make_socket, read_token, serve
+from penstock.web.tls import TlsFiles
 
 __all__ = ["DaemonOptions", "run"]
 
@@ -55,6 +57,7 @@ class DaemonOptions:
     gpus: int | None
     database: str | None  # None: as before; "": the embedded one
     listen: str  # the address of a TCP socket for the API; empty: none
+    tls: TlsFiles | None  # for that socket
     kube: KubeOptions | None  # None: the local backend
     report: ReadinessReport
 
@@ -161,8 +164,9 @@ async def _serve(options: DaemonOptions, found: InstanceIdentity | None) -> None
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
-    tcp = [listen_tcp(options.listen)] if options.listen else []
+    tcp = [listen_tcp(options.listen, has_tls=options.tls is not None)] if options.listen else []
     token = read_token(paths.token) if tcp else ""
+    api_url = _url(tcp[0], has_tls=options.tls is not None) if tcp else ""
     listening = [make_socket(paths.socket)]
     try:
         runtime = _runtime(options, identity)
@@ -175,10 +179,10 @@ async def _serve(options: DaemonOptions, found: InstanceIdentity | None) -> None
     monitor = DatabaseMonitor(handle, identity.database)
     context = _service_context(options, identity, monitor, runtime, stop)
     app = create_app(InstanceService(instance, context))
-    servers = [asyncio.create_task(serve(app, [*listening, *tcp], token))]
+    servers = [asyncio.create_task(serve(app, [*listening, *tcp], token, options.tls))]
     running = asyncio.create_task(_run(runtime, instance))
     watching = [
-        asyncio.create_task(_report_ready(instance, runtime, options.report)),
+        asyncio.create_task(_report_ready(instance, runtime, options.report, api_url)),
         asyncio.create_task(monitor.probe(runtime.is_standby)),
     ]
     try:
@@ -212,15 +216,21 @@ def _raise_cause(running: asyncio.Task[None], servers: list[asyncio.Task[None]])
             raise error
 
 
-async def _report_ready(instance: Instance, runtime: Runtime, report: ReadinessReport) -> None:
+def _url(listening: socket.socket, *, has_tls: bool) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"{'https' if has_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _report_ready(instance: Instance, runtime: Runtime, report: ReadinessReport, api_url: str) -> None:
     """Reports that the instance is ready or a standby, and until then what it waits for."""
     reported = ""
+    ready = {"ready": True, "pid": os.getpid(), "api_url": api_url}
     readiness = instance.readiness
     while not readiness.current.is_ready:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(readiness.until_ready(), _POLL_S)
         if not readiness.current.is_ready and runtime.is_standby():
-            report.send({"ready": True, "pid": os.getpid()})
+            report.send(ready)
             _LOG.info("standby: another instance is the leader")
             await readiness.until_ready()
         elif runtime.problem() not in ("", reported):
@@ -229,7 +239,7 @@ async def _report_ready(instance: Instance, runtime: Runtime, report: ReadinessR
     # Freeze the object graph, so that full collections skip it.
     gc.collect()
     gc.freeze()
-    report.send({"ready": True, "pid": os.getpid()})
+    report.send(ready)
     _LOG.info("ready: epoch %d", instance.epoch)
 
 

@@ -1,8 +1,9 @@
 """What the daemon reports to the process that started it, and the exit codes that go with it.
 
 `penstock start` reads JSON lines from a pipe: `{"waiting": WHY}` any number of times, then once either
-`{"ready": true, "pid": PID}` or `{"error": TEXT, "kind": FAMILY}`. The family of an error lets the command
-raise the same error and exit with the same code as the daemon.
+`{"ready": true, "pid": PID, "api_url": URL}` or `{"error": TEXT, "kind": FAMILY}`. The URL is that of the TCP
+socket, or empty. The family of an error lets the command raise the same error and exit with the same code as
+the daemon.
 """
 
 from __future__ import annotations

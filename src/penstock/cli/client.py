@@ -1,4 +1,4 @@
-"""Client of an instance's API: HTTP over its Unix socket, without asyncio, one connection per request.
+"""Client of an instance's API: HTTP over its Unix socket or over TCP, one connection per request.
 
 An error response raises `RequestRefused` with the server's message. `NoInstance` means that no process
 listens on the socket; its message names the command that starts one. `remember` stores the names that the
@@ -11,11 +11,13 @@ import http.client
 import json
 import os
 import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, urlencode
 
+from penstock.cli.server_address import ServerAddress, find_server
 from penstock.errors import BadRequest, Conflict, Unavailable
 from penstock.model.jobid import encode_jobid, parse_jobid
 from penstock.paths import InstancePaths, paths_of
@@ -86,8 +88,11 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class ApiClient:
-    def __init__(self, paths: InstancePaths) -> None:
+    """`server` is the address of an instance on TCP; without it, the client uses the socket in `paths`."""
+
+    def __init__(self, paths: InstancePaths, server: ServerAddress | None = None) -> None:
         self.paths = paths
+        self.server = server
         self._names: dict[str, list[str]] = {}
 
     def get(self, path: str, **query: object) -> Doc:
@@ -161,12 +166,17 @@ class ApiClient:
         target = f"{path}?{urlencode(parameters)}" if parameters else path
         text = None if body is None else json.dumps(body).encode()
         headers = {} if text is None else {"Content-Type": "application/json"}
-        connection = _UnixConnection(str(self.paths.socket))
+        if self.server is not None:
+            headers["Authorization"] = f"Bearer {self.server.token}"
         try:
+            connection = self._new_connection()
             connection.request(method, target, text, headers)
         except (FileNotFoundError, ConnectionRefusedError):
-            raise NoInstance(
-                f"no instance runs in {self.paths.state}; start one with `penstock start`"
+            raise NoInstance(self._no_instance()) from None
+        except ssl.SSLCertVerificationError as error:
+            raise Unavailable(
+                f"the certificate of {self.server.url if self.server else ''} is not trusted:"
+                f" {error.verify_message}; SSL_CERT_FILE=FILE names the certificate of its authority"
             ) from None
         except PermissionError:
             raise NoInstance(f"{self.paths.socket} belongs to another user") from None
@@ -177,10 +187,25 @@ class ApiClient:
             raise StreamBroken(f"the instance does not respond: {error}") from error
         return connection
 
+    def _new_connection(self) -> http.client.HTTPConnection:
+        if self.server is None:
+            return _UnixConnection(str(self.paths.socket))
+        connection = self.server.connection(_CONNECT_S)
+        connection.connect()
+        connection.sock.settimeout(_RESPONSE_S)
+        return connection
 
-def client_of(state: str | None) -> ApiClient:
-    """The client of the instance that `--state` or PENSTOCK_STATE selects."""
-    return ApiClient(paths_of(state, os.environ))
+    def _no_instance(self) -> str:
+        if self.server is not None:
+            return f"no instance listens at {self.server.url}"
+        return f"no instance runs in {self.paths.state}; start one with `penstock start`"
+
+
+def client_of(state: str | None, server: str | None = None) -> ApiClient:
+    """The client of the instance that `--state`, `--server` or their environment variables select."""
+    if state and server:
+        raise BadRequest("not allowed with --state", where="--server")
+    return ApiClient(paths_of(state, os.environ), None if state else find_server(server, os.environ))
 
 
 def job_path(job: str, *rest: str) -> str:

@@ -34,6 +34,7 @@ from penstock.cli.fields import HEADINGS
 from penstock.cli.formats import parse_format
 from penstock.cli.gantt import ASCII_FILLS, BLOCK_FILLS, draw
 from penstock.cli.jobs import job_table
+from penstock.cli.server_address import SERVER_VARIABLE
 from penstock.cli.terminal import (
     command_name,
     is_terminal,
@@ -72,7 +73,7 @@ _COMMENTS: Final = {
 _TABLE: Final = (
     "{id.f58:>9} {name:<8.8+} {status_abbrev:>2.2} {ntasks:>6} {nodelist:<9.9h} {forecast:>8h} {reason}"
 )
-_OF_ANOTHER_INSTANCE: Final = (DATABASE_VARIABLE,)
+_OF_ANOTHER_INSTANCE: Final = (DATABASE_VARIABLE, SERVER_VARIABLE)
 _POLL_S: Final = 0.25
 _LIMIT_S: Final = 40.0
 _STOP_S: Final = 40.0

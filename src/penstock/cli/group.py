@@ -54,20 +54,26 @@ def complete() -> NoReturn:
 
 
 def with_client(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds `--state` and passes the client of the selected instance as the first argument."""
+    """Adds `--state` and `--server`; passes the client of the selected instance as the first argument."""
 
-    def call(state: str | None, **values: Any) -> Any:
-        _clients.append(client_of(state))
+    def call(state: str | None, server: str | None, **values: Any) -> Any:
+        _clients.append(client_of(state, server))
         return command(_clients[-1], **values)
 
     call.__doc__ = command.__doc__
     call.__name__ = command.__name__
     call.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
-    return state_option(call)
+    return state_option(_server_option(call))
 
 
 state_option: Final[Callable[[Callable[..., Any]], Callable[..., Any]]] = click.option(
     "--state", metavar="DIR", help="State directory of the instance (default: PENSTOCK_STATE)."
+)
+
+_server_option: Final[Callable[[Callable[..., Any]], Callable[..., Any]]] = click.option(
+    "--server",
+    metavar="URL",
+    help="Instance on TCP (default: PENSTOCK_SERVER); its token is in PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE.",
 )
 
 json_option: Final = click.option(

@@ -93,7 +93,8 @@ def _usage() -> str:
     lines += [
         "",
         "Run `penstock COMMAND --help` for the options of a command. The environment variable",
-        "PENSTOCK_STATE, or --state DIR before or after COMMAND, selects the instance.",
+        "PENSTOCK_STATE, or --state DIR before or after COMMAND, selects the instance; PENSTOCK_SERVER",
+        "or --server URL selects one on TCP.",
         "",
         exits.TEXT,
     ]
@@ -124,12 +125,14 @@ def main() -> None:
 def _take_state(argv: list[str]) -> list[str]:
     """Removes `--state DIR` before the command and passes it on in the environment."""
     if argv and argv[0].startswith("--state="):
-        os.environ["PENSTOCK_STATE"] = argv[0].removeprefix("--state=")
-        return argv[1:]
-    if len(argv) > 1 and argv[0] == "--state":
-        os.environ["PENSTOCK_STATE"] = argv[1]
-        return argv[2:]
-    return argv
+        state, rest = argv[0].removeprefix("--state="), argv[1:]
+    elif len(argv) > 1 and argv[0] == "--state":
+        state, rest = argv[1], argv[2:]
+    else:
+        return argv
+    os.environ["PENSTOCK_STATE"] = state
+    os.environ.pop("PENSTOCK_SERVER", None)
+    return rest
 
 
 def _run(entry: CommandEntry, argv: list[str]) -> int:

@@ -83,6 +83,16 @@ _PASSWORD: Final = re.compile(r"://[^/]*:[^/]*@|password", re.IGNORECASE)
 @click.option(
     "--listen", default="", metavar="ADDRESS:PORT", help="Serve the API also on TCP, protected by a token."
 )
+@click.option(
+    "--tls-cert",
+    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
+    help="With --listen: certificate (PEM), needed for any other address than loopback.",
+)
+@click.option(
+    "--tls-key",
+    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
+    help="With --listen: key of the certificate (PEM).",
+)
 @click.option("--kube", is_flag=True, help="Schedule the pods of a Kubernetes cluster instead of processes.")
 @click.option(
     "--kubeconfig",
@@ -122,12 +132,14 @@ def start(
     address = _database(database, database_file)
     if foreground:
         exec_daemon(paths, options, address)
-    _start_in_background(paths, options, address)
+    api_url = _start_in_background(paths, options, address)
     status = ApiClient(paths).get("/v1/status")
     if output_format == "json":
         print_json(status)
         return exits.OK
     _say_ready(status, paths)
+    if api_url:
+        print_line(f"API at {api_url}, with the token in {paths.token}")
     return exits.OK
 
 
@@ -203,8 +215,11 @@ def _say_ready(status: dict[str, Any], paths: InstancePaths) -> None:
     print_line(f"state {paths.state}; try `penstock run hostname`, `penstock jobs -a`, `penstock stop`")
 
 
-def _start_in_background(paths: InstancePaths, options: list[str], database: str) -> None:
-    """Starts the daemon and waits for its report. An error that it reports is raised here."""
+def _start_in_background(paths: InstancePaths, options: list[str], database: str) -> str:
+    """Starts the daemon and waits for its report; returns the URL of its TCP socket, or an empty text.
+
+    An error that it reports is raised here.
+    """
     report_fd, daemon_fd = os.pipe()
     try:
         daemon = spawn_daemon(paths, options, daemon_fd, database)
@@ -220,6 +235,7 @@ def _start_in_background(paths: InstancePaths, options: list[str], database: str
             with contextlib.suppress(subprocess.TimeoutExpired):
                 daemon.wait(_EXIT_S)
         raise _ERRORS.get(str(report.get("kind")), Unavailable)(str(report["error"]))
+    return str(report.get("api_url", ""))
 
 
 def _wait_for_report(report_fd: int, daemon: subprocess.Popen[bytes]) -> dict[str, object]:

@@ -48,7 +48,7 @@ def stop(client: ApiClient, keep_tasks: bool, timeout: float, output_format: str
     try:
         instance = client.get("/v1/status")["instance"]
     except NoInstance:
-        database_pid = stop_database(client.paths)
+        database_pid = stop_database(client.paths) if client.server is None else None
         if database_pid is None:
             raise
         if output_format == "json":
@@ -76,6 +76,8 @@ def stop(client: ApiClient, keep_tasks: bool, timeout: float, output_format: str
 
 
 def _is_running(client: ApiClient, pid: int) -> bool:
+    if client.server is not None:
+        return _answers(client)
     if client.paths.socket.exists():
         return True
     try:
@@ -85,6 +87,16 @@ def _is_running(client: ApiClient, pid: int) -> bool:
     except PermissionError:
         return True
     return not _is_zombie(pid)
+
+
+def _answers(client: ApiClient) -> bool:
+    try:
+        client.get("/v1/status")
+    except (NoInstance, StreamBroken):
+        return False
+    except RequestRefused:
+        pass
+    return True
 
 
 def _is_zombie(pid: int) -> bool:

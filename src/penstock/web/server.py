@@ -1,10 +1,11 @@
-"""Servers: a Unix socket for the user who runs the instance, and optionally a loopback TCP port.
+"""Servers: a Unix socket for the user who runs the instance, and optionally a TCP port.
 
 The Unix socket is created under umask 077, so that other users cannot connect at any moment; uvicorn would
 create it with mode 0666, so it gets the socket ready made. The file mode authenticates a
 client of the Unix socket. TCP is open to all users of the machine, so every request there needs the bearer
-token. Each socket has its own server and its own wrapper around the application, so that no header can make
-a request on one socket look like a request on the other.
+token. On any other address than loopback the token would be readable on the network, so TLS is required.
+Each socket has its own server and its own wrapper around the application, so that no header can make a
+request on one socket look like a request on the other.
 
 `serve` runs until it is cancelled. It installs no signal handlers.
 """
@@ -32,6 +33,7 @@ from penstock.errors import BadRequest, Conflict
 from penstock.paths import SOCKET_PATH_MAX
 from penstock.web.callers import AuthenticatedBy
 from penstock.web.errors import TokenRequired, error_response
+from penstock.web.tls import TlsFiles
 
 __all__ = ["BearerOnly", "listen_tcp", "make_socket", "read_token", "serve"]
 
@@ -84,11 +86,11 @@ def _remove_stale_socket(path: Path) -> None:
     raise Conflict(f"another instance is listening on {path}")
 
 
-def listen_tcp(address: str) -> socket.socket:
-    """A listening socket for `127.0.0.1:PORT` or `[::1]:PORT`; port 0 chooses a free one."""
+def listen_tcp(address: str, *, has_tls: bool = False) -> socket.socket:
+    """A listening socket for `ADDRESS:PORT` or `[ADDRESS]:PORT`; port 0 chooses a free one."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    expected = "127.0.0.1:PORT or [::1]:PORT; remote clients need a TLS proxy"
+    expected = "127.0.0.1:PORT or [::1]:PORT, or an address of the machine with --tls-cert and --tls-key"
     try:
         parsed = ipaddress.ip_address(host)
         number = int(port)
@@ -96,10 +98,15 @@ def listen_tcp(address: str) -> socket.socket:
         raise BadRequest(
             "invalid address", where="--listen", found=repr(address), expected=expected
         ) from None
-    if not parsed.is_loopback or not 0 <= number <= 65535:
+    if not (parsed.is_loopback or has_tls):
         raise BadRequest(
-            "not a loopback address and port", where="--listen", found=repr(address), expected=expected
+            "the token would be readable on the network",
+            where="--listen",
+            found=repr(address),
+            expected=expected,
         )
+    if not 0 <= number <= 65535:
+        raise BadRequest("invalid port", where="--listen", found=repr(address), expected="0 to 65535")
     listening = socket.socket(socket.AF_INET6 if parsed.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -113,18 +120,37 @@ def listen_tcp(address: str) -> socket.socket:
 
 
 def read_token(path: Path) -> str:
-    """The bearer token in a file; creates the file with mode 0600 and a random token if it is missing."""
+    """The bearer token in a file. If there is none, a random one is written, with mode 0600."""
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except FileExistsError:
-        token = path.read_text().strip()
-        if not token:
-            raise Conflict(f"{path} is empty; remove it, and the next start creates a token") from None
-        return token
+        with open(path, encoding="utf-8", opener=_open_no_link) as stream:
+            if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) & 0o077:
+                raise Conflict(f"other users may access {path}: run `chmod 600 {path}`")
+            token = stream.read().strip()
+    except FileNotFoundError:
+        token = ""
+    except ValueError:
+        raise Conflict(f"{path} is not a token; remove it, and the next start creates one") from None
+    except OSError as error:
+        raise Conflict(f"cannot read {path}: {error.strerror}") from error
+    return token or _write_token(path)
+
+
+def _write_token(path: Path) -> str:
+    """Replaces the file, so that a crash leaves a complete token or none."""
     token = secrets.token_urlsafe(_TOKEN_BYTES)
-    with os.fdopen(handle, "w") as stream:
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.write(token + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    fresh.rename(path)
     return token
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 class BearerOnly:
@@ -163,11 +189,19 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(app: ASGIApp, sockets: Sequence[socket.socket], token: str = "") -> None:
-    """Serves on all sockets until cancelled, then closes them and removes the files of Unix sockets."""
+async def serve(
+    app: ASGIApp, sockets: Sequence[socket.socket], token: str = "", tls: TlsFiles | None = None
+) -> None:
+    """Serves on all sockets until cancelled, then closes them and removes the files of Unix sockets.
+
+    `tls` applies to TCP sockets.
+    """
     servers: list[tuple[_Server, socket.socket]] = []
     for listening in sockets:
-        servers.append((_Server(_config(_authenticated(app, listening, token))), listening))
+        config = _config(
+            _authenticated(app, listening, token), None if listening.family == socket.AF_UNIX else tls
+        )
+        servers.append((_Server(config), listening))
     files = [(Path(each.getsockname()), _inode(each)) for each in sockets if each.family == socket.AF_UNIX]
     running = [asyncio.create_task(server.serve([listening])) for server, listening in servers]
     try:
@@ -201,9 +235,11 @@ def _inode(listening: socket.socket) -> int:
         return 0
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+def _config(app: ASGIApp, tls: TlsFiles | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        ssl_certfile=None if tls is None else tls.certificate,
+        ssl_keyfile=None if tls is None else tls.key,
         lifespan="off",
         log_config=None,
         access_log=False,
