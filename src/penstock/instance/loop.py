@@ -3,21 +3,25 @@
 Facts, commands and queries arrive in one inbox. `cadence` decides what to do next, `actions` does it, and
 this module waits: for inputs, for the time of the next action, for the store and for the backend.
 
-A *term* lasts from taking over until the store becomes unavailable. At its end all waiting callers get
-`Unavailable`; the loop then waits for the store, takes over again and continues from the recorded state.
-`Fenced` ends the instance, because another instance has taken over. An empty transaction every few seconds
-serves as a heartbeat that detects a lost or fenced store while nothing else is written.
+A *term* lasts from taking over until the store or the backend becomes unavailable. At its end all waiting
+callers get `Unavailable`; the loop then pauses (`backoff`), waits for the store, takes over again and
+continues from the recorded state. `Fenced` ends
+the instance, because another instance has taken over. An empty transaction every few seconds serves as a
+heartbeat that detects a lost or fenced store while nothing else is written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 import time
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from penstock.errors import Unavailable
 from penstock.instance.actions import ActionRunner, SystemClock
+from penstock.instance.backoff import Backoff
 from penstock.instance.cadence import Cadence, Pause
 from penstock.instance.feed import Feed
 from penstock.instance.inbox import Inbox, PendingCommand, PendingQuery
@@ -33,6 +37,8 @@ from penstock.store.port import Retention, Store
 __all__ = ["Instance"]
 
 T = TypeVar("T")
+
+_LOG: Final = logging.getLogger("penstock.instance")
 
 
 class Instance:
@@ -58,6 +64,8 @@ class Instance:
         )
         self._wakeup = asyncio.Event()
         self._reload_reason = ""  # not empty: the state in memory must be dropped
+        self._backoff = Backoff()
+        self._term_began_at: float | None = None  # by the steady clock; None: it has not taken over yet
 
     @property
     def epoch(self) -> int:
@@ -103,19 +111,34 @@ class Instance:
                 try:
                     await self._run_term()
                 except Unavailable as error:
-                    self._end_term(str(error))
+                    self._inbox.fail(str(error))
+                    await self._pause_after_term(str(error))
         finally:
-            self._end_term("the instance is stopping")
+            self.readiness.term_ended("the instance is stopping")
+            self._inbox.fail("the instance is stopping")
             self.feed.close()
 
-    def _end_term(self, reason: str) -> None:
-        self.readiness.term_ended(reason)
-        self._inbox.fail(reason)
+    async def _pause_after_term(self, reason: str) -> None:
+        began_at, self._term_began_at = self._term_began_at, None
+        lasted_s = 0.0 if began_at is None else self._clock.steady() - began_at
+        self._backoff = self._backoff.after_term(lasted_s)
+        pause_s = self._backoff.pause_s(random.random())
+        _LOG.warning(
+            "term of epoch %d ended after %.1f s: %s; the next one begins in %.1f s",
+            self.epoch,
+            lasted_s,
+            reason,
+            pause_s,
+        )
+        self.readiness.term_ended(f"{reason}; trying again in {pause_s:.1f} s" if pause_s >= 1.0 else reason)
+        await asyncio.sleep(pause_s)
 
     async def _run_term(self) -> None:
         """One term: from taking over until the store becomes unavailable."""
         await self.store.open()
         epoch = await self._steps.begin(self._clock.now())
+        self._term_began_at = self._clock.steady()
+        _LOG.info("term of epoch %d began", epoch)
         self.feed.begin(epoch)
         backend = asyncio.create_task(self.backend.run(epoch, self.receive))
         try:
