@@ -370,6 +370,34 @@ def test_times_in_the_lease_have_no_effect() -> None:
     run(scenario())
 
 
+def test_a_leader_that_makes_no_progress_gives_up_and_another_takes_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        server = FakeLease()
+        progress_at = now()
+        one = candidate(FakeLeaseClient(server), "one", progress_age_s=lambda: now() - progress_at)
+        two = candidate(FakeLeaseClient(server), "two")
+        await one.acquire()
+        with task(one.renew()) as renewing, task(two.acquire()) as acquiring:
+            for _ in range(10):
+                await asyncio.sleep(55)
+                progress_at = now()
+            assert one.is_leader()
+            assert not acquiring.done()
+            with pytest.raises(LeaseLost, match=r"no progress for 6[0-3] s, more than 60 s"):
+                await renewing
+            assert progress_at + 60 < now() < progress_at + 63
+            assert not one.is_leader()
+            assert not two.is_leader(), "requests of the former leader may be in flight"
+            await acquiring
+            assert now() < progress_at + 63 + 15 + REQUEST_S_MAX + 3
+            assert two.is_leader()
+        assert "one lost lease ns/penstock: the instance is stuck" in caplog.text
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_there_are_never_two_leaders(seed: int) -> None:
     """Three candidates with network faults, pauses, releases and clock rates up to 2 % apart."""

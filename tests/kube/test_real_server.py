@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,6 +14,7 @@ from penstock.devcluster.cluster import DevCluster
 from penstock.devcluster.settings import DevSettings
 from penstock.kube.access import from_kubeconfig
 from penstock.kube.client import KubeClient, ObjectReference, PatchType
+from penstock.kube.election_thread import ElectionThread
 from penstock.kube.errors import AlreadyExists, ApiConflict, ApiError, Invalid, NotFound, TooManyRequests
 from penstock.kube.lease import LeaderElector, LeaseLost
 from penstock.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODGROUPS, PODS
@@ -297,5 +300,82 @@ def test_leader_election(cluster: DevCluster) -> None:
         await client.delete(LEASES.path("default", "leader"))
         with pytest.raises(LeaseLost):
             await two.renew()
+
+    run(cluster, scenario)
+
+
+_ELECTION: dict[str, Any] = {
+    "lease_duration_s": 3,
+    "renew_interval_s": 0.3,
+    "renew_deadline_s": 2.0,
+    "request_s_max": 0.5,
+}
+
+
+async def _is_cancelled(call: asyncio.Future[None]) -> None:
+    call.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await call
+
+
+def test_a_blocked_event_loop_does_not_cost_the_lease(cluster: DevCluster) -> None:
+    """The event loop is held for longer than the renewal deadline and the lease last."""
+
+    async def scenario(client: KubeClient) -> None:
+        threads = [
+            ElectionThread(LeaderElector(own, "default", "busy", name, **_ELECTION), own)
+            for name in ("one", "two")
+            for own in [KubeClient(client.access)]
+        ]
+        one, two = threads
+        await one.acquire()
+        renewing, acquiring = asyncio.ensure_future(one.renew()), asyncio.ensure_future(two.acquire())
+        await asyncio.sleep(0.5)
+        time.sleep(6.0)
+        assert one.is_leader(margin_s=1.0)
+        assert not two.is_leader()
+        assert not renewing.done()
+        await _is_cancelled(renewing)
+        await one.release()
+        assert not one.is_leader()
+        await asyncio.wait_for(acquiring, 5.0)
+        assert two.holder == "two"
+        for thread in threads:
+            await thread.release()
+            await thread.close()
+
+    run(cluster, scenario)
+
+
+def test_a_standby_takes_over_from_a_leader_that_is_stuck(cluster: DevCluster) -> None:
+    async def scenario(client: KubeClient) -> None:
+        stuck_since = time.monotonic()
+        first, second = KubeClient(client.access), KubeClient(client.access)
+        one = ElectionThread(
+            LeaderElector(
+                first,
+                "default",
+                "stuck",
+                "one",
+                progress_age_s=lambda: time.monotonic() - stuck_since,
+                progress_timeout_s=2.0,
+                **_ELECTION,
+            ),
+            first,
+        )
+        two = ElectionThread(LeaderElector(second, "default", "stuck", "two", **_ELECTION), second)
+        await one.acquire()
+        renewing, acquiring = asyncio.ensure_future(one.renew()), asyncio.ensure_future(two.acquire())
+        await asyncio.sleep(0.1)
+        time.sleep(4.0)
+        assert not one.is_leader(), "it gave up while the event loop was held"
+        with pytest.raises(LeaseLost, match="the instance is stuck"):
+            await renewing
+        await asyncio.wait_for(acquiring, 10.0)
+        assert two.is_leader()
+        assert not one.is_leader()
+        for thread in (one, two):
+            await thread.release()
+            await thread.close()
 
     run(cluster, scenario)

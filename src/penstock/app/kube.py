@@ -1,8 +1,9 @@
 """An instance that schedules pods: leader election by Lease, fencing by the store, checks by an auditor.
 
-The Lease only decides which instance should try to lead. The leader then takes over in the store, whose epoch
-is the fence. An instance without the Lease writes nothing to the API server. When it loses the Lease, or when
-another instance has taken over in the store, it drops its state, becomes a standby and runs for leader again.
+The Lease only decides which instance should try to lead; it is renewed in a thread of its own, while the loop
+of the instance makes progress. The leader then takes over in the store, whose epoch is the fence. An instance
+without the Lease writes nothing to the API server. When it loses the Lease, or when another instance has
+taken over in the store, it drops its state, becomes a standby and runs for leader again.
 
 The records in the store belong to one cluster. With another one (a switched context, or a database shared by
 two instances) all recorded pods would look deleted. Therefore the leader compares the uid of the namespace
@@ -32,8 +33,10 @@ from penstock.audit.store import read_store
 from penstock.backends.kube.backend import KubeBackend
 from penstock.errors import Conflict, Unavailable
 from penstock.instance.loop import Instance
+from penstock.instance.progress import LoopProgress
 from penstock.kube.access import Access, find_access
 from penstock.kube.client import KubeClient
+from penstock.kube.election_thread import ElectionThread
 from penstock.kube.errors import ApiError, Forbidden, NotFound
 from penstock.kube.lease import LeaderElector, LeaseLost
 from penstock.kube.resources import NAMESPACES
@@ -75,16 +78,22 @@ class KubeRuntime:
         # The state directory is locked, so another holder with this prefix is a dead predecessor.
         self._identity_prefix = f"{instance_id}_"
         self.identity = f"{self._identity_prefix}{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
-        # A separate client: a long queue of writes must not delay renewals of the Lease.
-        self._election_client = KubeClient(self._access, in_flight_max=4, timeout_s=_REQUEST_S)
-        self._election = LeaderElector(
-            self._election_client,
+        # A thread and a client of its own: neither a busy loop nor a long queue of writes delays renewals.
+        election_client = KubeClient(
+            find_access(options.kubeconfig, options.context), in_flight_max=4, timeout_s=_REQUEST_S
+        )
+        self._progress = LoopProgress()  # of the instance, once it runs
+        elector = LeaderElector(
+            election_client,
             options.lease_namespace,
             options.lease_name,
             self.identity,
             request_s_max=_REQUEST_S,
             predecessor_prefix=self._identity_prefix,
+            progress_age_s=lambda: self._progress.age_s(),
+            progress_timeout_s=options.progress_timeout_s,
         )
+        self._election = ElectionThread(elector, election_client)
         self._backend = KubeBackend(
             self._client,
             options.settings,
@@ -133,9 +142,11 @@ class KubeRuntime:
 
     async def run(self, instance: Instance, run_term: Callable[[], Awaitable[None]]) -> None:
         self._auditor = self._make_auditor(instance)
+        self._progress = instance.progress
         while True:
             instance.readiness.leader_is_another("another instance is the leader, or none is yet")
             await self._election.acquire()
+            self._progress.mark()
             instance.readiness.became_leader()
             await self._serve_as_leader(instance, run_term, self._auditor)
 
@@ -174,6 +185,7 @@ class KubeRuntime:
             except (ApiError, Unavailable) as error:
                 _LOG.warning("cannot verify the cluster's identity yet: %s", error)
                 instance.readiness.cluster_unverified(str(error))
+                self._progress.mark()
             await asyncio.sleep(_RETRY_S)
         await run_term()
 
@@ -215,7 +227,7 @@ class KubeRuntime:
     async def stop(self, *, keep_tasks: bool) -> None:  # noqa: ARG002
         await self._election.release()
         await self._client.close()
-        await self._election_client.close()
+        await self._election.close()
 
 
 class Repairs:

@@ -18,3 +18,4 @@ class KubeOptions:
     lease_namespace: str = "penstock-system"
     lease_name: str = "penstock"
     audit_every_s: float = 60.0
+    progress_timeout_s: float = 60.0  # a leader whose loop is stuck for longer gives up

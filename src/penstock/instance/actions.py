@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.instance.cadence import (
@@ -24,6 +24,7 @@ from penstock.instance.cadence import (
     SendHeartbeat,
 )
 from penstock.instance.inbox import Inbox
+from penstock.instance.progress import LoopProgress
 from penstock.instance.readiness import ReadinessMonitor
 from penstock.instance.steps import CycleSteps, HandleCall, StepRunner, advance_once, run_inline
 from penstock.sched.scheduler import Scheduler, Step
@@ -67,6 +68,7 @@ class ActionRunner:
     cadence: Cadence
     clock: Clock
     retention: Retention
+    progress: LoopProgress = field(default_factory=LoopProgress)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -137,6 +139,7 @@ class ActionRunner:
             step = await asyncio.to_thread(advance_once, cycle)
         else:
             step = advance_once(cycle)
+        self.progress.mark()
         now = self.clock.steady()
         self.cadence.match_done(began, now)
         if self.cadence.is_yield_due(now):

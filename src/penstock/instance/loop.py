@@ -25,6 +25,7 @@ from penstock.instance.backoff import Backoff
 from penstock.instance.cadence import Cadence, Pause
 from penstock.instance.feed import Feed
 from penstock.instance.inbox import Inbox, PendingCommand, PendingQuery
+from penstock.instance.progress import LoopProgress
 from penstock.instance.readiness import ReadinessMonitor
 from penstock.instance.steps import StepRunner
 from penstock.protocol.backend import Backend
@@ -56,11 +57,19 @@ class Instance:
         self.backend = backend
         self.feed = Feed()
         self.readiness = ReadinessMonitor()
+        self.progress = LoopProgress()
         self._clock = SystemClock(clock)
         self._inbox = Inbox()
         self._steps = StepRunner(settings, store, backend, self.feed.publish)
         self._actions = ActionRunner(
-            self._steps, store, self._inbox, self.readiness, Cadence(), self._clock, retention
+            self._steps,
+            store,
+            self._inbox,
+            self.readiness,
+            Cadence(),
+            self._clock,
+            retention,
+            self.progress,
         )
         self._wakeup = asyncio.Event()
         self._reload_reason = ""  # not empty: the state in memory must be dropped
@@ -109,6 +118,11 @@ class Instance:
         try:
             while True:
                 try:
+                    await self._open_store()
+                except Unavailable as error:
+                    await self._pause_after_term(str(error))
+                    continue
+                try:
                     await self._run_term()
                 except Unavailable as error:
                     self._inbox.fail(str(error))
@@ -131,11 +145,11 @@ class Instance:
             pause_s,
         )
         self.readiness.term_ended(f"{reason}; trying again in {pause_s:.1f} s" if pause_s >= 1.0 else reason)
+        self.progress.mark()
         await asyncio.sleep(pause_s)
 
     async def _run_term(self) -> None:
-        """One term: from taking over until the store becomes unavailable."""
-        await self.store.open()
+        """One term: from taking over until the store or the backend becomes unavailable."""
         epoch = await self._steps.begin(self._clock.now())
         self._term_began_at = self._clock.steady()
         _LOG.info("term of epoch %d began", epoch)
@@ -143,6 +157,7 @@ class Instance:
         backend = asyncio.create_task(self.backend.run(epoch, self.receive))
         try:
             while True:
+                self.progress.mark()
                 self._check_term(backend)
                 action = self._actions.next_action()
                 if isinstance(action, Pause):
@@ -153,6 +168,17 @@ class Instance:
         finally:
             backend.cancel()
             await asyncio.gather(backend, return_exceptions=True)
+
+    async def _open_store(self) -> None:
+        """Waits for the store. It is tried again and again, so a loop that waits for it is not stuck."""
+        opening = asyncio.ensure_future(self.store.open())
+        try:
+            while not opening.done():
+                self.progress.mark()
+                await asyncio.wait({opening}, timeout=1.0)
+            opening.result()
+        finally:
+            opening.cancel()
 
     def _check_term(self, backend: asyncio.Task[None]) -> None:
         """Raises `Unavailable` if this term cannot continue."""

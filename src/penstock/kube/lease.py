@@ -12,6 +12,11 @@ a write with unknown outcome, the Lease is read before the next decision. `ident
 candidate that finds its own identity in a Lease that it did not write waits like any other. A candidate that
 knows, by a lock of its own, that its predecessors are dead waits only `request_s_max` after a holder whose
 identity starts with `predecessor_prefix`.
+
+An elector may run in a thread of its own (`election_thread`), so that a busy process keeps its Lease. A stuck
+one must not: the Lease is renewed only while `progress_age_s`, the time since the process last made progress,
+is at most `progress_timeout_s`. After that it is not the leader, at once, and another candidate takes over
+when the Lease has expired. `is_leader`, `holder`, `transitions` and `problem` may be read from any thread.
 """
 
 from __future__ import annotations
@@ -92,6 +97,8 @@ class LeaderElector:
         renew_deadline_s: float = 10.0,
         request_s_max: float = 15.0,
         predecessor_prefix: str = "",
+        progress_age_s: Callable[[], float] = lambda: 0.0,
+        progress_timeout_s: float = 60.0,
         clock: Callable[[], float] = _monotonic_s,
         wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
@@ -118,6 +125,8 @@ class LeaderElector:
         self._renew_deadline_s = renew_deadline_s
         self._request_s_max = request_s_max
         self._predecessor_prefix = predecessor_prefix
+        self._progress_age_s = progress_age_s
+        self._progress_timeout_s = progress_timeout_s
         self._clock = clock
         self._wall_clock = wall_clock
         self._jitter = jitter
@@ -133,17 +142,20 @@ class LeaderElector:
     @property
     def expires_at(self) -> float:
         """Before this time of the clock no other process can be leader. -inf if this one is not."""
-        return float("-inf") if self._renewed_at is None else self._renewed_at + self._lease_duration_s
+        renewed_at = self._renewed_at  # Another thread may change it.
+        return float("-inf") if renewed_at is None else renewed_at + self._lease_duration_s
 
     @property
     def holder(self) -> str:
         """The identity of the leader, as last observed."""
-        return self._lease.holder if self._lease is not None else ""
+        lease = self._lease
+        return lease.holder if lease is not None else ""
 
     @property
     def transitions(self) -> int:
         """`leaseTransitions`: incremented with every change of the leader."""
-        return self._lease.transitions if self._lease is not None else 0
+        lease = self._lease
+        return lease.transitions if lease is not None else 0
 
     def is_leader(self, margin_s: float = 0.0) -> bool:
         """Whether this process stays leader for `margin_s`, the timeout of the request to be sent."""
@@ -172,8 +184,9 @@ class LeaderElector:
             while True:
                 await asyncio.sleep(self._renew_interval_s * (0.75 + 0.25 * self._jitter()))
                 await self._renew_once()
-        except LeaseLost:
+        except LeaseLost as error:
             self._renewed_at = None
+            _LOG.warning("%s lost lease %s/%s: %s", self.identity, self._namespace, self._name, error)
             raise
 
     async def release(self) -> None:
@@ -257,6 +270,12 @@ class LeaderElector:
         while True:
             if self._renewed_at is None or self._lease is None:
                 raise LeaseLost("this process is not the leader")
+            age_s = self._progress_age_s()
+            if age_s > self._progress_timeout_s:
+                raise LeaseLost(
+                    f"the instance is stuck: its loop has made no progress for {age_s:.0f} s,"
+                    f" more than {self._progress_timeout_s:g} s"
+                )
             remaining_s = self._renewed_at + self._renew_deadline_s - self._clock()
             if remaining_s <= 0:
                 raise LeaseLost(f"the lease was not renewed for {self._renew_deadline_s:g} s")
