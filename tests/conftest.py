@@ -1,11 +1,15 @@
 """How long hypothesis looks: the same examples on every run, ten times as many if asked.
 
 `HYPOTHESIS_PROFILE=thorough pytest tests/property` also draws new examples each time.
+
+A shell without job control starts background processes with SIGINT ignored, and children inherit that. Tests
+press Ctrl-C, so the signal gets its usual effect here.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, Phase, settings
 
@@ -17,3 +21,6 @@ _ALWAYS = settings(deadline=None, suppress_health_check=_SLOW_IS_FINE, phases=_P
 settings.register_profile("default", _ALWAYS, derandomize=True, max_examples=100)
 settings.register_profile("thorough", _ALWAYS, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

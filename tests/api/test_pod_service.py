@@ -117,7 +117,7 @@ def test_a_workload_looks_the_same_when_it_is_inactive() -> None:
     driver.run_until(10)
     driver.feed(WorkloadGone("w"))
     driver.settle()
-    after = job_summary(live_jobs.overview_of(job), driver.scheduler.state.nodes.ranks)
+    after = job_summary(live_jobs.overview_of(job), driver.scheduler.node_ranks)
     assert after.state is JobState.INACTIVE
     for key in ("ntasks", "ncores", "nnodes", "nodelist", "duration_s", "owner"):
         assert getattr(after, key) == getattr(before, key)
@@ -145,7 +145,7 @@ def test_members_have_names_and_shares_of_pools_have_no_resource_set() -> None:
     assert [(one.member, one.name) for one in member_infos(members)] == [
         ("uid-w-0", "w-0"), ("uid-w-1", "w-1"),
     ]  # fmt: skip
-    assert rset_document(found, driver.scheduler.state.nodes.ranks) is None
+    assert rset_document(found, driver.scheduler.node_ranks) is None
 
 
 def test_allocations_and_external_usage_reduce_what_is_free() -> None:

@@ -78,7 +78,7 @@ def without_zeros(usage: Mapping[str, int]) -> dict[str, int]:
 
 def test_the_snapshot_has_nodes_members_and_external_usage() -> None:
     driver = gang()
-    (job,) = driver.scheduler.state.jobs
+    (job,) = driver.scheduler.jobs
     found = graph_snapshot(driver.scheduler)
     usage = {"cpu": 400, "pods": 1}
     assert found.members == {
@@ -120,7 +120,7 @@ def test_they_agree_while_members_end_arrive_late_and_are_orphaned() -> None:
 
 def test_a_member_whose_node_differs_from_its_slot_has_no_slot() -> None:
     driver = gang()
-    (job,) = driver.scheduler.state.jobs.values()
+    (job,) = driver.scheduler.jobs.values()
     strayed = job.members["w-2"]
     strayed.node = "node0"
     found = graph_snapshot(driver.scheduler)

@@ -116,7 +116,7 @@ def test_no_state_is_left_when_all_objects_are_deleted(seed: int) -> None:
     assert not list(state.cluster.engine.jobs)
     assert not state.cluster.external_usage_keys()
     assert not state.members.nodes()
-    assert not state.workloads.has_next_members()
+    assert not state.workloads.next_members()
 
 
 def test_the_cost_of_a_change_does_not_depend_on_the_size_of_the_cluster() -> None:

@@ -206,6 +206,8 @@ def tasks_of(running: Running, job: str) -> list[int]:
 
 def kill_supervisors(running: Running, job: str) -> None:
     """Kills the supervisors of the tasks, as a machine fault would."""
+    # A task is reported as started when it is forked; its environment is there once it runs its command.
+    wait_until(lambda: tasks_of(running, job))
     tasks = tasks_of(running, job)
     supervisors = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in tasks}
     assert supervisors - set(tasks)

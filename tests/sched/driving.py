@@ -70,7 +70,7 @@ def settings_of(policy: str = "easy", **more: object) -> Settings:
 
 def check_invariants(scheduler: Scheduler, _step: Step) -> None:
     found = violations(scheduler.state)
-    assert found == []
+    assert found == [], found
 
 
 @dataclass

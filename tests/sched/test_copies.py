@@ -67,7 +67,7 @@ def backend() -> SimBackend:
 def inputs_of(driver: Driver, event: Event) -> list[Fact | Command]:
     """What happens next, in the state in which the driver is."""
     kind, which, size = event
-    jobs = list(driver.scheduler.state.jobs)
+    jobs = list(driver.scheduler.jobs)
     job = jobs[which % len(jobs)] if jobs else 0
     node, sim = NODES[which % len(NODES)], driver.backend
     workload = f"w{which}"
@@ -170,7 +170,7 @@ def test_nothing_that_is_done_to_a_copy_changes_the_original(before: list[Event]
         inputs = inputs_of(driver, event) if not event[0].startswith("node-") else [NodeGone("node0")]
         copied.handle(inputs, now)
         run_cycle(copied.plan(now, deep=bool(event[2] % 2)))
-    copied.handle([Cancel(tuple(copied.state.jobs), "all")], now)
+    copied.handle([Cancel(tuple(copied.jobs), "all")], now)
     copied.handle([NodeGone(node) for node in NODES], now + 1000)
     (refused,) = copied.handle([Submit((submission(nodes=1),))], now + 1000).replies
     assert isinstance(refused.error, CanNeverRun)

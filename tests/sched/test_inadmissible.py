@@ -91,7 +91,7 @@ def test_a_workload_that_is_gone_leaves_no_inadmissible_record(restarts: bool) -
     else:
         cancelled.instance.feed(WorkloadGone("w"))
     assert not cancelled.tables.inadmissible
-    assert cancelled.scheduler.state.workloads.inadmissible("w") is None
+    assert not cancelled.scheduler.is_inadmissible("w")
 
 
 def test_the_status_is_published_again_for_waiting_members_and_deleted_ones_do_not_return() -> None:

@@ -425,3 +425,15 @@ def test_a_failed_shape_of_another_queue_does_not_unblock_an_fcfs_queue() -> Non
     )
     driver.settle()
     assert [state(driver, job) for job in (first, second)] == [JobState.SCHED, JobState.SCHED]
+
+
+def test_a_member_that_waits_gets_the_units_of_a_member_of_its_job_that_has_ended() -> None:
+    driver = Driver(nodes_of(2, 1), settings_of("easy"))
+    driver.backend.script_for = lambda _place, assignment: MemberScript(
+        runs_s=5, refused="not here" if assignment.node == "node0" else ""
+    )
+    (number,) = driver.submit(submission(slots=2, duration_s=1000))
+    driver.run_until(60)
+    assert number not in driver.scheduler.jobs
+    assert driver.names(number)[-1] == "clean"
+    assert [event.context["status"] for event in driver.logs[number] if event.name == "finish"] == [0]

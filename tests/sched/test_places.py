@@ -27,7 +27,7 @@ def in_zone(backend: SimBackend, node: str, zone: str) -> None:
 def zones_of(scheduler: Scheduler) -> dict[str, str]:
     """The zones that the graph has for nodes; "": none."""
     found = {}
-    for name, known in scheduler.state.cluster.nodes.items():
+    for name, known in scheduler.nodes.items():
         above = known.vertex.parent()
         assert above is not None
         found[name] = above.name if above.type == "zone" else ""
@@ -169,7 +169,7 @@ def test_a_workload_whose_members_have_all_ended_keeps_its_placement_rules(rule:
     backend.members.update({one.member: one for one in newcomers})
     instance.feed(*newcomers)
     instance.run_until(20)
-    (job,) = scheduler_of(instance).state.jobs.values()
+    (job,) = scheduler_of(instance).jobs.values()
     paths = [one.node for one in job.members.values() if one.phase is not MemberPhase.ENDED]
     if is_distinct:
         assert sorted(paths) == ["node0", "node1"]

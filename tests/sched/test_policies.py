@@ -123,7 +123,7 @@ def test_a_forecast_leaves_everything_booked_as_it_was(jobs: list[OracleJob], po
 
 def booked(driver: Driver) -> dict[str, object]:
     """All that is booked at every vertex."""
-    graph = driver.scheduler.state.cluster.engine.graph
+    graph = driver.scheduler.graph
     told: dict[str, object] = {}
     for vertex in graph.vertices.values():
         state = vertex.state
@@ -132,6 +132,7 @@ def booked(driver: Driver) -> dict[str, object]:
             plan = (list(state.plan.changes()), list(state.presence.changes()), planners)
             told[vertex.path()] = (
                 sorted(state.bookings.items(), key=lambda item: item[0]),
+                list(state.external_units),
                 plan,
                 state.live_end_min,
                 state.exclusive_bookings,

@@ -21,7 +21,7 @@ def told(driver: Driver, *kinds: str) -> None:
 
 
 def kinds(driver: Driver) -> set[str]:
-    return set(driver.scheduler.state.cluster.engine.graph.types()) - {"cluster", "node"}
+    return set(driver.scheduler.graph.types()) - {"cluster", "node"}
 
 
 def driver_of(nodes: int) -> Driver:
@@ -30,12 +30,12 @@ def driver_of(nodes: int) -> Driver:
 
 def test_a_pool_that_a_node_no_longer_reports_is_removed() -> None:
     driver = driver_of(2)
-    vertices = len(driver.scheduler.state.cluster.engine.graph)
+    vertices = len(driver.scheduler.graph)
     for number in range(5):
         told(driver, f"port/{number}")
         assert kinds(driver) == {"cpu", f"port/{number}"}
     told(driver)
-    assert len(driver.scheduler.state.cluster.engine.graph) == vertices
+    assert len(driver.scheduler.graph) == vertices
 
 
 def test_a_booked_pool_is_removed_with_the_first_change_after_the_end_of_its_job() -> None:

@@ -339,7 +339,7 @@ def test_a_member_refused_and_deleted_at_once_is_not_placed_again() -> None:
     driver.settle()
     node = only_job(driver).members["w-1"].node
     driver.feed(MemberStatus("w-1", Phase.REFUSED, driver.now, node, message="OutOfcpu"), MemberGone("w-1"))
-    assert len(driver.scheduler.state.queue) == 0
+    assert driver.scheduler.queue_length == 0
 
 
 def test_the_assembly_timeout_survives_a_restart() -> None:
@@ -442,9 +442,8 @@ def running_group(**more: object) -> tuple[Driver, Job]:
 
 
 def used_by_others(driver: Driver) -> dict[str, tuple[str, tuple[tuple[str, int], ...]]]:
-    cluster = driver.scheduler.state.cluster
-    found = {name: cluster.external_usage(name) for name in cluster.external_usage_keys()}
-    return {name: (hold.node, hold.usage) for name, hold in found.items() if hold is not None}
+    found = driver.scheduler.external_usage()
+    return {name: (usage.node, usage.usage) for name, usage in found.items()}
 
 
 def test_a_member_placed_by_another_scheduler_leaves_its_job() -> None:
@@ -464,7 +463,7 @@ def test_a_member_placed_by_another_scheduler_leaves_its_job() -> None:
 def test_a_placed_member_that_appears_on_another_node_releases_its_slot() -> None:
     driver, job = running_group()
     node = job.members["w-0"].node
-    other = next(name for name in driver.scheduler.state.cluster.nodes if name != node)
+    other = next(name for name in driver.scheduler.nodes if name != node)
     driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, other, usage=(("cpu", 1000),), has_owner=True))
     assert job.members["w-0"].phase is MemberPhase.ENDED
     assert used_by_others(driver) == {"left over: w-0": (other, (("cpu", 1000),))}

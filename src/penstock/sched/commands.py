@@ -345,7 +345,7 @@ def _undrain(state: SchedulerState, command: Undrain) -> tuple[str, ...]:
             if node not in state.cluster.nodes:
                 raise UnknownNode(node, sorted(state.cluster.nodes))
             raise Conflict(f"{node} not drained")
-    for node in command.nodes:
+    for node in dict.fromkeys(command.nodes):
         state.nodes.undrain(node)
         state.cluster.drain(node, False)
     state.queue.mark_dirty()

@@ -70,14 +70,18 @@ def forecast(
                 waiting.discard(entry)
                 future.add(entry.job, allocation.end_s)
             for entry, _ in found.reserved:
-                plan.engine.release(entry.job)
+                plan.engine.unbook_job(entry.job)
     finally:
         future.undo()
     return starts
 
 
 class _Future:
-    """An engine at a future time: ended jobs are unbooked, simulated starts are booked."""
+    """An engine at a future time: ended jobs are unbooked, simulated starts are booked.
+
+    Simulated jobs are unbooked too, not released: a release moves external usage that found no free unit
+    before to the units that are free at that time, and here these belong to running jobs.
+    """
 
     def __init__(self, engine: Engine, now: int) -> None:
         self._engine = engine
@@ -97,7 +101,7 @@ class _Future:
             _, number = heapq.heappop(self._ends)
             if number in self._booked:
                 self._booked.discard(number)
-                self._engine.release(number)
+                self._engine.unbook_job(number)
             else:
                 self._unbooked.append(self._engine.unbook_job(number))
 
@@ -109,6 +113,6 @@ class _Future:
     def undo(self) -> None:
         for number in self._booked:
             if number in self._engine.jobs:
-                self._engine.release(number)
+                self._engine.unbook_job(number)
         for job in self._unbooked:
             self._engine.rebook_job(job)

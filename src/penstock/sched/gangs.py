@@ -83,6 +83,8 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         member = Member(fact.member, fact.index, seen_at=now, name=fact.name)
         job.add_member(member)
         state.members.add(fact.member, job.id)
+        external_usage_gone(state, ORPHAN_KEY + fact.member)  # It waits, so it is on no node.
+        state.workloads.drop_waiting_member(fact.member)  # It may have waited in another workload.
         state.journal.touch_member(job, member.key)
     request = MemberRequest(fact.requests, fact.constraint, fact.brings, fact.forbids)
     has_changed = (member.request, member.is_ready) != (request, fact.ready)
@@ -239,7 +241,7 @@ def member_gone(state: SchedulerState, key: str, now: float) -> None:
         _detach(state, job, key)
         if not job.members:
             raise_exception(state, job, now, ExceptionType.CANCEL, "its last member was deleted")
-        elif job.state is JobState.SCHED:
+        else:
             state.worklist.assemble(job.id)
         return
     member_ended(state, job, member, 9, EndCause.GONE, now, event=MemberEvent.DELETE)

@@ -109,6 +109,9 @@ def member_vanished(state: SchedulerState, job: Job, member: Member, now: float)
 
 
 def _ended(state: SchedulerState, job: Job, member: Member, fact: MemberStatus, now: float) -> None:
+    if job.state.is_pending:
+        member_gone(state, member.key, now)  # It ended before its group was placed.
+        return
     if fact.started:
         job.set_started(member, fact.at)
     if fact.cause is EndCause.NODE_FAILURE:

@@ -102,7 +102,8 @@ def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
         for node in member.refused_by:
             state.members.add_refusal(node, job.id, member.key)
         if member.phase is MemberPhase.LOST:
-            state.wake((member.lost_at or now) + state.settings.lost_timeout_s, job.id)
+            lost_at = now if member.lost_at is None else member.lost_at
+            state.wake(lost_at + state.settings.lost_timeout_s, job.id)
     if job.state is JobState.DEPEND:
         _restore_dependencies(state, job)
     for at in (job.end_at, _plus(job.incomplete_since, state.settings.gang_repair_timeout_s)):

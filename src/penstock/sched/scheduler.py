@@ -15,7 +15,9 @@ import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Final
 
+from penstock.engine.graph import Graph
 from penstock.errors import PenstockError
 from penstock.model.job import ExceptionType, JobState
 from penstock.protocol.commands import Command
@@ -35,6 +37,7 @@ from penstock.protocol.facts import (
 )
 from penstock.protocol.intents import EndReason, Intent, StatusUpdate, WorkloadStatus
 from penstock.sched import gangs, members, nodes
+from penstock.sched.cluster import ClusterNode
 from penstock.sched.commands import apply_command
 from penstock.sched.cycle import Cycle, run_cycle
 from penstock.sched.forecast import PlannedStart, forecast
@@ -58,6 +61,7 @@ from penstock.sched.state import Reply, SchedulerState
 
 __all__ = ["Scheduler", "Step"]
 
+_SETTLE_ROUNDS_MAX: Final = 100
 _BACKSTOP_S = 10.0  # time after limit and grace before the scheduler ends a job that its backend did not end
 
 
@@ -212,6 +216,14 @@ class Scheduler:
         state.cluster.apply_updates()
         for number in state.satisfiability.take_jobs_to_recheck():
             self._check_satisfiable(state.jobs[number])
+        for _ in range(_SETTLE_ROUNDS_MAX):  # A job that ends may leave members for another job.
+            self._settle_once(now)
+            if state.worklist.is_empty():
+                break
+        state.intents.flush_resends()
+
+    def _settle_once(self, now: float) -> None:
+        state = self.state
         advance_jobs(state, now)
         self._enqueue_assembled(now)
         for number, slots in state.worklist.take_slots_to_release().items():
@@ -229,7 +241,6 @@ class Scheduler:
             if member.phase is MemberPhase.WAITING:
                 gangs.enqueue_late(state, begun, member)
         advance_jobs(state, now)
-        state.intents.flush_resends()
 
     def _check_satisfiable(self, job: Job) -> None:
         """Marks an assembled job as unsatisfiable, or as satisfiable again. A workload cannot be refused."""
@@ -364,6 +375,29 @@ class Scheduler:
     def allocated_jobs(self) -> frozenset[int]:
         """The jobs that hold resources."""
         return frozenset(self.state.cluster.engine.jobs)
+
+    @property
+    def nodes(self) -> Mapping[str, ClusterNode]:
+        """The nodes by name, with their vertices in the graph."""
+        return MappingProxyType(self.state.cluster.nodes)
+
+    @property
+    def node_ranks(self) -> Mapping[str, int]:
+        """The ranks of known nodes, and of those recorded before a restart, by name."""
+        return MappingProxyType(self.state.nodes.ranks)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of resources. Only the engine changes it."""
+        return self.state.cluster.engine.graph
+
+    @property
+    def queue_length(self) -> int:
+        """How many jobs and late members may start as soon as they fit."""
+        return len(self.state.queue)
+
+    def is_inadmissible(self, workload: str) -> bool:
+        return self.state.workloads.inadmissible(workload) is not None
 
     def assignments(self, job: int) -> dict[int, str]:
         """The slots of a job, and the node of each."""

@@ -66,8 +66,7 @@ class _SubmittedJobs:
         return job.members_by_phase[MemberPhase.WAITING] > 0
 
     def keeps_allocation(self, job: Job) -> bool:
-        del job
-        return False
+        return self.may_grow(job)
 
     def may_requeue(self, job: Job, settings: Settings) -> bool:
         """Only a job that the infrastructure has failed, not its user or its limit."""

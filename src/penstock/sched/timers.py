@@ -16,10 +16,11 @@ class Timers:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
+        self._sweep_at = _SWEEP_AT
 
     def copy(self) -> Timers:
         made = Timers()
-        made._heap = list(self._heap)
+        made._heap, made._sweep_at = list(self._heap), self._sweep_at
         return made
 
     def __len__(self) -> int:
@@ -47,6 +48,8 @@ class Timers:
 
     def sweep(self, active: Collection[int]) -> None:
         """Drops the timers of other jobs, once there are many: most jobs end long before their limits."""
-        if len(self._heap) > _SWEEP_AT and len(self._heap) > 8 * len(active):
+        if len(self._heap) > self._sweep_at and len(self._heap) > 8 * len(active):
             self._heap = [timer for timer in self._heap if timer[1] in active]
             heapq.heapify(self._heap)
+            # Timers of active jobs stay. The next sweep must find as many others as this one has kept.
+            self._sweep_at = max(_SWEEP_AT, 2 * len(self._heap))

@@ -94,6 +94,10 @@ def _workloads(state: SchedulerState) -> Iterator[str]:
     of_jobs = {job.workload: job.id for job in state.jobs.values() if job.workload}
     if of_jobs != state.workloads.jobs():
         yield f"the workloads have jobs {of_jobs}, the index has {state.workloads.jobs()}"
+    for member, workload in state.workloads.next_members().items():
+        job = state.jobs.get(of_jobs.get(workload, 0))
+        if job is None or not job.is_ending:
+            yield f"member {member} waits for the end of a job, but workload {workload} has none that ends"
     for workload, known in state.workloads.all_inadmissible().items():
         if workload in of_jobs:
             yield f"workload {workload} is inadmissible and has job {of_jobs[workload]}"

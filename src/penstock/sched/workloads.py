@@ -95,8 +95,9 @@ class Workloads:
             self._next_workload.pop(member, None)
         return members
 
-    def has_next_members(self) -> bool:
-        return bool(self._next_workload)
+    def next_members(self) -> dict[str, str]:
+        """The members that wait for the next job of their workload, and that workload."""
+        return dict(self._next_workload)
 
     def drop_waiting_member(self, member: str) -> None:
         """Removes a deleted member that belongs to no job."""
