@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_nodes
+from penstock.instance.cadence import CadenceSettings
 from penstock.instance.virtual import VIRTUAL_CADENCE, VirtualInstance
 from penstock.model.job import JobEvent
 from penstock.protocol.commands import Command, Submission, Submit
@@ -81,6 +82,7 @@ class Driver:
     settings: Settings = field(default_factory=settings_of)
     runs_s: Callable[[int], float] | None = None
     deep: bool = True
+    cadence: CadenceSettings = VIRTUAL_CADENCE
     changes: list[Change] = field(default_factory=list)
     logs: dict[int, list[JobEvent]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
@@ -97,7 +99,7 @@ class Driver:
                 return MemberScript(runs_s=runs_s(place.job))
 
             self.backend.script_for = script
-        cadence = VIRTUAL_CADENCE if self.deep else replace(VIRTUAL_CADENCE, deep_every_s=None)
+        cadence = self.cadence if self.deep else replace(self.cadence, deep_every_s=None)
         self.instance = VirtualInstance(
             self.settings,
             self.store,

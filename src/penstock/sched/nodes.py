@@ -1,4 +1,9 @@
-"""Nodes and external usage, as a backend reports them."""
+"""Nodes and external usage, as a backend reports them.
+
+Only a change that can let a job start makes a scheduling cycle due. What takes resources away (a usage that
+grows, a node that goes down) does not, because in a busy cluster that happens all the time. Forecasts follow
+with the next deep cycle; so do jobs that are backfilled because a reservation before them has moved.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +36,24 @@ def node_set(state: SchedulerState, fact: NodeSet) -> None:
     rank = state.nodes.rank_of(fact.node)
     if known is not None and known.fact.up and not fact.up:
         state.plans.slip_cause = f"{fact.node} went down"
+    before = known.fact if known is not None else None
     state.cluster.set_node(fact, rank, fact.node in state.nodes.drains)
     state.satisfiability.nodes_changed()
-    _changed(state, fact.node)
+    _changed(state, fact.node, can_start_more=_offers_more(before, fact))
+
+
+def _offers_more(before: NodeSet | None, after: NodeSet) -> bool:
+    """Whether a node can hold something that it could not hold before."""
+    if not after.up:
+        return False
+    if before is None or not before.up:
+        return True
+    had = {capacity.resource: capacity for capacity in before.capacity}
+    for capacity in after.capacity:
+        known = had.get(capacity.resource)
+        if known is None or capacity.units > known.units or capacity.divisible != known.divisible:
+            return True
+    return (before.labels, before.topology_levels) != (after.labels, after.topology_levels)
 
 
 def node_gone(state: SchedulerState, node: str, now: float) -> None:
@@ -56,7 +76,7 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
     state.nodes.forget(node)
     state.plans.slip_cause = f"{node} was removed"
     state.satisfiability.nodes_changed()
-    _changed(state, node)
+    _changed(state, node, can_start_more=True)  # Keys that it had in use at a level above it are free.
 
 
 def _record_lost_slots(state: SchedulerState, job: Job, node: str, now: float) -> None:
@@ -68,7 +88,7 @@ def _record_lost_slots(state: SchedulerState, job: Job, node: str, now: float) -
         record_freed_slots(state, job, slots)
 
 
-def _changed(state: SchedulerState, node: str) -> None:
+def _changed(state: SchedulerState, node: str, *, can_start_more: bool) -> None:
     """Lets members that a node refused try it again, because the node has changed."""
     for number, key in state.members.take_refusals(node):
         job = state.jobs.get(number)
@@ -77,16 +97,30 @@ def _changed(state: SchedulerState, node: str) -> None:
             member.refused_by -= {node}
             state.journal.touch_member(job, key)
             state.worklist.enqueue_late(number, key)
-    state.queue.mark_dirty()
+    if can_start_more:
+        state.queue.mark_dirty()
 
 
 def external_usage_set(state: SchedulerState, fact: ExternalUsageSet) -> None:
-    if state.cluster.external_usage(fact.key) != fact:
-        state.cluster.set_external_usage(fact)
+    before = state.cluster.external_usage(fact.key)
+    if before == fact:
+        return
+    state.cluster.set_external_usage(fact)
+    if before is None or _exceeds(fact, before):
         state.plans.slip_cause = f"external usage of {fact.node} has changed"
-        if fact.standing:
-            state.satisfiability.nodes_changed()
-        _changed(state, fact.node)
+    if fact.standing or (before is not None and before.standing):
+        state.satisfiability.nodes_changed()
+    if before is not None and before.node != fact.node:
+        _changed(state, before.node, can_start_more=True)
+    _changed(state, fact.node, can_start_more=before is not None and _exceeds(before, fact))
+
+
+def _exceeds(one: ExternalUsageSet, other: ExternalUsageSet) -> bool:
+    """Whether a usage has something that the other has not."""
+    if one.node != other.node or not set(one.brings) <= set(other.brings):
+        return True
+    units = dict(other.usage)
+    return any(count > units.get(resource, 0) for resource, count in one.usage)
 
 
 def external_usage_gone(state: SchedulerState, key: str) -> None:
@@ -95,7 +129,7 @@ def external_usage_gone(state: SchedulerState, key: str) -> None:
         state.cluster.remove_external_usage(key)
         if known.standing:
             state.satisfiability.nodes_changed()
-        _changed(state, known.node)
+        _changed(state, known.node, can_start_more=True)
 
 
 def update_excess_usage(
