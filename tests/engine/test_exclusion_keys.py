@@ -20,6 +20,7 @@ from penstock.engine import (
 )
 from penstock.engine.allocation import AllocationKind, Blocker, Reason
 from penstock.engine.request import Group, InvalidResources, Placement, slot_request
+from penstock.errors import Conflict
 from penstock.model.exclusion_key import ExclusionKey
 
 PORT = ExclusionKey("node", "host port 80/TCP")
@@ -383,3 +384,131 @@ def test_a_group_that_lacks_racks_is_told_so() -> None:
     assert str(reason_of(engine.match(2, server(RACK, slots=4), 0))) == (
         "needs 4 slots with 1m cpu each on distinct racks (one per rack), the cluster fits at most 3"
     )
+
+
+# Keys at a level below the nodes, or beside them
+
+LICENSE = ExclusionKey("socket", "license")
+LUN = ExclusionKey("storage", "lun")
+
+
+def on_sockets(sockets: int = 1) -> Engine:
+    """One node with sockets of two cores, and storage beside it."""
+    graph = Graph()
+    root = graph.add_root(VertexSpec("cluster", 0))
+    node = graph.add_child(root, VertexSpec("node", 0, rank=0))
+    for number in range(sockets):
+        socket = graph.add_child(node, VertexSpec("socket", number, rank=0))
+        for core in range(2):
+            graph.add_child(socket, VertexSpec("core", 2 * number + core, rank=0))
+    graph.add_child(root, VertexSpec("storage", 0, size=8, divisible=True))
+    return Engine(graph)
+
+
+def licensed(slots: int = 1) -> Request:
+    return slot_request({"core": 1}, slots=slots, duration_s=10, brings=(LICENSE,), forbids=(LICENSE,))
+
+
+def test_a_key_of_sockets_keeps_slots_on_different_sockets() -> None:
+    engine = on_sockets(2)
+    assert isinstance(engine.match(1, licensed(), 0), Allocation)
+    assert isinstance(engine.match(2, licensed(), 0), Allocation)
+    refused = engine.match(3, licensed(), 0)
+    assert isinstance(refused, NotNow)
+    assert refused.earliest_s == 10
+    assert "license excludes 1 node" in str(refused.reason)
+    assert [blocker.job for blocker in refused.reason.blockers] == [1, 2]
+
+
+@pytest.mark.parametrize("standing", [True, False])
+def test_external_usage_brings_a_key_to_a_socket(standing: bool) -> None:
+    engine = on_sockets()
+    (socket,) = engine.graph.of_type("socket")
+    engine.external_usage.set("other", socket, {}, standing=standing, brings=(LICENSE,))
+    refused = engine.match(1, licensed(), 0)
+    assert isinstance(refused, Never if standing else NotNow)
+    assert "license excludes 1 node" + (" permanently" if standing else "") in str(refused.reason)
+
+
+def test_external_usage_brings_a_key_to_a_vertex_outside_nodes() -> None:
+    engine = on_sockets()
+    (storage,) = engine.graph.of_type("storage")
+    engine.external_usage.set("other", storage, {}, standing=True, brings=(LUN,))
+    request = slot_request({"storage": 1}, duration_s=10, brings=(LUN,), forbids=(LUN,))
+    refused = engine.match(1, request, 0)
+    assert isinstance(refused, Never | NotNow)
+    assert str(refused.reason)
+
+
+# Keys that a booked slot gets later
+
+
+@pytest.mark.parametrize("keys", [(PORT,), (PORT, RACK), (RACK, CARRIER)])
+def test_keys_set_later_are_booked_like_keys_of_the_request(keys: tuple[ExclusionKey, ...]) -> None:
+    given, late = engine_of(2, 2), engine_of(2, 2)
+    given.match(1, slot_request({"cpu": 1}, duration_s=60, brings=keys), 0)
+    (slot,) = matched(late.match(1, slot_request({"cpu": 1}, duration_s=60), 0)).slots
+    late.set_slot_keys(1, slot.number, keys)
+    assert booked(late) == booked(given)
+    assert late.copy().allocation(1).slots[0].brings == keys
+    query = MatchOp.WITHOUT_ALLOCATING
+    answers = [engine.match(2, server(*keys, slots=3), 0, query) for engine in (given, late)]
+    assert repr(answers[0]) == repr(answers[1])
+    op = MatchOp.ALLOCATE_ORELSE_RESERVE
+    later = [matched(engine.match(2, server(*keys, slots=2), 0, op)) for engine in (given, late)]
+    assert repr(later[0]) == repr(later[1])
+    for engine in (given, late):
+        engine.release(1)
+        engine.release(2)
+    assert all(vertex.state is None for vertex in late.graph.vertices.values())
+
+
+def test_a_refusal_knows_the_end_of_keys_set_later() -> None:
+    engine = engine_of(1, 1)
+    (slot,) = matched(engine.match(1, slot_request({"cpu": 1}, duration_s=60), 0)).slots
+    engine.set_slot_keys(1, slot.number, (PORT,))
+    refused = engine.match(2, server(PORT), 0)
+    assert isinstance(refused, NotNow)
+    assert refused.earliest_s == 60
+    assert "host port 80/TCP excludes 1 node" in str(refused.reason)
+    engine.set_slot_keys(1, slot.number, (OTHER_PORT,))
+    assert isinstance(engine.match(2, server(PORT), 0), Allocation)
+    assert isinstance(engine.match(3, server(OTHER_PORT), 100), NotNow), "an overdue job still has its keys"
+    engine.release_slots(1, [slot.number])
+    assert isinstance(engine.match(3, server(OTHER_PORT), 100), Allocation)
+
+
+def test_each_slot_has_keys_of_its_own() -> None:
+    engine = engine_of(1, 1)
+    one, two = matched(engine.match(1, slot_request({"cpu": 1}, slots=2), 0)).slots
+    engine.set_slot_keys(1, one.number, (PORT,))
+    engine.set_slot_keys(1, two.number, (PORT, OTHER_PORT))
+    engine.release_slots(1, [two.number])
+    assert isinstance(engine.match(2, server(PORT), 0), NotNow)
+    assert isinstance(engine.match(2, server(OTHER_PORT), 0), Allocation)
+    engine.set_slot_keys(1, one.number, ())
+    assert isinstance(engine.match(3, server(PORT), 0), Allocation)
+
+
+def test_keys_of_a_slot_that_is_not_booked_cannot_be_set() -> None:
+    engine = engine_of(1, 1)
+    (slot,) = matched(engine.match(1, slot_request({"cpu": 1}), 0)).slots
+    with pytest.raises(Conflict, match="job 1 has no slot 5"):
+        engine.set_slot_keys(1, 5, (PORT,))
+    with pytest.raises(Conflict, match="job 2 has no allocation"):
+        engine.set_slot_keys(2, slot.number, (PORT,))
+
+
+def booked(engine: Engine) -> dict[str, tuple[object, object]]:
+    """Bookings, and the keys in use over time, by vertex."""
+    states = {vertex.path(): vertex.state for vertex in engine.graph.vertices.values()}
+    return {
+        path: (state.bookings, {key: list(use.plan.changes()) for key, use in (state.keys or {}).items()})
+        for path, state in states.items()
+        if state is not None
+    }
+
+
+def matched(answer: MatchResult) -> Allocation:
+    assert isinstance(answer, Allocation), answer
+    return answer

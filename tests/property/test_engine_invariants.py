@@ -223,6 +223,23 @@ class Backend:
         self.ledger.drop_paths(job, {vertex.path() for vertex in below})
         assert self.engine.release_vertices(job, below) == (job not in self.ledger.jobs)
 
+    def do_set_keys(self, step: Step) -> None:
+        places = [
+            (job, place, number)
+            for job, parts in sorted(self.ledger.jobs.items())
+            for place, part in enumerate(parts)
+            for number in range(len(part.slots))
+        ]
+        if not places:
+            return
+        job, place, number = places[step.which % len(places)]
+        parts = self.ledger.jobs[job]
+        earlier = sum(len(part.slots) for part in parts[:place])
+        keys = KEYS[step.amount % len(KEYS)][0] if step.flag else ()
+        brings = [keys if at == number else other for at, other in enumerate(parts[place].brings)]
+        parts[place] = replace(parts[place], brings=brings)
+        self.engine.set_slot_keys(job, self.engine.allocation(job).slots[earlier + number].number, keys)
+
     def do_hold(self, step: Step) -> None:
         nodes = self.engine.graph.of_type("node")
         if not nodes:

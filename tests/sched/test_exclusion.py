@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_nodes
 from penstock.engine import ExclusionKey
-from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberSet, MemberStatus, Phase, WorkloadSet
+from penstock.protocol.facts import (
+    Capacity,
+    ExternalUsageSet,
+    MemberSet,
+    MemberStatus,
+    Phase,
+    Snapshot,
+    WorkloadSet,
+)
 from penstock.sched.allocation_records import allocation_record
 from penstock.sched.cluster import Cluster
 from penstock.sched.former_pools import keys_of_pool, split_grants
@@ -111,11 +120,48 @@ def test_keys_that_a_running_member_gets_later_exclude_others() -> None:
     )
     driver.settle()
     assert placed(driver)["v-0"] == "node1"
-    usage = driver.scheduler.external_usage().get("more: w-0")
-    assert usage is not None
-    assert (usage.usage, usage.brings) == ((), (CARRIER,))
+    assert driver.scheduler.external_usage() == {}
     driver.feed(MemberStatus("w-0", Phase.RUNNING, driver.now, "node0", usage=(("cpu", 1),)))
-    assert driver.scheduler.external_usage().get("more: w-0") is None
+    driver.feed(
+        WorkloadSet("u", "u", 1),
+        MemberSet("u", "u-0", 0, (("cpu", 8),), brings=(SELECTED,), forbids=(CARRIER,)),
+        WorkloadSet("t", "t", 1),
+        MemberSet("t", "t-0", 0, (("cpu", 7),), brings=(SELECTED,), forbids=(CARRIER,)),
+    )
+    driver.settle()
+    assert placed(driver)["t-0"] == "node0", "the key is not in use any more"
+
+
+def late_keys(driver: Driver, *keys: ExclusionKey) -> MemberStatus:
+    return MemberStatus("w-0", Phase.RUNNING, driver.now, "node0", usage=(("cpu", 1),), brings=keys)
+
+
+def test_keys_that_a_running_member_gets_later_end_with_its_limit() -> None:
+    driver = driver_of(1)
+    driver.feed(WorkloadSet("w", "w", 1, limit_s=100), MemberSet("w", "w-0", 0, (("cpu", 1),)))
+    driver.settle()
+    driver.feed(late_keys(driver, CARRIER))
+    driver.feed(
+        WorkloadSet("v", "v", 1),
+        MemberSet("v", "v-0", 0, (("cpu", 1),), brings=(SELECTED,), forbids=(CARRIER,)),
+    )
+    driver.settle()
+    (job,) = [job for job in driver.scheduler.jobs.values() if job.workload == "v"]
+    assert driver.scheduler.reservations() == {job.id: 100.0}
+    assert job.forecast is not None
+    assert job.forecast.start_at == 100.0
+    driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now, "node0"))
+    driver.settle()
+    assert placed(driver)["v-0"] == "node0", "the keys are released with the slot"
+
+
+def test_a_report_without_the_keys_of_the_placement_takes_none_away() -> None:
+    driver = driver_of(1)
+    start(driver, "w")
+    driver.feed(late_keys(driver, CARRIER))
+    driver.feed(late_keys(driver))
+    start(driver, "v")
+    assert "v-0" not in placed(driver), "the host port is in use"
 
 
 def test_keys_of_its_slot_are_no_excess_of_a_member() -> None:
@@ -177,6 +223,40 @@ def test_keys_are_booked_again_after_a_restart() -> None:
         members = [member for job in state.jobs.values() for member in job.members.values() if member.node]
         assert [member.brings for member in members] == [(PORT,), (PORT,)]
         assert not state.cluster.external_usage_keys()
+
+
+class KeyedBackend(SimBackend):
+    """Reports the keys of members that run, as the backend for pods does."""
+
+    def snapshot(self) -> Snapshot:
+        found = super().snapshot()
+        statuses = (replace(one, brings=self.members[one.member].brings) for one in found.statuses)
+        return replace(found, statuses=tuple(statuses))
+
+
+def test_keys_that_a_member_got_later_survive_a_restart() -> None:
+    tables = MemoryTables()
+    backend = KeyedBackend({node.node: node for node in uniform_nodes(1, (CPU,))})
+    backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
+    instance = RestartingInstance(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    backend.workloads["w"], backend.members["w-0"] = WorkloadSet("w", "w", 1, limit_s=100), server("w")
+    instance.feed(*backend.workloads.values(), *backend.members.values())
+    instance.run_until(10)
+    instance.feed(MemberStatus("w-0", Phase.RUNNING, 10.0, "node0", usage=(("cpu", 1),), brings=(CARRIER,)))
+    backend.members["w-0"] = server("w", 0, PORT, CARRIER)
+    for _ in range(2):
+        (slot,) = tables.slots[next(iter(tables.slots))].values()
+        assert slot[1].data["brings"] == [[key.level, key.name, key.scope] for key in (PORT, CARRIER)]
+        instance.restart()
+        (job,) = instance.scheduler.jobs.values()
+        assert job.members["w-0"].brings == (PORT, CARRIER)
+    backend.workloads["v"] = WorkloadSet("v", "v", 1)
+    backend.members["v-0"] = MemberSet("v", "v-0", 0, (("cpu", 1),), forbids=(CARRIER,))
+    instance.feed(backend.workloads["v"], backend.members["v-0"])
+    instance.settle()
+    (waiting,) = [job for job in instance.scheduler.jobs.values() if job.workload == "v"]
+    assert instance.scheduler.reservations() == {waiting.id: 100.0}
+    assert instance.scheduler.external_usage() == {}
 
 
 OLD_CLAIMS: list[list[object]] = [

@@ -32,6 +32,8 @@ from penstock.sched.records import (
     NodeNew,
     QueueSet,
     Recorded,
+    SlotChanged,
+    SlotRecord,
     SlotsFreed,
 )
 from penstock.store.audit_rows import AuditJob, AuditMember
@@ -239,6 +241,30 @@ def test_the_last_setting_wins(instance: Instances) -> None:
     run(scenario())
 
 
+def test_the_latest_data_of_a_slot_count(instance: Instances) -> None:
+    def changed(slot: int, what: str, job: int = 1) -> SlotChanged:
+        return SlotChanged(job, SlotRecord(slot, {"grants": [[what, 1]]}))
+
+    changes = (
+        *(new(1), part(0, 0, 0, 1), changed(0, "a"), changed(0, "b"), changed(1, "c")),
+        *(SlotsFreed(1, (1,)), changed(0, "d"), part(1, 0, 2), changed(2, "e")),
+        *(new(2), AllocationNew(2, 0, 0, 9, {}, slots(0)), changed(0, "f", 2)),
+    )
+
+    async def scenario() -> None:
+        found = await recorded_after(instance, changes)
+        kept = {
+            (row.job, row.part): [(slot.number, slot.data) for slot in row.slots] for row in found.allocations
+        }
+        assert kept == {
+            (1, 0): [(0, {"grants": [["d", 1]]})],
+            (1, 1): [(2, {"grants": [["e", 1]]})],
+            (2, 0): [(0, {"grants": [["f", 1]]})],
+        }
+
+    run(scenario())
+
+
 CONTRADICTIONS: dict[str, tuple[Change, ...]] = {
     "a job created twice": (new(1),),
     "an event of no job": (event(9, 0),),
@@ -252,6 +278,11 @@ CONTRADICTIONS: dict[str, tuple[Change, ...]] = {
     "a part allocated twice": (AllocationNew(1, 0, 0, 1, {}),),
     "a slot allocated twice": (AllocationNew(1, 1, 0, 1, {}, slots(5)),),
     "a slot freed twice": (SlotsFreed(1, (3,)),),
+    "a freed slot changed": (SlotChanged(1, SlotRecord(3, {})),),
+    "a slot changed before it is allocated": (
+        SlotChanged(1, SlotRecord(6, {})),
+        AllocationNew(1, 1, 0, 1, {}, slots(6)),
+    ),
     "a slot freed twice in one change": (SlotsFreed(1, (5, 5)),),
     "slots freed without an allocation": (SlotsFreed(2, (0,)),),
     "a part ended that has slots": (SlotsFreed(1, (), (0,)),),

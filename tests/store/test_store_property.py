@@ -42,6 +42,7 @@ from penstock.sched.records import (
     NodeNew,
     Promise,
     QueueSet,
+    SlotChanged,
     SlotRecord,
     SlotsFreed,
 )
@@ -104,6 +105,7 @@ _changes = st.one_of(
         st.lists(_few, max_size=2).map(tuple),
         st.lists(st.integers(0, 1), max_size=1).map(tuple),
     ),
+    st.builds(SlotChanged, _jobs, st.builds(SlotRecord, _few, _documents)),
     st.builds(AllocationGone, _jobs, _times),
     st.builds(IntentNew, _few, _jobs, st.sampled_from(IntentKind), _documents),
     st.builds(IntentDone, _few),

@@ -19,6 +19,7 @@ from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.job_allocation import AllocationPart, JobAllocation
 from penstock.engine.search import BookingTimes
+from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = ["AllocationTable"]
 
@@ -79,8 +80,9 @@ class AllocationTable:
                 self._book_rest(holder, key, claims_without_slots(part.claims, list(part.slots), slots))
         return self._drop_if_empty(holder)
 
-    def release_vertices(self, holder: JobAllocation, vertices: Iterable[Vertex]) -> bool:
-        """Releases what a job holds on these vertices. True when the job holds nothing any more."""
+    def release_vertices(self, holder: JobAllocation, vertices: Iterable[Vertex]) -> tuple[int, ...]:
+        """Releases what a job holds on these vertices. Returns the slots that have something elsewhere."""
+        shortened: list[int] = []
         gone = {vertex.index: vertex for vertex in vertices}
         states = [vertex.state for vertex in gone.values() if vertex.state is not None]
         keys = {key for state in states for job, key in state.bookings if job == holder.number}
@@ -96,6 +98,7 @@ class AllocationTable:
                     after.append(replace(slot, grants=kept))
                     counts.add_grants(after[-1])
                     part.set_slot(after[-1])
+                    shortened.append(slot.number)
                 else:
                     holder.drop_slot(key, slot)
             if self._graph.is_tree:
@@ -104,7 +107,18 @@ class AllocationTable:
             else:
                 left = {index: claim for index, claim in part.claims.items() if index not in gone}
                 self._book_rest(holder, key, left)
-        return self._drop_if_empty(holder)
+        return () if self._drop_if_empty(holder) else tuple(shortened)
+
+    def set_slot_keys(self, holder: JobAllocation, number: int, brings: tuple[ExclusionKey, ...]) -> bool:
+        """Books other keys for a slot. False if the job does not hold it."""
+        key = holder.part_of_slot(number)
+        before = holder.parts[key].slot(number) if key is not None else None
+        if key is None or before is None:
+            return False
+        part, after = holder.parts[key], replace(before, brings=brings)
+        part.set_slot(after)
+        self._booker.set_keys((holder.number, key), part.claims, before, after)
+        return True
 
     def unbook(self, holder: JobAllocation) -> None:
         """Unbooks everything that a job holds, and forgets the job."""

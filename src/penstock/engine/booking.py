@@ -451,6 +451,16 @@ class Booker:
             if vertex.state is not None and vertex.state.is_empty():
                 vertex.state = None
 
+    def set_keys(self, key: BookingKey, claims: Claims, before: Slot, after: Slot) -> None:
+        """Books other keys for a slot, at the vertices that contain what it grants."""
+        had, has = _keys_of([before], claims), _keys_of([after], claims)
+        touched: dict[int, Vertex] = {}
+        for grant in after.grants:
+            touched.update((v.index, v) for v in (grant.vertex, *_claimed_ancestors(claims, grant.vertex)))
+        for index, vertex in touched.items():
+            if vertex.state is not None and (index in had or index in has):
+                vertex.state.shift_keys(key, had.get(index, {}), has.get(index, {}))
+
     def _units_below(self, claims: Claims) -> dict[int, tuple[Vertex, dict[str, int]]]:
         """Every claimed vertex and ancestor, with the units of filter types used below it."""
         below: dict[int, tuple[Vertex, dict[str, int]]] = {}

@@ -268,16 +268,19 @@ def _shortage(graph: Graph, needs: _GroupNeeds, top: Vertex) -> tuple[int, str] 
 
 
 def _exclusion_clause(graph: Graph, needs: _GroupNeeds, top: Vertex, demand: Demand) -> str | None:
-    """That standing usage brings keys which the group forbids; None if it would not fit without them."""
+    """That standing usage brings keys which the group forbids; None if that is not why it does not fit."""
     if not needs.exclusion.forbids:
         return None
     without_keys = replace(needs, exclusion=replace(needs.exclusion, forbids={}))
     if without_keys.ideal_bounds().below(top).get(demand.type, 0) < demand.count.min:
         return None
     nodes = [node for node in graph.walk(top) if node.type == NODE]
-    keys = [needs.exclusion.blocking_key_above(node, IDEAL) for node in nodes]
-    reasons = join(excluding([key for key in keys if key is not None]))
-    return f"needs {needs.describe(demand)}; of {format_count(len(nodes), NODE)}, {reasons} permanently"
+    keys = [needs.exclusion.blocking_key_around(node, IDEAL) for node in nodes]
+    reasons = excluding([key for key in keys if key is not None])
+    if not reasons:
+        return None  # The vertices of its level are outside nodes.
+    of_nodes = format_count(len(nodes), NODE)
+    return f"needs {needs.describe(demand)}; of {of_nodes}, {join(reasons)} permanently"
 
 
 def _clause(graph: Graph, needs: _GroupNeeds, bounds: Bounds, demand: Demand, found: int) -> str:

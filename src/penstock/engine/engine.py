@@ -48,6 +48,7 @@ from penstock.engine.policies import MostFreeOrder, Policy, SearchOrder, Usage, 
 from penstock.engine.request import Placement, Request, check_distinct, check_exclusive, compile_demands
 from penstock.engine.search import BookingTimes, PreparedRequest, Search
 from penstock.errors import BadRequest, Conflict
+from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = ["BadTime", "Engine", "MatchOp", "UnknownJob"]
 
@@ -242,7 +243,16 @@ class Engine:
 
     def release_vertices(self, job: int, vertices: Iterable[Vertex]) -> bool:
         """Releases what a job holds on these vertices. True when the job holds nothing any more."""
-        return self._table.release_vertices(self._job(job), vertices)
+        self._table.release_vertices(self._job(job), vertices)
+        return job not in self.jobs
+
+    def set_slot_keys(self, job: int, slot: int, brings: tuple[ExclusionKey, ...]) -> None:
+        """Sets the exclusion keys that a booked slot brings, until it is released.
+
+        The slot stays where it is, also beside others that forbid one of them.
+        """
+        if not self._table.set_slot_keys(self._job(job), slot, brings):
+            raise Conflict(f"job {job} has no slot {slot}")
 
     def unbook_job(self, job: int) -> JobAllocation:
         """Unbooks everything that a job holds; `rebook_job` restores it."""

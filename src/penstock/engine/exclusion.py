@@ -36,10 +36,22 @@ class Exclusion:
                 return key
         return None
 
-    def blocking_key_above(self, vertex: Vertex, window: Window) -> ExclusionKey | None:
-        """As `blocking_key`, at a vertex or one of its ancestors."""
-        keys = (self.blocking_key(at, window) for at in (vertex, *vertex.ancestors()))
+    def blocking_key_around(self, node: Vertex, window: Window) -> ExclusionKey | None:
+        """As `blocking_key`, at a node, one of its ancestors, or below it if keys have a level there."""
+        keys = (self.blocking_key(at, window) for at in self.vertices_around(node))
         return next((key for key in keys if key is not None), None)
+
+    def vertices_around(self, node: Vertex) -> list[Vertex]:
+        """A node, its ancestors, and the vertices below it of the levels that are not among these."""
+        found = [node, *node.ancestors()]
+        inner = self.forbids.keys() - {vertex.type for vertex in found}
+        pending = list(node.below()) if inner else []
+        while pending:
+            vertex = pending.pop()
+            if vertex.type in inner:
+                found.append(vertex)
+            pending.extend(vertex.below())
+        return found
 
 
 NO_EXCLUSION: Final = Exclusion()

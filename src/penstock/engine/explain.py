@@ -185,7 +185,7 @@ class Explainer:
             node.index: key
             for node in large
             if keyless.per_node.get(node.index, 0) > real.per_node.get(node.index, 0)
-            and (key := exclusion.blocking_key_above(node, window)) is not None
+            and (key := exclusion.blocking_key_around(node, window)) is not None
         }
         return _Funnel(tuple(stages), tuple(busy) if nodes else (self._graph.root,), tuple(short), excluded)
 
@@ -207,8 +207,9 @@ class Explainer:
         found = _Occupants(window)
         for node in funnel.busy:
             if node.index in funnel.excluded:
-                for vertex in (node, *node.ancestors()):
-                    found.add_users(vertex, self._exclusions[group].forbids.get(vertex.type, ()))
+                exclusion = self._exclusions[group]
+                for vertex in exclusion.vertices_around(node):
+                    found.add_users(vertex, exclusion.forbids.get(vertex.type, ()))
                 continue
             for vertex in self._graph.walk(node):
                 if not short or vertex.type in short or vertex.type == NODE:

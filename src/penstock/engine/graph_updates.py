@@ -12,8 +12,8 @@ the caller decides what happens to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from penstock.engine.allocation_table import AllocationTable
 from penstock.engine.external_usage import ExternalUsageTable
@@ -29,6 +29,8 @@ class Removal:
     vertices: int
     shrunk: tuple[int, ...]  # jobs that lost some of their resources
     emptied: tuple[int, ...]  # jobs that lost all of their resources
+    # By job: slots that lost some of their resources
+    shortened: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class GraphUpdater:
@@ -71,7 +73,8 @@ class GraphUpdater:
         ancestors = list(top.ancestors())
         # A job that holds an ancestor as a whole holds the subtree too, so it loses something as well.
         jobs = sorted({job for vertex in (*inside, *ancestors) for job in _holders(vertex)})
-        emptied = tuple(job for job in jobs if self._table.release_vertices(self._table.jobs[job], inside))
+        shortened = {job: self._table.release_vertices(self._table.jobs[job], inside) for job in jobs}
+        emptied = tuple(job for job in jobs if job not in self._table.jobs)
         detached = external_usage.detach(inside)
         gone = {vertex.index for vertex in graph.remove_subtree(top)}
         for usage in detached:
@@ -84,7 +87,10 @@ class GraphUpdater:
         else:
             self._filters.count_removed(inside, ancestors)
         external_usage.redistribute(inside)
-        return Removal(len(inside), tuple(job for job in jobs if job not in emptied), emptied)
+        shrunk = tuple(job for job in jobs if job in self._table.jobs)
+        return Removal(
+            len(inside), shrunk, emptied, {job: slots for job, slots in shortened.items() if slots}
+        )
 
     def resize(self, vertex: Vertex, size: int) -> None:
         if size < 0:

@@ -17,7 +17,7 @@ A `Window` is the time span of a query, the current time, and the view (`TimeVie
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.engine.graph import Vertex
 from penstock.engine.planner import FOREVER, Planner
@@ -213,6 +213,20 @@ class VertexState:
             released = count - (booking.keys.get(exclusion_key, 0) if booking.keys else 0)
             self._key_use(exclusion_key).plan.remove(start, end, released)
             self._drop_unused_key(exclusion_key)
+
+    def shift_keys(
+        self, key: BookingKey, less: dict[ExclusionKey, int], more: dict[ExclusionKey, int]
+    ) -> None:
+        """Changes how many slots of a booking bring which keys."""
+        booking = self.bookings[key]
+        counts = dict(booking.keys or {})
+        for exclusion_key in {**less, **more}:
+            shift = more.get(exclusion_key, 0) - less.get(exclusion_key, 0)
+            counts[exclusion_key] = counts.get(exclusion_key, 0) + shift
+            self._key_use(exclusion_key).plan.add(booking.start, booking.end, shift)
+            self._drop_unused_key(exclusion_key)
+        counts = {exclusion_key: count for exclusion_key, count in counts.items() if count}
+        self.bookings[key] = replace(booking, keys=counts or None)
 
     def add_external(self, name: str, share: ExternalShare) -> None:
         self.external[name] = share

@@ -22,7 +22,7 @@ from penstock.model.exclusion_key import ExclusionKey
 from penstock.sched.former_pools import keys_of_pool, split_grants
 from penstock.sched.records import AllocationNew, JsonObject, SlotRecord
 
-__all__ = ["VertexAt", "allocation_record", "part_of", "placement_of_record"]
+__all__ = ["VertexAt", "allocation_record", "part_of", "placement_of_record", "slot_record"]
 
 VertexAt = Callable[[str], Vertex | None]  # from a location; None: it does not exist any more
 
@@ -48,8 +48,11 @@ def allocation_record(job: int, key: int, part: AllocationPart, placement: Place
         data["fixed"] = fixed
     if placement != Placement():
         data["placement"] = [placement.distinct_nodes, placement.within]
-    slots = tuple(SlotRecord(slot.number, _slot_document(slot)) for slot in part.slots)
-    return AllocationNew(job, key, part.span.start, end_s, data, slots)
+    return AllocationNew(job, key, part.span.start, end_s, data, tuple(map(slot_record, part.slots)))
+
+
+def slot_record(slot: Slot) -> SlotRecord:
+    return SlotRecord(slot.number, _slot_document(slot))
 
 
 def part_of(record: AllocationNew, vertex_at: VertexAt) -> AllocationPart:

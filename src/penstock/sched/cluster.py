@@ -24,6 +24,7 @@ from penstock.engine import (
     VertexTree,
 )
 from penstock.engine.booking import VertexClaim
+from penstock.engine.graph_updates import Removal
 from penstock.engine.job_allocation import AllocationPart, JobAllocation
 from penstock.model.idset import encode_idset
 from penstock.protocol.facts import Capacity, ExternalUsageSet, NodeSet
@@ -118,10 +119,9 @@ class Cluster:
         self._update_vertex(known)
         return True
 
-    def remove_node(self, node: str) -> tuple[int, ...]:
-        """Removes a node. Returns the jobs that had something on it."""
-        known = self.nodes.pop(node, None)
-        return self._remove_vertices(known) if known is not None else ()
+    def remove_node(self, node: str) -> Removal:
+        """Removes a known node. Returns the jobs that had something on it."""
+        return self._remove_vertices(self.nodes.pop(node))
 
     def drain(self, node: str, is_drained: bool) -> None:
         known = self.nodes.get(node)
@@ -312,12 +312,11 @@ class Cluster:
             if vertex.divisible and vertex.type not in wanted and not is_booked:
                 self.engine.remove(vertex)
 
-    def _remove_vertices(self, known: ClusterNode) -> tuple[int, ...]:
+    def _remove_vertices(self, known: ClusterNode) -> Removal:
         """Removes the vertices of a node. Returns the jobs that had something on it."""
         for key in self._external_usage_on.get(known.fact.node, ()):
             self.engine.external_usage.remove(key)
-        removal = self.engine.remove(known.vertex)
-        return (*removal.shrunk, *removal.emptied)
+        return self.engine.remove(known.vertex)
 
     def _update_vertex(self, known: ClusterNode) -> None:
         self.engine.set_status(known.vertex, known.fact.up and not known.is_drained)

@@ -32,7 +32,7 @@ from penstock.sched.lifecycle import (
     raise_exception,
 )
 from penstock.sched.member_states import MemberEvent, MemberPhase
-from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, update_excess_usage
+from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, update_usage
 from penstock.sched.queue import order_key
 from penstock.sched.records import JobNew
 from penstock.sched.state import SchedulerState
@@ -93,7 +93,7 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         member.is_recreated, member.name = fact.recreated, fact.name
         state.journal.touch_member(job, member.key)
     if member.phase.is_live:  # Its requests may have grown since it was placed.
-        update_excess_usage(state, member, fact.requests, fact.brings)
+        update_usage(state, job, member, fact.requests, fact.brings)
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
         state.worklist.assemble(job.id)
     elif job.state is JobState.RUN and member.phase is MemberPhase.WAITING:

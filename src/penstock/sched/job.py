@@ -45,6 +45,7 @@ class Member:
     group: int = 0
     grants: tuple[tuple[str, str, int], ...] = ()
     brings: tuple[ExclusionKey, ...] = ()  # of its slot
+    late_brings: tuple[ExclusionKey, ...] = ()  # those that it has got since its placement
     status: int = 0
     cause: EndCause = EndCause.EXITED
     message: str = ""  # the backend's words about its end, or about the refusal by its last node
@@ -304,6 +305,7 @@ def member_record(member: Member) -> MemberRecord:
         group=member.group,
         grants=member.grants,
         brings=member.brings,
+        late_brings=member.late_brings,
         status=member.status,
         cause=member.cause_text,
         started_at=member.started_at,
@@ -352,6 +354,7 @@ def _member_from(record: MemberRecord) -> Member:
         group=record.group,
         grants=tuple(grant for grant in record.grants if not keys_of_pool(grant[0], grant[2])),
         brings=(*record.brings, *sorted(of_pools)),
+        late_brings=record.late_brings,
         status=record.status,
         cause=cause,
         message=message,

@@ -206,7 +206,8 @@ def return_to_queue(state: SchedulerState, job: Job, member: Member, now: float)
     state.journal.change_phase(job, member, MemberEvent.RETURN)
     if member.slot not in used_slots(state, job, member.node):
         state.worklist.release_slots(job.id, [member.slot])
-    member.node, member.slot, member.grants, member.brings = "", -1, (), ()
+    member.node, member.slot, member.grants = "", -1, ()
+    member.brings = member.late_brings = ()
     if job.incomplete_since is None:
         job.incomplete_since = now
         state.journal.touch(job)

@@ -21,7 +21,7 @@ from penstock.sched.lifecycle import (
     return_to_queue,
 )
 from penstock.sched.member_states import MemberEvent, MemberPhase
-from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, external_usage_set, update_excess_usage
+from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, external_usage_set, update_usage
 from penstock.sched.state import SchedulerState
 
 __all__ = ["end_repair", "intent_resolved", "member_status_changed", "member_vanished"]
@@ -41,13 +41,13 @@ def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float)
             _handle_absent_member(state, job, member, now)
         case Phase.PLACED:
             _confirm_placement(state, job, member, MemberEvent.PLACE)
-            update_excess_usage(state, member, fact.usage, fact.brings)
+            update_usage(state, job, member, fact.usage, fact.brings)
         case Phase.RUNNING:
             if member.started_at is None:
                 job.set_started(member, fact.at)
                 state.journal.touch_member(job, member.key)
             _confirm_placement(state, job, member, MemberEvent.START)
-            update_excess_usage(state, member, fact.usage, fact.brings)
+            update_usage(state, job, member, fact.usage, fact.brings)
             state.worklist.advance(job.id)
         case Phase.ENDED:
             _ended(state, job, member, fact, now)

@@ -14,7 +14,7 @@ from penstock.protocol.facts import ExternalUsageSet, NodeSet
 from penstock.sched.job import Job, Member
 from penstock.sched.lifecycle import EXCESS_KEY, node_failed, return_to_queue
 from penstock.sched.member_states import MemberPhase
-from penstock.sched.releasing import record_freed_slots, record_release
+from penstock.sched.releasing import record_changed_slots, record_freed_slots, record_release
 from penstock.sched.state import SchedulerState
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "external_usage_set",
     "node_gone",
     "node_set",
-    "update_excess_usage",
+    "update_usage",
 ]
 
 ORPHAN_KEY: Final = "left over: "  # keys of external usage: members whose job is over
@@ -70,22 +70,32 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
             continue
         node_failed(state, job, member, now)
         job.set_release_pending(member, False)  # Its units are gone with the node.
-    for number in state.cluster.remove_node(node):
+    removal = state.cluster.remove_node(node)
+    for number in (*removal.shrunk, *removal.emptied):
         if number in state.jobs:
-            _record_lost_slots(state, state.jobs[number], node, now)
+            _record_lost_slots(state, state.jobs[number], node, removal.shortened.get(number, ()), now)
     state.nodes.forget(node)
     state.plans.slip_cause = f"{node} was removed"
     state.satisfiability.nodes_changed()
     _changed(state, node, can_start_more=True)  # Keys that it had in use at a level above it are free.
 
 
-def _record_lost_slots(state: SchedulerState, job: Job, node: str, now: float) -> None:
-    """Records that the slots of a job on a removed node are gone."""
+def _record_lost_slots(
+    state: SchedulerState, job: Job, node: str, shortened: tuple[int, ...], now: float
+) -> None:
+    """Records that the slots of a job on a removed node are gone.
+
+    A slot can span several nodes. It ends with the node of its member; without another one it is shorter.
+    """
+    engine = state.cluster.engine
     slots = job.slots.on_node(node)
-    if job.id not in state.cluster.engine.jobs:
+    left = [slot for slot in shortened if slot in slots]
+    if job.id not in engine.jobs or (left and engine.release_slots(job.id, left)):
         record_release(state, job, now)
-    elif slots:
+        return
+    if slots:
         record_freed_slots(state, job, slots)
+    record_changed_slots(state, job, [slot for slot in shortened if slot not in left])
 
 
 def _changed(state: SchedulerState, node: str, *, can_start_more: bool) -> None:
@@ -132,21 +142,21 @@ def external_usage_gone(state: SchedulerState, key: str) -> None:
         _changed(state, known.node, can_start_more=True)
 
 
-def update_excess_usage(
+def update_usage(
     state: SchedulerState,
+    job: Job,
     member: Member,
     usage: tuple[tuple[str, int], ...],
     brings: tuple[ExclusionKey, ...],
 ) -> None:
-    """Counts what a member uses and brings beyond its slot as external usage.
+    """Counts what a placed member uses beyond its slot as external usage, and gives its slot further keys.
 
     A member can be resized in place, and can bring further keys when other members appear.
     """
     given = {resource: units for resource, _, units in member.grants}
     beyond = ((resource, units - given.get(resource, 0)) for resource, units in usage)
     more = tuple((resource, units) for resource, units in beyond if units > 0)
-    keys = tuple(key for key in brings if key not in member.brings)
-    if more or keys:
+    if more:
         external_usage_set(
             state,
             ExternalUsageSet(
@@ -154,8 +164,28 @@ def update_excess_usage(
                 member.node,
                 more,
                 name=EXCESS_KEY + member.display_name,
-                brings=keys,
             ),
         )
     else:
         external_usage_gone(state, EXCESS_KEY + member.key)
+    if job.ownership.is_controlled and member.slot in job.slots:
+        _set_keys(state, job, member, brings)
+
+
+def _set_keys(state: SchedulerState, job: Job, member: Member, brings: tuple[ExclusionKey, ...]) -> None:
+    """Sets the keys of a member's slot: those it was placed with, and what it brings besides.
+
+    A report may lack keys of the placement, because a backend may not know them.
+    """
+    placed_with = tuple(key for key in member.brings if key not in member.late_brings)
+    further = tuple(key for key in brings if key not in placed_with)
+    if further == member.late_brings:
+        return
+    if any(key not in member.brings for key in further):
+        state.plans.slip_cause = f"exclusion keys on {member.node} have changed"
+    is_free = any(key not in further for key in member.late_brings)
+    member.brings, member.late_brings = (*placed_with, *further), further
+    state.cluster.engine.set_slot_keys(job.id, member.slot, member.brings)
+    record_changed_slots(state, job, [member.slot])
+    state.journal.touch_member(job, member.key)
+    _changed(state, member.node, can_start_more=is_free)

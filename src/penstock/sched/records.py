@@ -49,6 +49,7 @@ __all__ = [
     "Promise",
     "QueueSet",
     "Recorded",
+    "SlotChanged",
     "SlotRecord",
     "SlotsFreed",
 ]
@@ -148,6 +149,7 @@ class MemberRecord:
     group: int = 0
     grants: tuple[tuple[str, str, int], ...] = ()
     brings: tuple[ExclusionKey, ...] = ()
+    late_brings: tuple[ExclusionKey, ...] = ()
     status: int = 0
     cause: str = ""  # why it ended, or why its last node refused it
     started_at: float | None = None
@@ -207,6 +209,14 @@ class AllocationNew:
     end_s: int | None
     data: JsonObject
     slots: tuple[SlotRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotChanged:
+    """A slot that has lost some of its grants, or brings other keys; the latest one counts."""
+
+    job: int
+    slot: SlotRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +316,7 @@ Change = (
     | JobNodeSet
     | JobNodeGone
     | AllocationNew
+    | SlotChanged
     | SlotsFreed
     | AllocationGone
     | IntentNew

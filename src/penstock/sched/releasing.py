@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from penstock.model.idset import encode_idset
+from penstock.sched.allocation_records import slot_record
 from penstock.sched.job import Job
-from penstock.sched.records import AllocationGone, SlotsFreed
+from penstock.sched.records import AllocationGone, SlotChanged, SlotsFreed
 from penstock.sched.state import SchedulerState
 
 __all__ = [
     "free_all",
     "free_ended_slots",
     "free_slots",
+    "record_changed_slots",
     "record_freed_slots",
     "record_release",
     "used_slots",
@@ -71,6 +73,16 @@ def record_freed_slots(state: SchedulerState, job: Job, slots: list[int]) -> Non
     held = state.cluster.engine.jobs[job.id].parts
     ended = tuple(part for part in parts if part not in held)
     state.journal.add(SlotsFreed(job.id, tuple(slots), ended))
+
+
+def record_changed_slots(state: SchedulerState, job: Job, slots: list[int]) -> None:
+    """Records what some slots of a job hold."""
+    holder = state.cluster.engine.jobs[job.id]
+    for number in slots:
+        part = holder.part_of_slot(number)
+        slot = holder.parts[part].slot(number) if part is not None else None
+        if slot is not None:
+            state.journal.add(SlotChanged(job.id, slot_record(slot)))
 
 
 def record_release(state: SchedulerState, job: Job, now: float) -> None:

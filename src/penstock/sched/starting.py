@@ -124,7 +124,7 @@ def _assign(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None
     state.journal.change_phase(job, member, MemberEvent.ASSIGN)
     member.slot = slot.number
     member.node = slot.node.name if slot.node is not None else ""
-    member.grants, member.brings = grants_of(slot), slot.brings
+    member.grants, member.brings, member.late_brings = grants_of(slot), slot.brings, ()
     state.members.assign(member.key, job.id, member.node)
 
 

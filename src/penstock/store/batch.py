@@ -40,6 +40,7 @@ from penstock.sched.records import (
     NodeForgotten,
     NodeNew,
     QueueSet,
+    SlotChanged,
     SlotsFreed,
 )
 from penstock.store.encoding import encode_member, encode_record
@@ -99,12 +100,17 @@ def _part_row(change: AllocationNew) -> object:
     }
 
 
+def _slot_row(change: SlotChanged) -> object:
+    return {"job": change.job, "slot": change.slot.number, "data": change.slot.data}
+
+
 # Nodes are removed before others are inserted, because a rank is unique among existing nodes. A change of an
 # allocation also inserts or deletes rows for its slots: see `_statements`.
 _CHANGE_RULES: Final[dict[type, _ChangeRule]] = {
     AllocationNew: _ChangeRule(0, 0, _JOB, "insert_allocations", _part_row),
-    SlotsFreed: _ChangeRule(0, 1, _JOB, "delete_parts"),
-    AllocationGone: _ChangeRule(0, 2, _JOB, "delete_allocations"),
+    SlotChanged: _ChangeRule(0, 1, _JOB, "update_slots", _slot_row),
+    SlotsFreed: _ChangeRule(0, 2, _JOB, "delete_parts"),
+    AllocationGone: _ChangeRule(0, 3, _JOB, "delete_allocations"),
     IntentNew: _ChangeRule(1, 0, attrgetter("id"), "insert_intents"),
     IntentDone: _ChangeRule(1, 1, attrgetter("id"), "delete_intents"),
     NodeForgotten: _ChangeRule(2, 0, _NODE, "delete_nodes"),
@@ -123,7 +129,15 @@ _CHANGE_RULES: Final[dict[type, _ChangeRule]] = {
     JobNodeSet: _ChangeRule(7, 0, _JOB_NODE, "upsert_job_nodes", last_wins=True, must_match=False),
     JobNodeGone: _ChangeRule(7, 1, _JOB_NODE, "delete_job_nodes", must_match=False),
 }
-_REFERRING: Final = (AllocationNew, SlotsFreed, AllocationGone, IntentNew, MemberRecorded, JobNodeSet)
+_REFERRING: Final = (
+    AllocationNew,
+    SlotChanged,
+    SlotsFreed,
+    AllocationGone,
+    IntentNew,
+    MemberRecorded,
+    JobNodeSet,
+)
 
 
 def initial_live(job: int) -> JobLive:
@@ -223,6 +237,9 @@ def _statements(changes: Sequence[Change]) -> list[Statement]:
     chosen: Iterable[Change] = changes
     if rule.last_wins:
         chosen = {rule.entity(change): change for change in changes}.values()
+    if isinstance(changes[0], SlotChanged):  # The rounds keep the order within a job, which has many slots.
+        slots_changed = (change for change in changes if isinstance(change, SlotChanged))
+        chosen = {(change.job, change.slot.number): change for change in slots_changed}.values()
     if isinstance(changes[0], SlotsFreed):
         freed = [change for change in chosen if isinstance(change, SlotsFreed)]
         slots = [{"job": change.job, "slot": slot} for change in freed for slot in change.slots]

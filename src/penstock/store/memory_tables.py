@@ -39,6 +39,7 @@ from penstock.sched.records import (
     NodeNew,
     NodeResources,
     QueueSet,
+    SlotChanged,
     SlotRecord,
     SlotsFreed,
 )
@@ -152,6 +153,12 @@ class Applier:
                 self._remove(self._tables.job_nodes.get(change.job, {}), change.node)
             case AllocationNew() | SlotsFreed() | AllocationGone():
                 self._apply_to_allocation(change)
+            case SlotChanged():
+                held = self._tables.slots.get(change.job, {})
+                number = change.slot.number
+                _refuse_if(number not in held, f"slot {number} of job {change.job} is not allocated")
+                part, _ = held[number]
+                self._put(held, number, (part, replace(change.slot, data=json_copy(change.slot.data))))
             case IntentNew() | IntentDone():
                 self._apply_to_intent(change)
             case NodeNew() | NodeForgotten():
@@ -268,7 +275,7 @@ def _refuse_nul(change: Change) -> None:
     match change:
         case JobLogged():
             checked = change.event.name
-        case IntentNew() | AllocationNew():
+        case IntentNew() | AllocationNew() | SlotChanged():
             return
     if _NUL.search(_encoded(checked)):
         raise BadRequest("a change contains a value that cannot be stored", found="a NUL character")

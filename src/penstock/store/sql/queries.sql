@@ -94,6 +94,12 @@ INSERT INTO allocation_slots (job, slot, part, data)
 SELECT job, slot, part, data
 FROM json_to_recordset(%(rows)s::json) AS input (job bigint, slot bigint, part bigint, data json)
 
+-- update_slots
+-- Slots that have lost some of their grants, or bring other keys.
+UPDATE allocation_slots SET data = input.data
+FROM json_to_recordset(%(rows)s::json) AS input (job bigint, slot bigint, data json)
+WHERE allocation_slots.job = input.job AND allocation_slots.slot = input.slot
+
 -- delete_slots
 -- Slots released before the rest of the allocation.
 DELETE FROM allocation_slots
