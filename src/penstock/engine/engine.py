@@ -137,13 +137,23 @@ class Engine:
         *,
         explain: bool = True,
         prove: bool = True,
+        made: tuple[int, int] = (0, 0),
     ) -> MatchResult:
         """Tries to place a request. Only an `Allocation` that is not `MATCHED` changes the engine.
 
-        With `explain=False` a refusal has no stages, no blockers and no earliest start, which is cheaper.
+        `made` are the numbers of parts and slots that the job has had: theirs are not used again. With
+        `explain=False` a refusal has no stages, no blockers and no earliest start, which is cheaper.
         With `prove=False` the engine also skips the proof that the request can never fit, which is cheapest.
         """
-        stages = self.match_stepwise(job, request, now, op, explain=explain, prove=prove)
+        stages = self.match_stepwise(
+            job,
+            request,
+            now,
+            op,
+            explain=explain,
+            prove=prove,
+            made=made,
+        )
         while True:
             try:
                 next(stages)
@@ -161,6 +171,7 @@ class Engine:
         explain: bool = True,
         prove: bool = True,
         full_nodes: set[int] | None = None,
+        made: tuple[int, int] = (0, 0),
     ) -> Generator[None, None, MatchResult]:
         """As `match`, but yields after every instant that does not fit.
 
@@ -179,14 +190,14 @@ class Engine:
         found_now = self._search.select(prepared, now, now, full_nodes)
         if found_now is not None:
             kind = AllocationKind.MATCHED if op in _BOOKS_NOTHING else AllocationKind.ALLOCATED
-            return self._accept(job, prepared, found_now, now, kind)
+            return self._accept(job, prepared, found_now, now, kind, made)
         if op in _MAY_WAIT:
             for start in self._search.instants(prepared, now):
                 yield
                 found_later = self._search.select(prepared, start, now)
                 if found_later is not None:
                     kind = AllocationKind.MATCHED if op in _BOOKS_NOTHING else AllocationKind.RESERVED
-                    return self._accept(job, prepared, found_later, start, kind)
+                    return self._accept(job, prepared, found_later, start, kind, made)
         if not prove:
             return NotNow(None, Reason("not free now"))
         return self._refusal(prepared, now, explain, searched=op in _MAY_WAIT)
@@ -376,10 +387,11 @@ class Engine:
         found: tuple[Selection, ...],
         start: int,
         kind: AllocationKind,
+        made: tuple[int, int] = (0, 0),
     ) -> Allocation:
         top = found[0].top if prepared.request.placement.within else self.graph.root
         part = self._part(prepared, found, start, live=kind is AllocationKind.ALLOCATED)
-        holder = JobAllocation(job, kind, prepared.request.placement, top, {})
+        holder = JobAllocation(job, kind, prepared.request.placement, top, {}, *made)
         if kind is not AllocationKind.MATCHED:
             part = self._table.book(holder, part)
         return self._allocation(holder, part)

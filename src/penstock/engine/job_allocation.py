@@ -91,7 +91,11 @@ class AllocationPart:
 
 
 class JobAllocation:
-    """The parts of a job by key. Only the table of allocations adds and removes parts."""
+    """The parts of a job by key. Only the table of allocations adds and removes parts.
+
+    Parts and slots are numbered from 0 in the order in which they are made. `parts_made` and `slots_made` are
+    the next numbers: of a job that had an allocation before, they start where that one has ended.
+    """
 
     __slots__ = (
         "_last_end",
@@ -114,7 +118,7 @@ class JobAllocation:
         placement: Placement,
         top: Vertex,
         parts: dict[int, AllocationPart],
-        parts_made: int = 1,
+        parts_made: int = 0,
         slots_made: int = 0,
     ) -> None:
         self.number = number

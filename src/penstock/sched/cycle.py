@@ -36,6 +36,7 @@ class Cycle:
     backfill: Callable[[str], Backfill]  # by queue
     request: Callable[[int], Request]  # by shape
     end_at: Callable[[int], float | None]  # end of a started job
+    made: Callable[[int], tuple[int, int]]  # parts and slots that the allocations of a job have had
     queue_depth: int | None = None
     starts_max: int | None = None  # the cycle stops after this many starts
     chosen: frozenset[QueueEntry] | None = None  # restricts the cycle to these entries; None: all
@@ -139,7 +140,14 @@ def _try(
     result.matches += 1
     full = result.full.setdefault(bucket.shape, set())
     answer = yield from plan.engine.match_stepwise(
-        entry.job, request, plan.now, op, explain=False, prove=False, full_nodes=full
+        entry.job,
+        request,
+        plan.now,
+        op,
+        explain=False,
+        prove=False,
+        full_nodes=full,
+        made=plan.made(entry.job),
     )
     if isinstance(answer, Allocation) and answer.kind is AllocationKind.ALLOCATED:
         result.started.append((entry, answer))
@@ -163,7 +171,9 @@ def _extend(plan: Cycle, entry: QueueEntry, bucket: Bucket, result: CycleResult)
         end_at = plan.end_at(entry.job)
         left_s = None if end_at is None else max(1, ceil(end_at) - plan.now)
         left = replace(request, duration_s=left_s)
-        answer = plan.engine.match(entry.job, left, plan.now, explain=False, prove=False)
+        answer = plan.engine.match(
+            entry.job, left, plan.now, explain=False, prove=False, made=plan.made(entry.job)
+        )
     if isinstance(answer, Allocation):
         result.started.append((entry, answer))
     else:

@@ -348,6 +348,7 @@ class Scheduler:
             backfill=lambda queue: state.settings.queue(queue).backfill,
             request=state.queue.request_of,
             end_at=lambda job: state.jobs[job].end_at,
+            made=lambda job: (state.jobs[job].parts_made, state.jobs[job].slots_made),
             queue_depth=state.settings.queue_depth,
         )
 

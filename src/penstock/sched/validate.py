@@ -152,11 +152,23 @@ def _allocations(state: SchedulerState) -> Iterator[str]:
         for member in job.live_members():
             if set(keys.get(member.slot, member.brings)) != set(member.brings):
                 yield f"member {member.key} has the keys {member.brings}, its slot {keys[member.slot]}"
+        yield from _numbers_made(job, _slots_by_part(state, job.id))
         if job.ownership.is_controlled:
             held = {member.slot for member in job.members.values() if member.phase.is_live}
             unused = sorted(nodes.keys() - held)
             if unused:
                 yield f"job {job.id} holds slots {unused} without a member"
+
+
+def _numbers_made(job: Job, slots: dict[int, set[int]]) -> Iterator[str]:
+    """Parts and slots have numbers that the job counts as used, and no two members have had one slot."""
+    numbers = [member.slot for member in job.members.values() if member.slot >= 0]
+    if any(part >= job.parts_made for part in slots):
+        yield f"job {job.id} has made {job.parts_made} parts, booked are {sorted(slots)}"
+    if any(number >= job.slots_made for number in (*numbers, *(n for some in slots.values() for n in some))):
+        yield f"job {job.id} has made {job.slots_made} slots, and uses higher numbers"
+    if job.ownership.is_controlled and len(numbers) != len(set(numbers)):
+        yield f"members of job {job.id} have the same slot: {sorted(numbers)}"
 
 
 def _slots_by_part(state: SchedulerState, job: int) -> dict[int, set[int]]:
