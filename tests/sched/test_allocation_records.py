@@ -107,7 +107,7 @@ class _Recorder:
             parts_made, slots_made = self.made[job]
             records = [self.parts[key] for key in sorted(self.parts) if key[0] == job]
             cluster.restore_later(job, records, parts_made=parts_made, slots_made=slots_made)
-        lost = cluster.restore_recorded(jobs)
+        lost = [cluster.restore(one) for one in cluster.take_recorded() if one.job in jobs]
         assert not [one for one in lost if one.lost_slots or one.lost_parts]
         return cluster
 

@@ -278,7 +278,8 @@ def test_a_recorded_grant_on_a_pool_is_restored_as_a_key() -> None:
     (node,) = uniform_nodes(1, (CPU,))
     cluster.set_node(node, 0, False)
     cluster.restore_later(7, [OLD_PART])
-    cluster.restore_recorded({7})
+    for recorded in cluster.take_recorded():
+        cluster.restore(recorded)
     cluster.apply_updates()
     holder = cluster.engine.jobs[7]
     (part,) = holder.parts.values()
@@ -294,7 +295,8 @@ def test_a_recorded_grant_on_a_pool_is_restored_as_a_key() -> None:
     again = Cluster("lonode")
     again.set_node(node, 0, False)
     again.restore_later(7, [written])
-    again.restore_recorded({7})
+    for recorded in again.take_recorded():
+        again.restore(recorded)
     (restored,) = again.engine.jobs[7].parts.values()
     assert allocation_record(7, 1, restored, holder.placement) == written
     cluster.engine.release(7)

@@ -3,13 +3,16 @@
 Facts change the graph through the engine, each at the cost of its node alone. A node's rank is its
 position in the order of all nodes: assigned once, kept over restarts, never reused. Recorded allocations
 are booked again when their nodes are known.
+
+A unit that its node does not report any more is removed; if a job holds it, it is retired: down, so that
+nothing else is placed there, and removed when the job releases it. If it is reported again, it is the same
+unit, and still in use.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.engine import (
@@ -31,16 +34,18 @@ from penstock.protocol.facts import Capacity, ExternalUsageSet, NodeSet
 from penstock.sched.allocation_records import part_of, placement_of_record
 from penstock.sched.records import AllocationNew
 
-__all__ = ["Cluster", "ClusterNode", "Restored", "grants_of"]
+__all__ = ["Cluster", "ClusterNode", "RecordedAllocation", "Restored", "grants_of"]
 
 _ROOT: Final = VertexSpec("cluster", 0, basename="cluster")
 _FILTERS: Final = "ALL:core,ALL:cpu,ALL:node"
 _NODE: Final = "node"
 _LOCATION: Final = re.compile(r"([^/:]+)([/:]?)(.*)", re.DOTALL)
+_UNIT: Final = re.compile(r"(.*?)(0|[1-9][0-9]*)", re.DOTALL)
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]*")
 
 
 @dataclass(frozen=True, slots=True)
-class _RecordedAllocation:
+class RecordedAllocation:
     job: int
     parts: list[AllocationNew]
     parts_made: int
@@ -75,7 +80,9 @@ class Cluster:
         self._external_usage_on: dict[str, dict[str, None]] = {}  # by node
         # nodes whose topology has changed, still at their old position in the graph
         self._to_move: dict[str, None] = {}
-        self._recorded: list[_RecordedAllocation] = []  # until the first snapshot
+        # By job: units (indexes) that it held when they were retired. They may be back, or gone with a node.
+        self._retired: dict[int, dict[int, None]] = {}
+        self._recorded: list[RecordedAllocation] = []  # until the first snapshot
 
     def copy(self) -> Cluster:
         """An independent cluster with a copy of the engine, for forecasts and what-if."""
@@ -83,13 +90,13 @@ class Cluster:
         other.engine = self.engine.copy()
         vertices = other.engine.graph.vertices
         other.nodes = {
-            name: ClusterNode(known.fact, known.rank, vertices[known.vertex.index], known.is_drained)
-            for name, known in self.nodes.items()
+            name: replace(known, vertex=vertices[known.vertex.index]) for name, known in self.nodes.items()
         }
         other.is_synced = self.is_synced
         other._external_usage = dict(self._external_usage)
         other._external_usage_on = {node: dict(keys) for node, keys in self._external_usage_on.items()}
         other._to_move = dict(self._to_move)
+        other._retired = {job: dict(units) for job, units in self._retired.items()}
         other._recorded = list(self._recorded)
         return other
 
@@ -107,7 +114,13 @@ class Cluster:
         if before.topology_levels != fact.topology_levels:
             self._to_move[fact.node] = None
         if before.capacity != fact.capacity:
+            # Each unit that comes or goes would distribute the external usage over all of them again.
+            usage = [self._external_usage[key] for key in self._external_usage_on.get(fact.node, ())]
+            for one in usage:
+                self.engine.external_usage.remove(one.key)
             self._change_capacity(known, before.capacity, fact.capacity)
+            for one in usage:
+                self._book_external_usage(one)
         if before.labels != fact.labels:
             old, new = dict(before.labels), dict(fact.labels)
             for key in old:
@@ -128,6 +141,20 @@ class Cluster:
         if known is not None:
             known.is_drained = is_drained
             self._update_vertex(known)
+
+    def remove_retired(self, job: int) -> None:
+        """Removes the retired units that a job has released."""
+        graph = self.engine.graph
+        for index in list(self._retired.get(job, ())):
+            unit = graph.vertices.get(index)
+            is_retired = unit is not None and not unit.up
+            if unit is not None and is_retired and job in _holders(unit):
+                continue
+            del self._retired[job][index]
+            if unit is not None and is_retired and not _holders(unit):
+                self.engine.remove(unit)
+        if not self._retired.get(job, True):
+            del self._retired[job]
 
     def apply_updates(self) -> None:
         """Moves the nodes whose topology has changed. Must be called before a match."""
@@ -189,19 +216,21 @@ class Cluster:
         self, job: int, parts: list[AllocationNew], *, parts_made: int = 0, slots_made: int = 0
     ) -> None:
         """Keeps a recorded allocation until its nodes are known."""
-        self._recorded.append(_RecordedAllocation(job, parts, parts_made, slots_made))
+        self._recorded.append(RecordedAllocation(job, parts, parts_made, slots_made))
 
-    def restore_recorded(self, active: Collection[int]) -> list[Restored]:
-        """Books the recorded allocations of active jobs, except on nodes that are gone."""
+    def take_recorded(self) -> list[RecordedAllocation]:
+        """The recorded allocations that are not booked yet."""
         recorded, self._recorded = self._recorded, []
-        return [self._restore(one) for one in recorded if one.job in active]
+        return recorded
 
-    def _restore(self, recorded: _RecordedAllocation) -> Restored:
+    def restore(self, recorded: RecordedAllocation) -> Restored:
+        """Books a recorded allocation, except on nodes that are gone."""
         job = recorded.job
         parts: dict[int, AllocationPart] = {}
         placement = Placement()
+        down: list[Vertex] = []  # units that their node does not report
         for record in recorded.parts:
-            part = part_of(record, self._vertex_at)
+            part = part_of(record, lambda location: self._vertex_at(location, down))
             if any(claim.booked for claim in part.claims.values()):
                 parts[record.part] = part
             placement = placement_of_record(record)
@@ -220,6 +249,8 @@ class Cluster:
             self.engine.rebook_job(
                 JobAllocation(job, AllocationKind.ALLOCATED, placement, top, parts, parts_made, slots_made)
             )
+        for unit in {unit.index: unit for unit in down}.values():
+            self._retire(unit)
         return Restored(job, lost, lost_parts)
 
     def _domain(self, claims: list[VertexClaim], placement: Placement) -> Vertex | None:
@@ -236,11 +267,12 @@ class Cluster:
         }
         return next(iter(domains.values())) if len(domains) == 1 else None
 
-    def _vertex_at(self, location: str) -> Vertex | None:
+    def _vertex_at(self, location: str, down: list[Vertex]) -> Vertex | None:
         """The vertex at a recorded location; None if its node is gone.
 
         A pool that the node does not report at present (a device plugin may be late) is created with size 0,
-        so that its recorded bookings are not free when it returns.
+        so that its recorded bookings are not free when it returns. For the same reason a unit that is not
+        reported is created, to be retired; it is appended to `down`.
         """
         graph = self.engine.graph
         if location.startswith("/"):
@@ -251,11 +283,31 @@ class Cluster:
             return None
         if found[2] == ":":
             return self._pool(known, found[3])
-        return next(iter(graph.at_path(known.vertex.path() + location[len(found[1]) :])), None)
+        if not found[3]:
+            return known.vertex
+        unit = next(iter(graph.at_path(f"{known.vertex.path()}/{found[3]}")), None)
+        if unit is None:
+            unit = self._missing_unit(known, found[3])
+        if unit is not None and not unit.up:
+            down.append(unit)
+        return unit
+
+    def _missing_unit(self, known: ClusterNode, name: str) -> Vertex | None:
+        """Adds a unit that the node does not report, by its name: a resource and a number."""
+        found = _UNIT.fullmatch(name)
+        if found is None:
+            return None
+        resource = max(
+            (one for one in self.engine.graph.types() if _is_unit_of(one, name)), key=len, default=found[1]
+        )
+        number = int(name[len(resource) :])
+        return self.engine.add(
+            known.vertex, VertexTree(VertexSpec(resource, number, rank=known.rank, up=False))
+        )
 
     def _pool(self, known: ClusterNode, resource: str) -> Vertex:
         for vertex in known.vertex.below(CONTAINMENT):
-            if vertex.type == resource:
+            if vertex.type == resource and vertex.divisible:
                 return vertex
         spec = VertexSpec(resource, 0, rank=known.rank, size=0, divisible=True)
         return self.engine.add(known.vertex, VertexTree(spec))
@@ -274,7 +326,7 @@ class Cluster:
             parent = found[0]
             del missing[0]
         spec = VertexSpec(_NODE, rank, name=fact.node, rank=rank, properties=dict(fact.labels))
-        units = (unit for capacity in fact.capacity for unit in _unit_specs(capacity, 0, rank))
+        units = (unit for capacity in fact.capacity for unit in _unit_specs(capacity, rank))
         tree = VertexTree(spec, tuple(VertexTree(unit) for unit in units))
         for level, name in reversed(missing):
             tree = VertexTree(VertexSpec(level, -1, name=name), (tree,))
@@ -298,19 +350,34 @@ class Cluster:
             )
             if old == new:
                 continue
-            units = [vertex for vertex in known.vertex.below(CONTAINMENT) if vertex.type == resource]
-            if new.divisible and units:
-                self.engine.resize(units[0], new.units)
-            else:
-                for vertex in units[new.units :] if not new.divisible else ():
-                    self.engine.remove(vertex)
-                for spec in _unit_specs(new, len(units), known.rank):
+            vertices = [vertex for vertex in known.vertex.below(CONTAINMENT) if vertex.type == resource]
+            for pool in (vertex for vertex in vertices if vertex.divisible):
+                self.engine.resize(pool, new.units if new.divisible else 0)
+            for unit in (vertex for vertex in vertices if not vertex.divisible):
+                if new.divisible or unit.id >= new.units:
+                    self._retire(unit)
+                else:
+                    self.engine.set_status(unit, True)
+            have = {vertex.id for vertex in vertices if vertex.divisible is new.divisible}
+            for spec in _unit_specs(new, known.rank):
+                if spec.id not in have:
                     self.engine.add(known.vertex, VertexTree(spec))
         for vertex in list(known.vertex.below(CONTAINMENT)):
             # A pool with bookings stays until a later change.
             is_booked = vertex.state is not None and vertex.state.bookings
-            if vertex.divisible and vertex.type not in wanted and not is_booked:
+            is_reported = vertex.type in wanted and wanted[vertex.type].divisible
+            if vertex.divisible and not is_reported and not is_booked:
                 self.engine.remove(vertex)
+
+    def _retire(self, unit: Vertex) -> None:
+        """Removes a unit, at once or with its release."""
+        holders = _holders(unit)
+        if holders:
+            self.engine.set_status(unit, False)
+        else:
+            self.engine.remove(unit)
+        for job in holders:
+            self._retired.setdefault(job, {})[unit.index] = None
 
     def _remove_vertices(self, known: ClusterNode) -> Removal:
         """Removes the vertices of a node. Returns the jobs that had something on it."""
@@ -322,11 +389,21 @@ class Cluster:
         self.engine.set_status(known.vertex, known.fact.up and not known.is_drained)
 
 
-def _unit_specs(capacity: Capacity, have: int, rank: int) -> list[VertexSpec]:
-    """The vertices of a resource on a node that has the first `have` of them: one pool, or one per unit."""
+def _unit_specs(capacity: Capacity, rank: int) -> list[VertexSpec]:
+    """The vertices of a resource on a node: one pool, or one per unit."""
     if capacity.divisible:
         return [VertexSpec(capacity.resource, 0, rank=rank, size=capacity.units, divisible=True)]
-    return [VertexSpec(capacity.resource, number, rank=rank) for number in range(have, capacity.units)]
+    return [VertexSpec(capacity.resource, number, rank=rank) for number in range(capacity.units)]
+
+
+def _is_unit_of(resource: str, name: str) -> bool:
+    """Whether a unit of this resource can have this name. The name of a resource can end with digits."""
+    return name.startswith(resource) and _NUMBER.fullmatch(name, len(resource)) is not None
+
+
+def _holders(unit: Vertex) -> list[int]:
+    """The jobs that have booked a unit."""
+    return [job for job, _ in unit.state.bookings] if unit.state is not None else []
 
 
 def grants_of(slot: Slot) -> tuple[tuple[str, str, int], ...]:

@@ -63,7 +63,7 @@ def free_slots(state: SchedulerState, job: Job, slots: list[int], now: float) ->
         record_release(state, job, now)
     else:
         record_freed_slots(state, job, gone)
-    state.queue.mark_dirty()
+    _note_released(state, job)
     return True
 
 
@@ -98,4 +98,10 @@ def free_all(state: SchedulerState, job: Job, now: float) -> None:
     if job.id in engine.jobs:
         engine.release(job.id)
     record_release(state, job, now)
+    _note_released(state, job)
+
+
+def _note_released(state: SchedulerState, job: Job) -> None:
+    """Lets others use what a job has released, without units that its nodes do not report any more."""
+    state.cluster.remove_retired(job.id)
     state.queue.mark_dirty()

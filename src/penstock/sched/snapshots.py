@@ -28,8 +28,7 @@ def handle_snapshot(state: SchedulerState, fact: Snapshot, now: float) -> None:
     for name in [name for name in state.cluster.nodes if name not in node_names]:
         nodes.node_gone(state, name, now)
     state.cluster.apply_updates()
-    for restored in state.cluster.restore_recorded(state.jobs):
-        _note_restored(state, restored, now)
+    _restore_allocations(state, now)
     if not state.cluster.is_synced:
         _drop_unrestored_members(state, node_names, now)
     state.cluster.is_synced = True
@@ -44,6 +43,12 @@ def handle_snapshot(state: SchedulerState, fact: Snapshot, now: float) -> None:
     _end_absent_workloads(state, fact, reported, now)
     _end_absent_members(state, node_names, reported, now)
     state.intents.resend_all()
+
+
+def _restore_allocations(state: SchedulerState, now: float) -> None:
+    for recorded in state.cluster.take_recorded():
+        if recorded.job in state.jobs:
+            _note_restored(state, state.cluster.restore(recorded), now)
 
 
 def _note_restored(state: SchedulerState, restored: Restored, now: float) -> None:

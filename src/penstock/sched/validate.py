@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.model.job import URGENCY_HOLD, JobState, state_after
+from penstock.protocol.facts import Capacity
+from penstock.sched.cluster import ClusterNode
 from penstock.sched.job import Job
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.nodes import ORPHAN_KEY
@@ -237,9 +239,25 @@ def _nodes(state: SchedulerState) -> Iterator[str]:
             yield f"{name} is {'' if node.is_drained else 'not '}drained, unlike its record"
         if node.vertex.up is not (node.fact.up and not node.is_drained):
             yield f"{name} is {'up' if node.vertex.up else 'down'} in the graph"
+        yield from _units(name, node)
     for key in state.cluster.external_usage_keys():
         if key.startswith(ORPHAN_KEY) and key.removeprefix(ORPHAN_KEY) in _live_keys(state):
             yield f"{key} is counted twice: as a member and as external usage"
+
+
+def _units(name: str, node: ClusterNode) -> Iterator[str]:
+    """A node has the units that it reports; further ones are down and held by a job."""
+    reported = {(one.resource, number) for one in node.fact.capacity for number in _numbers(one)}
+    units = {(unit.type, unit.id): unit for unit in node.vertex.below() if not unit.divisible}
+    if reported != {key for key, unit in units.items() if unit.up}:
+        yield f"{name} reports the units {sorted(reported)}, the graph has others"
+    for (resource, number), unit in units.items():
+        if not unit.up and (unit.state is None or not unit.state.bookings):
+            yield f"{resource} {number} of {name} is retired, and no job holds it"
+
+
+def _numbers(capacity: Capacity) -> range:
+    return range(0 if capacity.divisible else capacity.units)
 
 
 def _live_keys(state: SchedulerState) -> set[str]:
