@@ -16,6 +16,7 @@ from penstock.instance.cadence import (
     HandleInputs,
     Observation,
     Pause,
+    ProveRequests,
     PruneHistory,
     RunCycle,
     SendHeartbeat,
@@ -73,6 +74,24 @@ def test_a_step_follows_a_cycle_before_the_next_one(seen: Observation) -> None:
     made = cadence()
     made.cycle_done(RunCycle(deep=False), 100.0, 100.5)
     assert made.next_action(seen, 100.5) == HandleInputs()
+
+
+@pytest.mark.parametrize("seen", [IDLE, DIRTY, QUEUE, INPUTS, replace(IDLE, may_plan=False)])
+def test_proofs_follow_a_step_and_a_step_follows_them(seen: Observation) -> None:
+    made = cadence()
+    unproven = replace(seen, has_unproven=True)
+    assert made.next_action(unproven, 100.0) == ProveRequests()
+    is_over = made.proofs_begun(100.0)
+    assert (is_over(100.04), is_over(100.06)) == (False, True)
+    following = made.next_action(unproven, 100.1)
+    assert following != ProveRequests()
+    if isinstance(following, RunCycle):
+        made.cycle_done(following, 100.1, 100.2)
+        assert made.next_action(unproven, 100.2) == HandleInputs()
+    else:
+        assert following == HandleInputs()
+    made.step_done(100.3)
+    assert made.next_action(unproven, 100.3) == ProveRequests()
 
 
 def test_the_first_action_is_a_step_then_what_is_due_from_the_start() -> None:

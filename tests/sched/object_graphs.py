@@ -15,7 +15,7 @@ _ATOMS = (str, bytes, int, float, complex, bool, type(None), enum.Enum, type, re
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 # Values of these modules are never modified, although some contain dicts.
 _VALUES = re.compile(
-    r"penstock\.(protocol\..*|model\.(?!jobid).*|engine\.(request|policies)|sched\.(records|jobspec|settings|dependencies|forecast))"
+    r"penstock\.(protocol\..*|model\.(?!jobid).*|engine\.(request|policies|plain_slots)|sched\.(records|jobspec|settings|dependencies|forecast))"
 )
 _UNCHANGED = re.compile(r"\.recorded_spec$|\.resources_by_node\[.*\]$")  # mappings that are never modified
 

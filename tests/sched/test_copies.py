@@ -35,7 +35,7 @@ from tests.sched.object_graphs import digest, shared_mutables
 
 NODES = ("node0", "node1", "node2")
 Event = tuple[str, int, int]
-ENGINE = ("cluster", "_engine")  # its copy shares values that are replaced and never modified
+ENGINE = ("cluster", "_cluster", "_engine")  # its copy shares values that are replaced and never modified
 
 events = st.lists(
     st.tuples(
@@ -133,7 +133,7 @@ def test_a_copy_decides_as_the_original_does(before: list[Event], after: list[Ev
     assert shared_mutables(driver.scheduler, copied, ENGINE) == []
     assert digest(copied, ENGINE) == digest(driver.scheduler, ENGINE)
     decisions: list[Step] = []
-    handle, plan = Scheduler.handle, Scheduler.plan
+    handle, plan, prove = Scheduler.handle, Scheduler.plan, Scheduler.prove
 
     def both_handle(scheduler: Scheduler, inputs: Sequence[Fact | Command], now: float) -> Step:
         decisions.append(handle(copied, inputs, now))
@@ -145,8 +145,18 @@ def test_a_copy_decides_as_the_original_does(before: list[Event], after: list[Ev
         decisions.append(run_cycle(plan(copied, now, deep=deep)))
         return plan(scheduler, now, deep=deep, hurry=hurry)
 
+    def both_prove(
+        scheduler: Scheduler, now: float, enough: Callable[[], bool]
+    ) -> Generator[None, None, Step]:
+        decisions.append(run_cycle(prove(copied, now)))
+        return prove(scheduler, now, enough)
+
     made = len(driver.steps)
-    with patch.object(Scheduler, "handle", both_handle), patch.object(Scheduler, "plan", both_plan):
+    with (
+        patch.object(Scheduler, "handle", both_handle),
+        patch.object(Scheduler, "plan", both_plan),
+        patch.object(Scheduler, "prove", both_prove),
+    ):
         play(driver, after)
         driver.run_until(driver.now + 100)
     assert [comparable(step) for step in decisions] == [comparable(step) for step in driver.steps[made:]]
@@ -198,7 +208,10 @@ def test_every_part_is_copied() -> None:
     state.dependencies.add_finished(7, JobProgress(True, True, True, True, False))
     state.dependencies.add(jobs[0], 7)
     state.dependencies.add_singleton("me", "one")
-    state.satisfiability.nodes_changed()
+    state.satisfiability.forget(jobs[1])
+    state.cluster.remove_node("node1")
+    state.satisfiability.advance()
+    state.cluster.remove_node("node0")
     state.worklist.advance(jobs[0])
     state.worklist.release_slots(jobs[0], [0])
     state.intents.resend_all()

@@ -321,7 +321,7 @@ def test_replay_of_the_recorded_facts_gives_the_same_decisions(
 ) -> None:
     runs: dict[int, float] = {}
     calls: list[Callable[[Scheduler], Step]] = []
-    handle, plan = Scheduler.handle, Scheduler.plan
+    handle, plan, prove = Scheduler.handle, Scheduler.plan, Scheduler.prove
 
     def noted_handle(scheduler: Scheduler, inputs: Sequence[Fact | Command], now: float) -> Step:
         inputs = tuple(inputs)
@@ -334,7 +334,17 @@ def test_replay_of_the_recorded_facts_gives_the_same_decisions(
         calls.append(lambda again: run_cycle(plan(again, now, deep=deep)))
         return plan(scheduler, now, deep=deep, hurry=hurry)
 
-    with patch.object(Scheduler, "handle", noted_handle), patch.object(Scheduler, "plan", noted_plan):
+    def noted_prove(
+        scheduler: Scheduler, now: float, enough: Callable[[], bool]
+    ) -> Generator[None, None, Step]:
+        calls.append(lambda again: run_cycle(prove(again, now)))
+        return prove(scheduler, now, enough)
+
+    with (
+        patch.object(Scheduler, "handle", noted_handle),
+        patch.object(Scheduler, "plan", noted_plan),
+        patch.object(Scheduler, "prove", noted_prove),
+    ):
         driver = Driver(nodes_of(3, 2), settings_of(policy), runs_s=lambda job: runs[job])
         for cores, limit_s, wait_s in jobs:
             (number,) = driver.submit(submission(slots=cores, duration_s=limit_s))

@@ -122,7 +122,7 @@ def test_a_group_within_a_topology_level_waits_when_its_last_node_is_removed() -
 
 def test_a_group_that_is_too_large_to_match_is_unsatisfiable() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
-    members = [member("w", number, cpu=0) for number in range(70_000)]
+    members = [member("w", number, cpu=1) for number in range(70_000)]
     driver.feed(WorkloadSet("w", "huge", len(members)), *members)
     assert "invalid request: " in only_job(driver).unsatisfiable_reason
 

@@ -185,16 +185,14 @@ def test_a_group_that_does_not_assemble_in_time_ends_with_the_reason() -> None:
 def test_an_unsatisfiable_workload_is_checked_again_when_nodes_change() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
-    step = driver.feed(WorkloadSet("w", "huge", 1), member("w", 0, cpu=5000))
+    driver.feed(WorkloadSet("w", "huge", 1), member("w", 0, cpu=5000))
     driver.settle()
     job = only_job(driver)
     assert (job.state, driver.scheduler.wait_reason(job.id, driver.now).cause) == (
         JobState.SCHED,
         WaitCause.UNSATISFIABLE,
     )
-    assert [(update.workload, update.status) for update in step.status_updates] == [
-        ("w", WorkloadStatus.UNSATISFIABLE)
-    ]
+    assert driver.statuses["w"].status is WorkloadStatus.UNSATISFIABLE
     (large,) = uniform_nodes(1, [Capacity("cpu", 8000, divisible=True)])
     driver.backend.nodes["big"] = replace(large, node="big")
     driver.feed(driver.backend.nodes["big"])

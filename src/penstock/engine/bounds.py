@@ -115,8 +115,17 @@ class Bounds:
     def _child(
         self, child: Vertex, demands: tuple[Demand, ...], pristine: bool, excl: bool, sums: _Sums
     ) -> None:
+        matched = next((demand for demand in demands if demand.type == child.type), None)
+        if not child.children and child.type not in CONSTRAINED_TYPES:
+            # Most vertices are leaves: they pass nothing up, and have what is asked for or not.
+            if matched is None:
+                return
+            if not matched.with_:
+                if not self._is_excluded(child, matched, excl or matched.exclusive is True):
+                    sums[child.type] = sums.get(child.type, 0) + free_units(child, self._window)
+                return
         own = self._visit(child, demands, pristine, excl, sums)
-        if own > 0 and any(demand.type == child.type for demand in demands):
+        if own > 0 and matched is not None:
             sums[child.type] = sums.get(child.type, 0) + own
 
     def _slots(self, vertex: Vertex, slot: Demand, sums: _Sums) -> None:

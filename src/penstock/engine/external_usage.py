@@ -73,6 +73,13 @@ class ExternalUsageTable:
     def __contains__(self, name: str) -> bool:
         return name in self._vertices
 
+    def standing_keys(self, node: Vertex) -> frozenset[ExclusionKey]:
+        """The keys that standing usage on a vertex or below it brings, of any level."""
+        if node.state is None:
+            return frozenset()
+        usages = (self._usages[name] for name, share in node.state.external.items() if share.standing)
+        return frozenset(key for usage in usages for key in usage.brings)
+
     def set(
         self,
         name: str,

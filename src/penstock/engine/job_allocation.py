@@ -17,11 +17,12 @@ from penstock.engine.booking import Claims, Span
 from penstock.engine.claim_counts import ClaimCounts
 from penstock.engine.graph import Vertex
 from penstock.engine.request import Placement
+from penstock.errors import BadRequest
 
 if TYPE_CHECKING:
     from _collections_abc import dict_values
 
-__all__ = ["AllocationPart", "JobAllocation"]
+__all__ = ["AllocationPart", "JobAllocation", "domain_of"]
 
 
 class AllocationPart:
@@ -214,3 +215,18 @@ class JobAllocation:
                 counts[slot.node.index] = left
             else:
                 del counts[slot.node.index]
+
+
+def domain_of(claims: Claims, placement: Placement, root: Vertex) -> Vertex:
+    """The vertex of type `placement.within` that contains all claims; the root if any may."""
+    if not placement.within:
+        return root
+    domains: dict[int, Vertex] = {}
+    for claim in claims.values():
+        for vertex in (claim.vertex, *claim.vertex.ancestors()):
+            if claim.booked and vertex.type == placement.within:
+                domains[vertex.index] = vertex
+    if len(domains) != 1:
+        found = ", ".join(vertex.path() for vertex in domains.values()) or "none"
+        raise BadRequest("the set is not inside one domain", found=found, expected=f"one {placement.within}")
+    return next(iter(domains.values()))

@@ -19,6 +19,7 @@ from penstock.instance.cadence import (
     HandleInputs,
     Observation,
     Pause,
+    ProveRequests,
     PruneHistory,
     RunCycle,
     SendHeartbeat,
@@ -84,6 +85,7 @@ class ActionRunner:
             is_dirty=scheduler.is_dirty,
             has_pending=len(scheduler.state.queue) > 0,
             timer_at=None if wake_at is None else self.clock.steady_at(wake_at),
+            has_unproven=scheduler.has_unproven_requests,
         )
         return self.cadence.next_action(seen, self.clock.steady())
 
@@ -94,6 +96,8 @@ class ActionRunner:
                 return await self._handle_inputs()
             case RunCycle():
                 return await self._run_cycle(action)
+            case ProveRequests():
+                return await self._prove_requests()
             case PruneHistory():
                 self.cadence.pruning_begun(self.clock.steady())
                 await self.store.prune(self.steps.epoch, self.clock.now(), self.retention)
@@ -132,8 +136,16 @@ class ActionRunner:
         self.cadence.cycle_done(cycle, began, self.clock.steady(), was_cut=len(self.inbox) > 0)
         return step
 
+    async def _prove_requests(self) -> Step:
+        is_over = self.cadence.proofs_begun(self.clock.steady())
+        return await self.steps.prove(
+            self.clock.now(),
+            lambda: len(self.inbox) > 0 or is_over(self.clock.steady()),
+            advance=self._advance,
+        )
+
     async def _advance(self, cycle: CycleSteps) -> Step | None:
-        """Runs a cycle up to its next match and lets other tasks run now and then."""
+        """Runs a cycle up to its next match or proof and lets other tasks run now and then."""
         began = self.clock.steady()
         if self.cadence.match_in_thread():
             step = await asyncio.to_thread(advance_once, cycle)

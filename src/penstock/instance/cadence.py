@@ -4,6 +4,8 @@ The loop asks `next_action` what to do next, carries it out and reports that it 
 
 - Steps and cycles alternate: inputs that wait are handled after one cycle at the latest, and a cycle that
   could start something runs after one step at the latest.
+- Requests that are not proven are proven before the next cycle, for a slice of time or until an input
+  arrives; the rest follows after the next step.
 - A deep cycle, which also computes forecasts, runs when no input waits. The longer it takes, the later the
   next one: all of them together take a bounded share of the time. Forecasts age, so they are computed again
   after a while even if nothing has changed.
@@ -15,6 +17,7 @@ The clock is one that never jumps, for example a monotonic or a virtual one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +28,7 @@ __all__ = [
     "HandleInputs",
     "Observation",
     "Pause",
+    "ProveRequests",
     "PruneHistory",
     "RunCycle",
     "SendHeartbeat",
@@ -42,6 +46,7 @@ class CadenceSettings:
     heartbeat_every_s: float | None = 2.0
     slow_match_s: float | None = 0.01  # after a match this long, the next one runs in a thread
     yield_every_s: float = 0.02  # a cycle lets other tasks run this often
+    prove_slice_s: float = 0.05  # time for proofs after one step; one proof may take longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class Observation:
     is_dirty: bool  # a cycle could start something
     has_pending: bool  # there are jobs to forecast
     timer_at: float | None = None  # the next timer of the scheduler
+    has_unproven: bool = False  # requests that the nodes may never satisfy have to be proven
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,11 @@ class HandleInputs:
 @dataclass(frozen=True, slots=True)
 class RunCycle:
     deep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProveRequests:
+    """Find requests that the present nodes can never satisfy, for a slice of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,7 @@ class Pause:
     until: float | None
 
 
-Action = HandleInputs | RunCycle | PruneHistory | SendHeartbeat | Pause
+Action = HandleInputs | RunCycle | ProveRequests | PruneHistory | SendHeartbeat | Pause
 
 _LONG_AGO: Final = float("-inf")
 
@@ -92,6 +103,7 @@ class Cadence:
         self._settings = settings
         self._stepped_at: float | None = None
         self._is_cycle_next = False  # a step has been made since the last cycle
+        self._is_proof_next = False  # a step has been made since the last proofs
         self._deep_due = _LONG_AGO
         self._is_deep_wanted = True  # something has changed since the last complete deep cycle
         self._prune_due = _LONG_AGO
@@ -101,6 +113,8 @@ class Cadence:
 
     def next_action(self, seen: Observation, now: float) -> Action:
         """Returns what to do next. Asking changes nothing."""
+        if self._is_proof_next and seen.has_unproven:
+            return ProveRequests()
         if self._is_cycle_next and seen.may_plan:
             if seen.is_dirty:
                 return RunCycle(deep=False)
@@ -121,7 +135,7 @@ class Cadence:
 
     def _wake_at(self, seen: Observation) -> float | None:
         """When the next step must be made even if no input arrives."""
-        if seen.is_dirty and seen.may_plan:
+        if seen.has_unproven or (seen.is_dirty and seen.may_plan):
             return _LONG_AGO
         times = (seen.timer_at, self._deep_at(seen), self._prune_at(), self._heartbeat_at())
         return min((at for at in times if at is not None), default=None)
@@ -144,7 +158,13 @@ class Cadence:
 
     def step_done(self, now: float) -> None:
         self._stepped_at = now
-        self._is_cycle_next = True
+        self._is_cycle_next = self._is_proof_next = True
+
+    def proofs_begun(self, now: float) -> Callable[[float], bool]:
+        """Returns whether proofs have taken long enough at a time."""
+        self._is_proof_next = False
+        self._yielded_at = now
+        return lambda at: at - now >= self._settings.prove_slice_s
 
     def cycle_begun(self, now: float) -> None:
         self._yielded_at = now

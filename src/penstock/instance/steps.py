@@ -36,7 +36,7 @@ _ACT_BEFORE: Final = failpoints.register("instance.act.before", "committed, not 
 _ACT_AFTER: Final = failpoints.register("instance.act.after", "passed to the backend, nothing confirmed")
 
 
-CycleSteps = Generator[None, None, Step]  # yields between matches
+CycleSteps = Generator[None, None, Step]  # yields between matches or proofs
 Advance = Callable[[CycleSteps], Awaitable[Step | None]]
 HandleCall = Callable[[], Step]
 RunHandle = Callable[[HandleCall], Awaitable[Step]]
@@ -90,6 +90,14 @@ class StepRunner:
         """Runs one scheduling cycle; `advance` runs it from one match to the next."""
         cycle = self._active_scheduler().plan(now, deep=deep, hurry=hurry)
         while (step := await advance(cycle)) is None:
+            pass
+        await self._carry_out(step)
+        return step
+
+    async def prove(self, now: float, enough: Callable[[], bool], *, advance: Advance) -> Step:
+        """Proves requests until nothing is left or `enough` says so."""
+        proofs = self._active_scheduler().prove(now, enough)
+        while (step := await advance(proofs)) is None:
             pass
         await self._carry_out(step)
         return step

@@ -2,7 +2,8 @@
 
 Facts change the graph through the engine, each at the cost of its node alone. A node's rank is its
 position in the order of all nodes: assigned once, kept over restarts, never reused. Recorded allocations
-are booked again when their nodes are known.
+are booked again when their nodes are known. What a node offered before a change is kept until
+`take_node_changes`, which returns each changed node once, however often it has changed.
 
 A unit that its node does not report any more is removed; if a job holds it, it is retired: down, so that
 nothing else is placed there, and removed when the job releases it. If it is reported again, it is the same
@@ -29,6 +30,7 @@ from penstock.engine import (
 from penstock.engine.booking import VertexClaim
 from penstock.engine.graph_updates import Removal
 from penstock.engine.job_allocation import AllocationPart, JobAllocation
+from penstock.engine.plain_slots import NodeChange, NodeOffer, offer_of
 from penstock.model.idset import encode_idset
 from penstock.protocol.facts import Capacity, ExternalUsageSet, NodeSet
 from penstock.sched.allocation_records import part_of, placement_of_record
@@ -80,6 +82,7 @@ class Cluster:
         self._external_usage_on: dict[str, dict[str, None]] = {}  # by node
         # nodes whose topology has changed, still at their old position in the graph
         self._to_move: dict[str, None] = {}
+        self._offers_before: dict[str, NodeOffer | None] = {}  # of nodes that have changed
         # By job: units (indexes) that it held when they were retired. They may be back, or gone with a node.
         self._retired: dict[int, dict[int, None]] = {}
         self._recorded: list[RecordedAllocation] = []  # until the first snapshot
@@ -97,6 +100,7 @@ class Cluster:
         other._external_usage_on = {node: dict(keys) for node, keys in self._external_usage_on.items()}
         other._to_move = dict(self._to_move)
         other._retired = {job: dict(units) for job, units in self._retired.items()}
+        other._offers_before = dict(self._offers_before)
         other._recorded = list(self._recorded)
         return other
 
@@ -105,11 +109,12 @@ class Cluster:
     def set_node(self, fact: NodeSet, rank: int, is_drained: bool) -> bool:
         """Adds or updates a node. Returns whether anything has changed."""
         known = self.nodes.get(fact.node)
+        if known is not None and known.fact == fact:
+            return False
+        self._note_change(fact.node)
         if known is None:
             self._add(fact, rank, is_drained)
             return True
-        if known.fact == fact:
-            return False
         before, known.fact = known.fact, fact
         if before.topology_levels != fact.topology_levels:
             self._to_move[fact.node] = None
@@ -134,6 +139,7 @@ class Cluster:
 
     def remove_node(self, node: str) -> Removal:
         """Removes a known node. Returns the jobs that had something on it."""
+        self._note_change(node)
         return self._remove_vertices(self.nodes.pop(node))
 
     def drain(self, node: str, is_drained: bool) -> None:
@@ -152,6 +158,9 @@ class Cluster:
                 continue
             del self._retired[job][index]
             if unit is not None and is_retired and not _holders(unit):
+                node = unit.parent()
+                if node is not None:
+                    self._note_change(node.name)
                 self.engine.remove(unit)
         if not self._retired.get(job, True):
             del self._retired[job]
@@ -164,8 +173,30 @@ class Cluster:
                 continue  # It moves when its jobs have ended.
             del self._to_move[name]
             if known is not None:
+                self._note_change(name)
                 self._remove_vertices(known)
                 self._add(known.fact, known.rank, known.is_drained)
+
+    # Changes of nodes
+
+    def _note_change(self, node: str) -> None:
+        """Must be called before a change of what a node offers: of its fact, place or standing usage."""
+        if node not in self._offers_before:
+            self._offers_before[node] = self._offer(node)
+
+    def _offer(self, node: str) -> NodeOffer | None:
+        known = self.nodes.get(node)
+        return offer_of(known.vertex, self.engine.external_usage) if known is not None else None
+
+    @property
+    def has_node_changes(self) -> bool:
+        return bool(self._offers_before)
+
+    def take_node_changes(self) -> list[NodeChange]:
+        """The nodes that offer something else than at the last call, in the order of their first change."""
+        taken, self._offers_before = self._offers_before, {}
+        changes = (NodeChange(before, self._offer(node)) for node, before in taken.items())
+        return [change for change in changes if change.before != change.after]
 
     # External usage
 
@@ -175,6 +206,8 @@ class Cluster:
             return
         if before is not None:
             self.remove_external_usage(fact.key)
+        if fact.standing:
+            self._note_change(fact.node)
         self._external_usage[fact.key] = fact
         self._external_usage_on.setdefault(fact.node, {})[fact.key] = None
         self._book_external_usage(fact)
@@ -190,6 +223,8 @@ class Cluster:
     def remove_external_usage(self, key: str) -> None:
         fact = self._external_usage.pop(key, None)
         if fact is not None:
+            if fact.standing:
+                self._note_change(fact.node)
             del self._external_usage_on[fact.node][key]
             if not self._external_usage_on[fact.node]:
                 del self._external_usage_on[fact.node]

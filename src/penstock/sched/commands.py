@@ -10,8 +10,6 @@ import signal
 from dataclasses import replace
 from typing import Final
 
-from penstock.engine import Never
-from penstock.engine.engine import MatchOp
 from penstock.engine.request import Request
 from penstock.errors import BadRequest, Conflict, PenstockError
 from penstock.model.job import URGENCY_EXPEDITE, ExceptionType, JobState
@@ -174,10 +172,10 @@ def check_satisfiable(state: SchedulerState, request: Request) -> None:
     """Refuses a request that can never run. Before the first snapshot nothing is refused."""
     if not state.cluster.is_synced:
         return
-    answer = state.cluster.engine.match(0, request, 0, MatchOp.SATISFIABILITY)
-    if isinstance(answer, Never):
+    reason = state.satisfiability.reason_of(request)
+    if reason:
         nearest = nearest_fit(state.cluster.engine, request)
-        summary = f"unsatisfiable request: {answer.reason.clause}"
+        summary = f"unsatisfiable request: {reason}"
         raise CanNeverRun(f"{summary}; {nearest}" if nearest else summary, where="resources")
 
 

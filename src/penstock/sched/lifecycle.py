@@ -30,6 +30,7 @@ __all__ = [
     "EXCESS_KEY",
     "advance_jobs",
     "end_members",
+    "enqueue",
     "evict_group",
     "forget_job",
     "leave_depend",
@@ -39,6 +40,7 @@ __all__ = [
     "raise_exception",
     "release_singleton",
     "return_to_queue",
+    "set_unsatisfiable",
     "update_dependents",
 ]
 
@@ -70,7 +72,30 @@ def leave_depend(state: SchedulerState, job: Job, now: float) -> None:
 def prioritise(state: SchedulerState, job: Job, now: float) -> None:
     job.priority = priority_of(job.urgency, job.class_value)
     state.journal.log(job, "priority", now, priority=job.priority)
+    enqueue(state, job, now)
+
+
+def enqueue(state: SchedulerState, job: Job, since: float) -> None:
+    """Adds a job to the queue if it is eligible to start, and keeps the verdict on its request up to date.
+
+    A job that is added is eligible since `since`.
+    """
+    if job.state.is_pending and job.spec.request.groups:
+        reason = state.satisfiability.track(job.id, job.spec.request)
+        if reason is not None:
+            set_unsatisfiable(state, job, reason, since)
     state.queue.enqueue(job)
+
+
+def set_unsatisfiable(state: SchedulerState, job: Job, reason: str, now: float) -> None:
+    """Sets why the present nodes can never satisfy a pending job; "": they can."""
+    del now
+    if reason != job.unsatisfiable_reason:
+        job.unsatisfiable_reason = reason
+        state.journal.touch(job)
+        state.queue.enqueue(job)
+        status = WorkloadStatus.UNSATISFIABLE if reason else WorkloadStatus.WAITING
+        state.publish_status(job, status, reason)
 
 
 def update_dependents(state: SchedulerState, job: Job, now: float) -> None:
@@ -333,7 +358,7 @@ def forget_job(state: SchedulerState, job: Job, now: float) -> None:
     """Removes an inactive job from the state; the store keeps it."""
     state.jobs.pop(job.id, None)
     state.plans.forget(job.id)
-    state.satisfiability.mark(job.id, False)
+    state.satisfiability.forget(job.id)
     for member in job.members:
         state.queue.dequeue(job.id, member)
         state.members.remove(member)

@@ -38,7 +38,6 @@ def node_set(state: SchedulerState, fact: NodeSet) -> None:
         state.plans.slip_cause = f"{fact.node} went down"
     before = known.fact if known is not None else None
     state.cluster.set_node(fact, rank, fact.node in state.nodes.drains)
-    state.satisfiability.nodes_changed()
     _changed(state, fact.node, can_start_more=_offers_more(before, fact))
 
 
@@ -76,7 +75,6 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
             _record_lost_slots(state, state.jobs[number], node, removal.shortened.get(number, ()), now)
     state.nodes.forget(node)
     state.plans.slip_cause = f"{node} was removed"
-    state.satisfiability.nodes_changed()
     _changed(state, node, can_start_more=True)  # Keys that it had in use at a level above it are free.
 
 
@@ -118,8 +116,6 @@ def external_usage_set(state: SchedulerState, fact: ExternalUsageSet) -> None:
     state.cluster.set_external_usage(fact)
     if before is None or _exceeds(fact, before):
         state.plans.slip_cause = f"external usage of {fact.node} has changed"
-    if fact.standing or (before is not None and before.standing):
-        state.satisfiability.nodes_changed()
     if before is not None and before.node != fact.node:
         _changed(state, before.node, can_start_more=True)
     _changed(state, fact.node, can_start_more=before is not None and _exceeds(before, fact))
@@ -137,8 +133,6 @@ def external_usage_gone(state: SchedulerState, key: str) -> None:
     known = state.cluster.external_usage(key)
     if known is not None:
         state.cluster.remove_external_usage(key)
-        if known.standing:
-            state.satisfiability.nodes_changed()
         _changed(state, known.node, can_start_more=True)
 
 

@@ -28,6 +28,7 @@ from penstock.sched.controlled_jobs import CONTROLLED
 from penstock.sched.dependencies import DependencyState, Scheme, dependency_state
 from penstock.sched.job import Job, job_from
 from penstock.sched.jobspec import SchedulingSpec, spec_of_submission, spec_of_workload
+from penstock.sched.lifecycle import enqueue
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.records import AllocationNew, IntentDone, IntentNew, JobRow, Recorded
 from penstock.sched.scheduler import Scheduler
@@ -92,7 +93,6 @@ def _spec(state: SchedulerState, row: JobRow) -> SchedulingSpec:
 def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
     """Adds an active job to all indexes."""
     state.dependencies.add_name(job)
-    state.satisfiability.mark(job.id, bool(job.unsatisfiable_reason))
     if job.workload:
         state.workloads.set_job(job.workload, job.id)
     for member in job.members.values():
@@ -110,7 +110,7 @@ def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
         if at is not None:
             state.wake(at, job.id)
     state.worklist.advance(job.id)
-    state.queue.enqueue(job)
+    enqueue(state, job, job.times.get(JobState.SCHED.value, now))
     if job.state is JobState.RUN and not job.ownership.is_controlled:
         for member in job.members.values():
             if member.phase is MemberPhase.WAITING:

@@ -2,10 +2,11 @@
 
     handle(inputs, now) -> Step           quick; updates the state, replies to commands
     plan(now) -> generator -> Step        yields between matches; starts, reservations, forecasts
+    prove(now) -> generator -> Step       yields between proofs; finds requests that can never be satisfied
 
 No I/O, no clock, no randomness: the same calls return the same steps. The caller must commit the changes of a
 step before it acts on the step. If the commit fails, it drops this object and restores another one from the
-store (`recovery`). Between the yields of `plan` no other method may be called.
+store (`recovery`). Between the yields of `plan` and `prove` no other method may be called.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ from penstock.sched.job import Job
 from penstock.sched.lifecycle import (
     advance_jobs,
     end_members,
+    enqueue,
     leave_depend,
     node_failed,
     raise_exception,
+    set_unsatisfiable,
 )
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.promises import update_forecasts
@@ -207,15 +210,12 @@ class Scheduler:
         for number in state.worklist.take_assembled_jobs():
             assembled = state.jobs.get(number)
             if assembled is not None:
-                self._check_satisfiable(assembled)
                 leave_depend(state, assembled, now)
-                state.queue.enqueue(assembled)  # Its request may have changed.
+                enqueue(state, assembled, now)  # Its request may have changed.
 
     def _settle(self, now: float) -> None:
         state = self.state
         state.cluster.apply_updates()
-        for number in state.satisfiability.take_jobs_to_recheck():
-            self._check_satisfiable(state.jobs[number])
         for _ in range(_SETTLE_ROUNDS_MAX):  # A job that ends may leave members for another job.
             self._settle_once(now)
             if state.worklist.is_empty():
@@ -242,20 +242,6 @@ class Scheduler:
                 gangs.enqueue_late(state, begun, member)
         advance_jobs(state, now)
 
-    def _check_satisfiable(self, job: Job) -> None:
-        """Marks an assembled job as unsatisfiable, or as satisfiable again. A workload cannot be refused."""
-        state = self.state
-        if not state.cluster.is_synced or not job.spec.request.groups:
-            return
-        reason = state.satisfiability.reason_of(job.spec.request)
-        if reason != job.unsatisfiable_reason:
-            job.unsatisfiable_reason = reason
-            state.satisfiability.mark(job.id, bool(reason))
-            state.journal.touch(job)
-            state.queue.enqueue(job)
-            status = WorkloadStatus.UNSATISFIABLE if reason else WorkloadStatus.WAITING
-            state.publish_status(job, status, reason)
-
     def _step(self, replies: Sequence[Reply] = ()) -> Step:
         journal = self.state.journal
         changes = self.state.take_changes()
@@ -270,6 +256,29 @@ class Scheduler:
         journal.intents, journal.probes, journal.forgotten = [], [], []
         journal.status_updates = {}
         return step
+
+    # Requests that can never run
+
+    @property
+    def has_unproven_requests(self) -> bool:
+        """Whether `prove` has something to do."""
+        return self.state.satisfiability.is_pending
+
+    def prove(self, now: float, enough: Callable[[], bool] = lambda: False) -> Generator[None, None, Step]:
+        """Finds pending jobs that the present nodes can never satisfy, or can satisfy again.
+
+        Yields between two proofs. It ends when everything is proven, or after the first part at which
+        `enough` is true; the next call continues, whatever was handled meanwhile.
+        """
+        state = self.state
+        state.cluster.apply_updates()
+        while state.satisfiability.is_pending:
+            for verdict in state.satisfiability.advance():
+                set_unsatisfiable(state, state.jobs[verdict.job], verdict.reason, now)
+            if enough():
+                break
+            yield
+        return self._step()
 
     # Scheduling
 

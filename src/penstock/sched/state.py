@@ -70,7 +70,7 @@ class SchedulerState:
         self.intents = OpenIntents(self.journal, highest.intent)
         self.timers = Timers()
         self.plans = Plans()
-        self.satisfiability = Satisfiability(cluster.engine)
+        self.satisfiability = Satisfiability(cluster)
         self.worklist = StepWork()
         self._recorded_highest = highest
 
@@ -87,7 +87,7 @@ class SchedulerState:
         made.intents = self.intents.copy(made.journal)
         made.timers = self.timers.copy()
         made.plans = self.plans.copy()
-        made.satisfiability = self.satisfiability.copy(made.cluster.engine)
+        made.satisfiability = self.satisfiability.copy(made.cluster)
         made.worklist = self.worklist.copy()
         return made
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.engine import Engine, Satisfiable
-from penstock.engine.engine import MatchOp
+from penstock.engine import Engine
 from penstock.engine.request import Request
 from penstock.model.jobspec import Count, Resource
 
@@ -75,4 +74,4 @@ def _largest(engine: Engine, request: Request, path: Path, requested: int) -> in
 
 
 def _fits(engine: Engine, request: Request) -> bool:
-    return isinstance(engine.match(0, request, 0, MatchOp.SATISFIABILITY, explain=False), Satisfiable)
+    return not engine.never(request) and engine.could_ever(request)

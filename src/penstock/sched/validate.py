@@ -23,6 +23,7 @@ def violations(state: SchedulerState) -> list[str]:
     """Every invariant that the state violates, in words; empty if it is consistent."""
     return [
         *_jobs(state),
+        *_verdicts(state),
         *_members(state),
         *_workloads(state),
         *_queue(state),
@@ -46,9 +47,20 @@ def _jobs(state: SchedulerState) -> Iterator[str]:
             yield f"job {number} is in {job.state.value}, its log leads to {state_after(job.log).value}"
         if bool(job.workload) is not job.ownership.is_controlled:
             yield f"job {number} has the wrong ownership"
-        is_unsatisfiable = state.satisfiability.is_marked(number)
-        if bool(job.unsatisfiable_reason) is not is_unsatisfiable:
-            yield f"job {number} is {'' if is_unsatisfiable else 'not '}marked as unsatisfiable"
+
+
+def _verdicts(state: SchedulerState) -> Iterator[str]:
+    tracked = state.satisfiability.tracked()
+    for number, verdict in tracked.items():
+        job = state.jobs.get(number)
+        if job is None or not job.state.is_pending:
+            yield f"the request of job {number} is kept proven, but the job does not wait"
+        elif verdict not in (None, job.unsatisfiable_reason) and not state.satisfiability.is_pending:
+            yield f"job {number} has the verdict {job.unsatisfiable_reason!r}, proven is {verdict!r}"
+    for job in state.jobs.values():
+        is_queued = job.state is JobState.SCHED
+        if is_queued and job.spec.request.groups and job.id not in tracked:
+            yield f"job {job.id} waits, and its request is not kept proven"
 
 
 def _members(state: SchedulerState) -> Iterator[str]:
