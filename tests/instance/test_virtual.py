@@ -12,11 +12,15 @@ from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_node
 from penstock.instance.cadence import CadenceSettings
 from penstock.instance.virtual import VIRTUAL_CADENCE, VirtualInstance, run_without_loop
 from penstock.protocol.commands import Submit
-from penstock.protocol.facts import Capacity
+from penstock.protocol.facts import Capacity, MemberStatus, Phase
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.records import Change
 from penstock.sched.scheduler import Scheduler, Step
+from penstock.sched.settings import Settings
 from penstock.store.memory import MemoryStore
+from penstock.store.memory_tables import MemoryTables
 from penstock.store.port import Retention
+from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import settings_of, submission
 
 
@@ -157,3 +161,21 @@ def test_a_coroutine_that_waits_cannot_run_without_an_event_loop() -> None:
     assert run_without_loop(coroutine) == 7
     with pytest.raises(AssertionError, match="waits for something"):
         run_without_loop(wait())
+
+
+def test_a_lost_member_that_runs_again_when_its_instance_restarts_runs_on() -> None:
+    """Its timeout has passed while nobody looked. The report counts, not the age of the record."""
+    backend = SimBackend({node.node: node for node in uniform_nodes(1, (Capacity("core", 1),))})
+    backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
+    tables = MemoryTables()
+    instance = RestartingInstance(backend, Settings(), lambda: MemoryStore(tables))
+    (number,) = instance.submit(submission(duration_s=1e6), key="k")
+    instance.settle()
+    (member,) = instance.scheduler.jobs[number].members.values()
+    instance.feed(MemberStatus(member.key, Phase.LOST, backend.now, member.node))
+    backend.advance(backend.now + 10 * Settings().lost_timeout_s)
+    instance.restart()
+    instance.run_until(backend.now + 10 * Settings().lost_timeout_s)
+    job = instance.scheduler.jobs[number]
+    assert [one.phase for one in job.members.values()] == [MemberPhase.RUNNING]
+    assert not instance.scheduler.external_usage()

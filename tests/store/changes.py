@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.model.job import JobEvent, JobState
+from penstock.protocol.facts import Requeue, WorkloadSet
 from penstock.protocol.intents import IntentKind
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.records import (
@@ -82,6 +83,7 @@ EVERYTHING: tuple[Change, ...] = (
         is_assembled=False,
         promise=Promise(1.0, 2.5, 3.0, True),
         slots_made=7,
+        workload=WorkloadSet("ns/job/a\\b", "n\tame", 2, 60.0, 10.5, requeue=Requeue.ALWAYS),
     ),
     ended(3),
     AllocationNew(1, 0, 100, 200, {"R": [1, 2]}, slots(0, 2)),

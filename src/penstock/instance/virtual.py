@@ -116,6 +116,7 @@ class VirtualInstance:
     def begin(self) -> Step:
         """Takes over, and handles the snapshot of the backend."""
         self._run(self._steps.begin(self.now))
+        self.feed()  # On a real clock, too, the first step precedes the snapshot.
         return self.feed(self._backend.snapshot())
 
     def feed(self, *inputs: Fact | Command) -> Step:

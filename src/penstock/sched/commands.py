@@ -30,6 +30,7 @@ from penstock.sched.dependencies import (
     DependencyState,
     JobProgress,
     Scheme,
+    begin_time_text,
     dependency_error,
     dependency_state,
 )
@@ -241,7 +242,7 @@ def add_job(state: SchedulerState, job: Job, now: float) -> None:
     if begin_at is not None and begin_at > now:
         job.waits_for_begin_time = True
         state.wake(begin_at, job.id)
-        state.journal.log(job, "dependency-add", now, description=f"begin-time={begin_at:.3f}")
+        state.journal.log(job, "dependency-add", now, description=begin_time_text(begin_at))
     if "singleton" in job.open_dependencies:
         release_singleton(state, job.owner, job.spec.name, now)
     leave_depend(state, job, now)

@@ -7,10 +7,12 @@ that job (`JobProgress`).
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import BadRequest, Conflict
+from penstock.model.job import JobEvent
 from penstock.model.jobid import encode_jobid, parse_jobid
 
 __all__ = [
@@ -19,12 +21,15 @@ __all__ = [
     "DependencyState",
     "JobProgress",
     "Scheme",
+    "begin_time_of",
+    "begin_time_text",
     "dependency_error",
     "dependency_state",
     "parse_dependencies",
 ]
 
 _DEPENDENCIES_MAX: Final = 1000
+_BEGIN_TIME: Final = "begin-time"
 
 
 class Scheme(enum.Enum):
@@ -113,7 +118,7 @@ def parse_dependencies(found: object) -> tuple[tuple[Dependency, ...], float | N
                 found=repr(one)[:80],
                 expected="scheme and value, both texts",
             )
-        if scheme == "begin-time":
+        if scheme == _BEGIN_TIME:
             at = _begin_time(value, here)
             begin_at = at if begin_at is None else max(begin_at, at)
             continue
@@ -145,6 +150,21 @@ def _begin_time(value: str, where: str) -> float:
     if not 0 <= at < 1e11:
         raise BadRequest("invalid begin-time", where=where, found=repr(value), expected="seconds since 1970")
     return at
+
+
+def begin_time_text(at: float) -> str:
+    """A begin time as eventlogs describe it."""
+    return f"{_BEGIN_TIME}={at:.3f}"
+
+
+def begin_time_of(log: Iterable[JobEvent]) -> float | None:
+    """The begin time that an eventlog says the job waits for; None: it waits for none."""
+    open_text = ""
+    for event in log:
+        text = str(event.context.get("description", ""))
+        if text.startswith(f"{_BEGIN_TIME}="):
+            open_text = text if event.name == "dependency-add" else ""
+    return float(open_text.partition("=")[2]) if open_text else None
 
 
 class DependencyRefused(Conflict):

@@ -7,6 +7,8 @@ on its own and extends the allocation. `members` handles what happens to members
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.engine.request import Request
 from penstock.model.constraint import HostIn, Not
 from penstock.model.job import URGENCY_HOLD, ExceptionType, JobState
@@ -18,6 +20,7 @@ from penstock.protocol.facts import (
 from penstock.protocol.intents import WorkloadStatus
 from penstock.sched.commands import add_job
 from penstock.sched.controlled_jobs import CONTROLLED
+from penstock.sched.dependencies import begin_time_text
 from penstock.sched.job import Job, Member
 from penstock.sched.jobspec import (
     MemberRequest,
@@ -41,6 +44,7 @@ __all__ = [
     "assemble",
     "assembly_deadline",
     "enqueue_late",
+    "limit_at",
     "member_gone",
     "member_set",
     "workload_gone",
@@ -54,7 +58,12 @@ __all__ = [
 def workload_set(state: SchedulerState, fact: WorkloadSet) -> None:
     has_changed = state.workloads.set(fact)
     job = state.job_of_workload(fact.workload)
-    if job is not None and has_changed:
+    if job is None:
+        return
+    if job.reported_workload != fact:
+        job.reported_workload = fact
+        state.journal.touch(job)
+    if has_changed:
         state.worklist.assemble(job.id)
 
 
@@ -138,6 +147,7 @@ def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
         queue=spec.queue,
         urgency=workload.urgency,
     )
+    job.reported_workload = workload
     job.class_value = workload.class_value
     job.is_assembled = False
     state.journal.add(JobNew(number, workload.owner, workload.name, now, document, workload.workload))
@@ -163,6 +173,7 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
     workload = state.workloads.get(job.workload)
     if workload is None or not job.state.is_pending:
         return
+    _update_begin_time(state, job, workload.begin_at, now)
     ready = [member for member in job.members.values() if member.is_ready and member.request is not None]
     if len(ready) < max(workload.size, 1):
         if job.is_assembled:  # A member was removed: the group assembles again.
@@ -176,7 +187,11 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
             state.wake(until, job.id)
         return
     requests = [member.request for member in ready if member.request is not None]
-    job.spec, groups = spec_of_workload(workload, requests, state.settings, _limit(workload, now))
+    spec, groups = spec_of_workload(workload, requests, state.settings, limit_at(workload, now))
+    job.spec = replace(spec, name=job.spec.name)  # A job keeps the name that it was created with.
+    if job.queue != job.spec.queue:  # Its limit is that of the queue which its oldest member names by now.
+        job.queue = job.spec.queue
+        state.journal.touch(job)
     for member, group in zip(ready, groups, strict=True):
         if member.group != group:
             member.group = group
@@ -189,7 +204,22 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
     state.worklist.enqueue_assembled(job.id)
 
 
-def _limit(workload: WorkloadSet, now: float) -> int | None:
+def _update_begin_time(state: SchedulerState, job: Job, begin_at: float | None, now: float) -> None:
+    """Follows a workload whose begin time has changed: every further member can have a later one."""
+    before = job.spec.begin_at
+    if job.state is not JobState.DEPEND or begin_at == before:
+        return
+    job.spec = replace(job.spec, begin_at=begin_at)
+    if job.waits_for_begin_time and before is not None:
+        job.waits_for_begin_time = False
+        state.journal.log(job, "dependency-remove", now, description=begin_time_text(before))
+    if begin_at is not None and begin_at > now:
+        job.waits_for_begin_time = True
+        state.wake(begin_at, job.id)
+        state.journal.log(job, "dependency-add", now, description=begin_time_text(begin_at))
+
+
+def limit_at(workload: WorkloadSet, now: float) -> int | None:
     """The time limit: its own, or the time left until the deadline of the workload."""
     if workload.deadline_at is None:
         return workload.limit_s
@@ -201,6 +231,8 @@ def enqueue_late(state: SchedulerState, job: Job, member: Member) -> None:
     """Enqueues a waiting member of a started job on its own."""
     if not member.is_ready or job.urgency == URGENCY_HOLD:
         return
+    if member.request is None and job.ownership.is_controlled:
+        return  # It was placed before a restart, and its request is not reported yet.
     key = order_key(job.urgency, job.class_value, member.seen_at or job.seen_at, job.id, 1)
     state.queue.enqueue_member(job, member.key, key, _late_request(state, job, member))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.job import ExceptionType, JobEvent, JobState
-from penstock.protocol.facts import EndCause, end_cause_of
+from penstock.protocol.facts import EndCause, WorkloadSet, end_cause_of
 from penstock.sched.dependencies import JobProgress
 from penstock.sched.former_pools import keys_of_pool
 from penstock.sched.jobspec import MemberRequest, SchedulingSpec
@@ -133,6 +133,7 @@ class Job:
     seen_at: float
     ownership: Ownership
     workload: str = ""  # its key; "" for a submitted job
+    reported_workload: WorkloadSet | None = None  # as last reported; None for a submitted job
     state: JobState = JobState.NEW
     queue: str = ""
     urgency: int = 16
@@ -290,6 +291,7 @@ def live_of(job: Job) -> JobLive:
             promise=job.promise,
             parts_made=job.parts_made,
             slots_made=job.slots_made,
+            workload=job.reported_workload,
         ),
     )
 
@@ -336,6 +338,7 @@ def job_from(row: JobRow, spec: SchedulingSpec, ownership: Ownership) -> Job:
     job.is_infrastructure_failure = record.is_infrastructure_failure
     job.class_value, job.promise = record.class_value, record.promise
     job.parts_made, job.slots_made = record.parts_made, record.slots_made
+    job.reported_workload = record.workload
     job.resources_by_node = dict(row.resources_by_node)
     for member in row.members:
         job.add_member(_member_from(member))

@@ -68,8 +68,14 @@ class SchedulingSpec:
     payload: Mapping[str, object] = field(default_factory=dict)
 
 
-def spec_of_submission(submission: Submission, settings: Settings) -> SchedulingSpec:
-    """Reads a submission. An invalid one raises `BadRequest` with the location."""
+def spec_of_submission(
+    submission: Submission, settings: Settings, *, is_recorded: bool = False
+) -> SchedulingSpec:
+    """Reads a submission. An invalid one raises `BadRequest` with the location.
+
+    One that was accepted before (`is_recorded`) stays valid if the queue has a shorter limit by now; if the
+    queue is gone, it is in the default one.
+    """
     jobspec = parse_jobspec(submission.jobspec)
     if len(jobspec.tasks) != 1:
         raise BadRequest(
@@ -93,7 +99,10 @@ def spec_of_submission(submission: Submission, settings: Settings) -> Scheduling
             "job command and arguments are missing", where="tasks[0].command", expected="a command"
         )
     system = _system_of(submission.jobspec)
-    queue = settings.queue(jobspec.queue)
+    is_gone = is_recorded and jobspec.queue not in [one.name for one in settings.queues]
+    queue = settings.queue("" if is_gone else jobspec.queue)
+    if is_recorded:
+        queue = replace(queue, duration_max_s=None)
     limit_s = _limit(jobspec.duration_s, queue)
     name = _text(_under(system, "job"), "name", "attributes.system.job") or task.command[0].rpartition("/")[2]
     if len(name) > _NAME_MAX:

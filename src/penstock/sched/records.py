@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.job import JobEvent, JobState
+from penstock.protocol.facts import WorkloadSet
 from penstock.protocol.intents import IntentKind
 from penstock.sched.member_states import MemberPhase
 
@@ -120,6 +121,7 @@ class JobRecord:
     promise: Promise | None = None
     parts_made: int = 0  # parts and slots of its allocation so far: their numbers are not reused
     slots_made: int = 0
+    workload: WorkloadSet | None = None  # as last reported; None for a submitted job
 
 
 @dataclass(frozen=True, slots=True)

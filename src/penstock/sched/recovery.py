@@ -1,12 +1,13 @@
 """Restores a scheduler from what a store has recorded.
 
-Jobs, queues, drains, open intents and ids are restored at once. Allocations are booked with the first
-snapshot, when the nodes are known. `snapshots` repairs the differences between record and snapshot; an
-interrupted watch and a restarted scheduler are the same case.
+Jobs with all that they and their workloads specify, queues, drains, open intents and ids are restored at
+once. Allocations are booked with the first snapshot, when the nodes are known. `snapshots` repairs the
+differences between record and snapshot; an interrupted watch and a restarted scheduler are the same case.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from penstock.errors import Corrupt
@@ -25,7 +26,14 @@ from penstock.protocol.intents import (
 )
 from penstock.sched.cluster import Cluster
 from penstock.sched.controlled_jobs import CONTROLLED
-from penstock.sched.dependencies import DependencyState, Scheme, dependency_state
+from penstock.sched.dependencies import (
+    DependencyState,
+    Scheme,
+    begin_time_of,
+    begin_time_text,
+    dependency_state,
+)
+from penstock.sched.gangs import limit_at
 from penstock.sched.job import Job, job_from
 from penstock.sched.jobspec import SchedulingSpec, spec_of_submission, spec_of_workload
 from penstock.sched.lifecycle import enqueue
@@ -48,7 +56,7 @@ def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Schedu
     for record in recorded.inadmissible:
         state.workloads.restore_inadmissible(record)
     for row in recorded.jobs:
-        job = _job(state, row)
+        job = _job(state, row, now)
         if job.state is JobState.INACTIVE:
             state.dependencies.add_finished(job.id, job.progress())
         else:
@@ -67,9 +75,11 @@ def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Schedu
     return Scheduler(state)
 
 
-def _job(state: SchedulerState, row: JobRow) -> Job:
+def _job(state: SchedulerState, row: JobRow, now: float) -> Job:
     ownership = CONTROLLED if row.new.workload else SUBMITTED
-    job = job_from(row, _spec(state, row), ownership)
+    job = job_from(row, _spec(state, row, now), ownership)
+    if job.queue not in [queue.name for queue in state.settings.queues]:
+        job.queue = job.spec.queue  # The queue is missing in the present settings.
     if row.log and state_after(row.log) is not job.state:
         raise Corrupt(
             f"job {job.id} is in {job.state.value}, but its log leads to {state_after(row.log).value}"
@@ -77,17 +87,32 @@ def _job(state: SchedulerState, row: JobRow) -> Job:
     return job
 
 
-def _spec(state: SchedulerState, row: JobRow) -> SchedulingSpec:
+def _spec_of_workload(state: SchedulerState, row: JobRow, now: float) -> SchedulingSpec:
+    """What a workload specifies. The requests of its members are reported with the first snapshot.
+
+    The record of an earlier version has no workload, and a queue may be missing in the present settings.
+    """
+    record = row.live.record
+    workload = record.workload or WorkloadSet(row.new.workload, row.new.name, 1)
+    if workload.queue not in ("", *(queue.name for queue in state.settings.queues)):
+        workload = replace(workload, queue="")
+    limit_s = limit_at(workload, now)
+    if record.placed_at is not None:
+        limit_s = None if record.end_at is None else round(record.end_at - record.placed_at)
+    return spec_of_workload(workload, [], state.settings, limit_s)[0]
+
+
+def _spec(state: SchedulerState, row: JobRow, now: float) -> SchedulingSpec:
     document = row.new.spec
     if row.new.workload:
-        return spec_of_workload(WorkloadSet(row.new.workload, row.new.name, 1), [], state.settings, None)[0]
+        return _spec_of_workload(state, row, now)
     submission = Submission(
         cast(str, document["jobspec"]),
         row.new.owner,
         cast(int, document.get("urgency", 16)),
         Requeue(document.get("requeue", "never")),
     )
-    return spec_of_submission(submission, state.settings)
+    return spec_of_submission(submission, state.settings, is_recorded=True)
 
 
 def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
@@ -95,6 +120,8 @@ def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
     state.dependencies.add_name(job)
     if job.workload:
         state.workloads.set_job(job.workload, job.id)
+    if job.reported_workload is not None and not job.is_workload_gone:
+        state.workloads.set(job.reported_workload)
     for member in job.members.values():
         state.members.add(member.key, job.id)
         if member.phase.is_live:
@@ -137,8 +164,12 @@ def _restore_dependencies(state: SchedulerState, job: Job) -> None:
         if progress is None or dependency_state(dependency.scheme, progress) is DependencyState.PENDING:
             job.open_dependencies.add(dependency.description)
             state.dependencies.add(job.id, dependency.job)
-    begin_at = job.spec.begin_at
-    if begin_at is not None and f"begin-time={begin_at:.3f}" not in removed:
+    logged_at = begin_time_of(job.log)
+    if logged_at is not None:
+        begin_at = job.spec.begin_at
+        if begin_at is None or begin_time_text(begin_at) != begin_time_text(logged_at):
+            begin_at = logged_at  # An earlier version did not record it elsewhere.
+            job.spec = replace(job.spec, begin_at=begin_at)
         job.waits_for_begin_time = True
         state.wake(begin_at, job.id)
 

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from penstock.errors import Corrupt
+from penstock.protocol.facts import WorkloadSet
 from penstock.sched.records import JobRecord, MemberRecord
 
 __all__ = ["decode_member", "decode_record", "encode_member", "encode_record"]
@@ -33,10 +34,14 @@ def _defaults(record: type) -> dict[str, object]:
 
 _JOB_DEFAULTS: Final = _defaults(JobRecord)
 _MEMBER_DEFAULTS: Final = _defaults(MemberRecord)
+_WORKLOAD_DEFAULTS: Final = _defaults(WorkloadSet)
 
 
 def encode_record(record: JobRecord) -> dict[str, object]:
-    return _changed(record, _JOB_DEFAULTS)
+    document = _changed(record, _JOB_DEFAULTS)
+    if record.workload is not None:
+        document["workload"] = _changed(record.workload, _WORKLOAD_DEFAULTS)
+    return document
 
 
 def decode_record(document: object) -> JobRecord:
