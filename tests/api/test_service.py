@@ -78,3 +78,15 @@ def test_a_dependency_on_an_unknown_job_is_refused_at_once() -> None:
     with pytest.raises(DependencyRefused):
         submit(instance)
     assert len(instance.commands) == 1
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    ['"dependencies"', '{"system": ["dependencies"]}', '{"system": {"dependencies": "\\ud800"}}'],
+)
+def test_dependencies_that_cannot_be_read_are_left_to_the_scheduler(attributes: str) -> None:
+    instance = Ending(is_recorded=True)
+    service = InstanceService(cast(Instance, instance), context())
+    jobspec = msgspec.Raw(f'{{"version": 1, "attributes": {attributes}}}'.encode())
+    with pytest.raises(DependencyRefused):
+        asyncio.run(service.submit_jobs(CALLER, SubmitRequest([JobSubmission(jobspec)])))

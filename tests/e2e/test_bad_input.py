@@ -17,6 +17,7 @@ from pathlib import Path
 import psycopg.conninfo
 import pytest
 
+from penstock.cli.client import RequestRefused
 from tests.e2e.instances import NODE_OPTIONS, Running, Sandbox, left_behind, temporary_sandbox, wait_until
 from tests.store.servers import started_server
 
@@ -102,6 +103,8 @@ JOBSPECS = [
     (json.dumps({**GOOD, "attributes": {"system": {"duration": "long"}}}), "duration"),
     (json.dumps({**GOOD, "attributes": {"system": {"dependencies": "afterok:f1"}}}), "dependencies"),
     (json.dumps({**GOOD, "attributes": {"system": {"queue": "nope"}}}), "queue"),
+    (json.dumps({**GOOD, "attributes": {"system": {"job": {"name": "a\0b"}}}}), "attributes.system.job.name"),
+    (json.dumps({**GOOD, "attributes": {"system": {"environment": {"A": "\0"}}}}), "environment.A"),
     (json.dumps({**GOOD, "attributes": {"system": PER_CORE}}), "per-resource"),
 ]  # fmt: skip
 
@@ -115,6 +118,28 @@ def test_an_invalid_jobspec_is_refused_with_the_path_of_the_error(
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
     assert words in done.stderr
     assert instance.client.get("/v1/jobs", states="active")["jobs"] == []
+
+
+# Control characters
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        ("/v1/jobs", {"jobs": [{"jobspec": GOOD}], "key": "a\0b"}, "key"),
+        ("/v1/jobs/cancel", {"all": True, "note": "a\0b"}, "note"),
+        ("/v1/resources/drain", {"targets": "0", "reason": "a\nb"}, "reason"),
+        ("/v1/queues/-/stop", {"reason": "\u001b[2J"}, "reason"),
+    ],
+)
+def test_control_characters_are_refused_and_the_instance_goes_on(
+    instance: Running, path: str, body: dict[str, object], where: str
+) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        instance.client.post(path, body)
+    assert (refused.value.status, refused.value.where) == (400, where)
+    assert instance.client.get("/v1/status")["instance"]["ready"]
+    assert instance.ok("run", "true") == ""
 
 
 # Dependencies

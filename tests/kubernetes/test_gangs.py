@@ -55,6 +55,15 @@ def test_an_unsatisfiable_gang_is_reported_at_once(namespace: Namespace) -> None
     assert namespace.bound() == []
 
 
+def test_a_group_name_that_cannot_be_stored_is_reported_and_the_others_run(namespace: Namespace) -> None:
+    namespace.create(bare_pod("odd", "1", annotations={"penstock.dev/group": "a\0b"}))
+    told = namespace.wait_reason("odd", "InvalidSpec", "penstock.dev/group")
+    assert r"'a\x00b'" in told
+    namespace.create(job("usual", 2, "1"))
+    namespace.wait_bound("usual", 2)
+    assert namespace.penstock.is_ready()
+
+
 def test_members_of_a_group_may_have_different_requests(namespace: Namespace) -> None:
     namespace.create(bare_pod("large", "4", annotations=GROUP), bare_pod("small", "1", annotations=GROUP))
     namespace.wait_reason("small", "GroupIncomplete")

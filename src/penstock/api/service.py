@@ -395,10 +395,11 @@ def _dependency_targets(text: str) -> list[int]:
     """The jobs that a jobspec depends on; none if its dependencies are invalid."""
     if '"dependencies"' not in text:
         return []
-    found = msgspec.json.decode(text)
-    system = found.get("attributes", {}).get("system", {}) if isinstance(found, dict) else {}
     try:
-        depends, _ = parse_dependencies(system.get("dependencies") if isinstance(system, dict) else None)
-    except PenstockError:
+        found = msgspec.json.decode(text)
+        for key in ("attributes", "system"):
+            found = found.get(key) if isinstance(found, dict) else None
+        depends, _ = parse_dependencies(found.get("dependencies") if isinstance(found, dict) else None)
+    except (PenstockError, msgspec.DecodeError):
         return []  # The scheduler raises the error when the job is submitted.
     return [dependency.job for dependency in depends if dependency.job]

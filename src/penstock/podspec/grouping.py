@@ -24,6 +24,7 @@ from typing import Final
 from penstock.errors import BadRequest
 from penstock.kube.types import OwnerReference, Pod
 from penstock.model.duration import parse_duration
+from penstock.model.text import find_control
 from penstock.podspec.controllers import Controller, controller_ref_of, is_known_controller
 from penstock.podspec.keys import DOMAIN, GROUP_NAME_KEYS, GROUP_SIZE_KEYS, POD_GROUP_KEYS, scheduling_keys
 from penstock.podspec.settings import TranslationSettings
@@ -105,6 +106,9 @@ def membership_of(
     name = read.name(GROUP_NAME_KEYS)
     namespace = pod.metadata.namespace
     native = pod.spec.scheduling_group.pod_group_name if pod.spec.scheduling_group is not None else ""
+    if find_control(native):
+        problems.append(f"invalid spec.schedulingGroup.podGroupName: found {native[:80]!r}")
+        native = ""
     workload, display_name, is_single = _workload(pod, controllers, name or "", native, size)
     created = pod.metadata.creation_timestamp
     created_at = 0.0 if created is None else epoch_seconds(created)
@@ -193,9 +197,11 @@ class _KeyReader:
 
     def name(self, keys: Iterable[str]) -> str | None:
         found = self._find(keys)
-        if found is None or len(found[2]) <= _NAME_MAX:
-            return None if found is None else found[2]
-        self._reject(*found, f"a name of at most {_NAME_MAX} characters")
+        if found is None:
+            return None
+        if len(found[2]) <= _NAME_MAX and not find_control(found[2]):
+            return found[2]
+        self._reject(*found, f"a name of at most {_NAME_MAX} characters, all of them printable")
         return None
 
     def number(self, keys: Iterable[str], least: int, most: int) -> int | None:

@@ -26,6 +26,7 @@ from penstock.protocol.commands import (
     Undrain,
 )
 from penstock.protocol.intents import EndReason
+from penstock.sched.command_texts import check_command_texts, check_spec_texts
 from penstock.sched.dependencies import (
     DependencyState,
     JobProgress,
@@ -83,6 +84,7 @@ class QueueRefused(Conflict):
 
 def apply_command(state: SchedulerState, command: Command, now: float) -> object:
     """Executes a command, or raises the error that refuses it, with nothing changed."""
+    check_command_texts(command)
     match command:
         case Submit():
             return _submit(state, command, now)
@@ -151,6 +153,7 @@ def _validated(
             "no such urgency", where="urgency", found=str(submission.urgency), expected="0 to 31"
         )
     spec = spec_of_submission(submission, state.settings)
+    check_spec_texts(spec)
     queue = state.queue.state_of(spec.queue)
     if not queue.enabled:
         reason = f": {queue.reason_disabled}" if queue.reason_disabled else ""

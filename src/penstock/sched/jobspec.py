@@ -20,6 +20,7 @@ from penstock.model.constraint import And, Constraint
 from penstock.model.duration import format_duration
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobspec import Count, Jobspec, Resource, parse_jobspec
+from penstock.model.text import escape_controls
 from penstock.protocol.commands import Submission
 from penstock.protocol.facts import Requeue, WorkloadSet
 from penstock.sched.dependencies import Dependency, parse_dependencies
@@ -104,7 +105,7 @@ def spec_of_submission(
     if is_recorded:
         queue = replace(queue, duration_max_s=None)
     limit_s = _limit(jobspec.duration_s, queue)
-    name = _text(_under(system, "job"), "name", "attributes.system.job") or task.command[0].rpartition("/")[2]
+    name = _name(jobspec, system)
     if len(name) > _NAME_MAX:
         raise BadRequest(
             "the name is too long", where="attributes.system.job.name", expected=f"{_NAME_MAX} characters"
@@ -244,8 +245,13 @@ def payload_of(text: str) -> dict[str, object]:
     """The payload of a jobspec that was accepted before."""
     jobspec = parse_jobspec(text)
     system = _system_of(text)
-    name = _text(_under(system, "job"), "name", "attributes.system.job")
-    return _payload(name or jobspec.tasks[0].command[0].rpartition("/")[2], jobspec, system)
+    return _payload(_name(jobspec, system), jobspec, system)
+
+
+def _name(jobspec: Jobspec, system: Mapping[str, object]) -> str:
+    """The name of a job: its own, or that of its program."""
+    own = _text(_under(system, "job"), "name", "attributes.system.job")
+    return own or escape_controls(jobspec.tasks[0].command[0].rpartition("/")[2])
 
 
 def _payload(name: str, jobspec: Jobspec, system: Mapping[str, object]) -> dict[str, object]:

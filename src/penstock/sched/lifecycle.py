@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Final
 
 from penstock.model.job import ExceptionType, JobState, result_of
+from penstock.model.text import escape_controls
 from penstock.protocol.facts import EndCause, MemberSet
 from penstock.protocol.intents import (
     End,
@@ -211,7 +212,8 @@ def member_ended(
     if not state.journal.change_phase(job, member, event):
         return
     job.set_release_pending(member, was_live)
-    member.status, member.cause, member.message, member.ended_at = status, cause, message, now
+    member.status, member.cause, member.ended_at = status, cause, now
+    member.message = escape_controls(message)  # Kubelets and agents choose their own words.
     state.queue.dequeue(job.id, member.key)
     state.members.unassign(member.key, member.node)
     state.cluster.remove_external_usage(EXCESS_KEY + member.key)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 
 from penstock.model.job import ExceptionType, JobState
+from penstock.model.text import escape_controls
 from penstock.protocol.facts import EndCause, ExternalUsageSet, IntentResult, MemberStatus, Outcome, Phase
 from penstock.protocol.intents import End, EndReason, Evict, Place
 from penstock.sched.gangs import member_gone
@@ -169,6 +170,7 @@ def _refused(
     """
     if not member.phase.is_live:
         return
+    message = escape_controls(message)
     member.message = message
     if job.is_ending or job.state is not JobState.RUN:
         _drop_unstarted(state, job, member, message, now, reached_node=reached_node)

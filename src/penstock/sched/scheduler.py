@@ -42,6 +42,7 @@ from penstock.sched.cluster import ClusterNode
 from penstock.sched.commands import apply_command
 from penstock.sched.cycle import Cycle, run_cycle
 from penstock.sched.forecast import PlannedStart, forecast
+from penstock.sched.invalid_facts import valid_fact
 from penstock.sched.job import Job
 from penstock.sched.lifecycle import (
     advance_jobs,
@@ -119,8 +120,9 @@ class Scheduler:
             return None
         return self.state.timers.next_at()
 
-    def _take(self, fact: Fact, now: float) -> None:
+    def _take(self, reported: Fact, now: float) -> None:
         state = self.state
+        fact = valid_fact(state, reported, now)
         match fact:
             case MemberStatus():
                 members.member_status_changed(state, fact, now)
