@@ -49,7 +49,7 @@ def test_a_pod_that_another_scheduler_has_bound_is_external_usage() -> None:
     cache = cache_of(pod("a"))
     new_facts(cache)
     put(cache, pod("a", node="n1"))
-    usage = ExternalUsageSet("uid-a", "n1", (("cpu", 1000), ("pods", 1)), name="default/a")
+    usage = ExternalUsageSet("uid-a", "n1", (("cpu", 1000), ("pods", 1)), name="default/a", owner="default")
     assert new_facts(cache) == [usage, MemberGone("uid-a"), WorkloadGone("default/pod/uid-a")]
     put(cache, pod("a", node="n1", phase="Succeeded"))
     assert new_facts(cache) == [ExternalUsageGone("uid-a")]

@@ -29,6 +29,7 @@ from penstock.sched.dependencies import JobProgress
 from penstock.sched.queue import Bucket, QueueEntry, order_key
 from penstock.sched.records import QueueSet
 from penstock.sched.scheduler import Scheduler, Step
+from penstock.sched.state import SlipCause
 from penstock.sched.validate import violations
 from tests.sched.driving import Driver, settings_of, submission
 from tests.sched.object_graphs import digest, shared_mutables
@@ -216,7 +217,7 @@ def test_every_part_is_copied() -> None:
     state.worklist.release_slots(jobs[0], [0])
     state.intents.resend_all()
     state.members.add_refusal("node0", jobs[0], "m")
-    state.plans.slip_cause = "node0 was drained"
+    state.plans.slip_cause = SlipCause("node0 was drained")
     copied = scheduler.copy()
     assert digest(copied, ENGINE) == digest(scheduler, ENGINE)
     assert shared_mutables(copied, scheduler, ENGINE) == []

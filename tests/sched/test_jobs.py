@@ -235,7 +235,7 @@ def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cau
     assert slips
     assert "runs past its limit; its end is unknown" in str(slips[0].context["cause"])
     blockers = driver.scheduler.wait_reason(behind, driver.now).blockers
-    assert blockers == (WaitBlocker(encode_jobid(late), late, None),)
+    assert blockers == (WaitBlocker(encode_jobid(late), late, None, namespace="me"),)
 
 
 def test_a_forecast_that_slips_names_the_event_although_a_cycle_without_forecasts_ran_first() -> None:
@@ -247,7 +247,7 @@ def test_a_forecast_that_slips_names_the_event_although_a_cycle_without_forecast
     (slip,) = (event for event in driver.logs[behind] if event.name == "promise")
     assert (slip.context["previous"], slip.context["start"]) == (2000.0, 3000.0)
     assert slip.context["cause"] == f"the urgency of {encode_jobid(last)} was set to 20"
-    assert driver.scheduler.state.plans.slip_cause == ""
+    assert driver.scheduler.state.plans.slip_cause is None
 
 
 def test_a_job_without_an_end_blocks_no_job_that_fits_beside_it() -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
+from penstock.api.identity import Namespaces
 from penstock.api.resource_counts import allocated_core_milli, cores
 from penstock.api.responses import (
     BlockerInfo,
@@ -39,6 +40,7 @@ from penstock.model.job import JobEvent, JobState, Result
 from penstock.model.jobid import encode_jobid
 from penstock.sched.job import Forecast
 from penstock.sched.member_states import MemberPhase
+from penstock.sched.promises import FOREIGN_JOB_KEY
 from penstock.sched.reasons import WaitCause, WaitReason
 from penstock.sched.records import (
     ExceptionRecord,
@@ -52,6 +54,7 @@ from penstock.sched.records import (
 __all__ = [
     "PendingInfo",
     "WorkloadRequest",
+    "event_context",
     "eventlog_entry",
     "job_detail",
     "job_start",
@@ -262,8 +265,15 @@ def rset_document(job: JobOverview, ranks: Mapping[str, int]) -> RSetDocument | 
     return RSetDocument(1, execution)
 
 
-def eventlog_entry(event: JobEvent) -> EventLogEntry:
-    return EventLogEntry(event.at, event.name, event.context)
+def eventlog_entry(event: JobEvent, namespaces: Namespaces = None) -> EventLogEntry:
+    return EventLogEntry(event.at, event.name, event_context(event, namespaces))
+
+
+def event_context(event: JobEvent, namespaces: Namespaces) -> dict[str, Any]:
+    """The context of an event; only operators see which job of another namespace was its cause."""
+    if namespaces is None or FOREIGN_JOB_KEY not in event.context:
+        return event.context
+    return {key: value for key, value in event.context.items() if key != FOREIGN_JOB_KEY}
 
 
 def wait_explanation(

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from penstock.api import live_jobs
 from penstock.api.documents import eventlog_entry, job_summary
 from penstock.api.errors import UnknownJobId
+from penstock.api.identity import Namespaces, sees
 from penstock.api.responses import EventLogEntry, JobSummary
 from penstock.instance.loop import Instance
 from penstock.model.job import JobEvent
@@ -28,9 +29,21 @@ class JobRecords:
         """Whether the store has the job, active or not."""
         return bool(await self._instance.store.jobs(JobFilter(ids=(job,), limit=1)))
 
-    async def overview(self, job: int) -> JobOverview:
+    async def overview(self, job: int, namespaces: Namespaces = None) -> JobOverview:
+        """A job; one of other namespaces is unknown."""
         found = await self._instance.query(lambda scheduler, _: live_jobs.find(scheduler, job))
-        return found if found is not None else await self._inactive(job)
+        if found is None:
+            found = await self._inactive(job)
+        if not sees(namespaces, found.new.owner):
+            raise UnknownJobId(job)
+        return found
+
+    async def is_visible(self, job: int, namespaces: Namespaces) -> bool:
+        try:
+            await self.overview(job, namespaces)
+        except UnknownJobId:
+            return False
+        return True
 
     async def with_members(self, job: int) -> tuple[JobOverview, list[MemberRecord]]:
         found = await self._instance.query(lambda scheduler, _: live_jobs.find_with_members(scheduler, job))
@@ -44,11 +57,15 @@ class JobRecords:
             raise UnknownJobId(job)
         return jobs[0]
 
-    async def summary(self, job: int) -> JobSummary:
-        found = await self._instance.query(lambda scheduler, now: live_jobs.summary_of(scheduler, now, job))
-        if found is not None:
-            return found
-        return job_summary(await self.overview(job), await self.ranks())
+    async def summary(self, job: int, namespaces: Namespaces = None) -> JobSummary:
+        found = await self._instance.query(
+            lambda scheduler, now: live_jobs.summary_of(scheduler, now, job, namespaces)
+        )
+        if found is None:
+            return job_summary(await self.overview(job, namespaces), await self.ranks())
+        if not sees(namespaces, found.owner):
+            raise UnknownJobId(job)
+        return found
 
     async def eventlog(self, job: int) -> list[JobEvent]:
         log = await self._log(job)
@@ -60,7 +77,9 @@ class JobRecords:
         active = await self._instance.query(lambda scheduler, _: live_jobs.log_of(scheduler, job))
         return active if active is not None else await self._instance.store.log(job)
 
-    async def follow_eventlog(self, job: int) -> AsyncGenerator[EventLogEntry, None]:
+    async def follow_eventlog(
+        self, job: int, namespaces: Namespaces = None
+    ) -> AsyncGenerator[EventLogEntry, None]:
         """All events from the first one, then each as it is committed; ends after `clean`."""
         feed = self._instance.feed.watch(job)
         waiting = asyncio.ensure_future(anext(feed, None))
@@ -72,7 +91,7 @@ class JobRecords:
             log = await self._log(job)
             while True:
                 for event in log[sent:]:
-                    yield eventlog_entry(event)
+                    yield eventlog_entry(event, namespaces)
                     if event.name == "clean":
                         return
                 sent = len(log)

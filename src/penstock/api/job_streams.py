@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from penstock.api.documents import event_context
+from penstock.api.identity import Namespaces
 from penstock.api.job_records import JobRecords
 from penstock.api.outputs import OutputReader, TaskOutput
 from penstock.api.responses import EventLogEntry, InstanceEvent, OutputItem
@@ -31,7 +33,7 @@ def task_outputs(new: JobNew, members: Iterable[MemberRecord], paths: OutputPath
 
 
 async def stream_output(
-    records: JobRecords, job: int, follow: bool, paths: OutputPaths | None
+    records: JobRecords, job: int, follow: bool, paths: OutputPaths | None, namespaces: Namespaces = None
 ) -> AsyncGenerator[OutputItem, None]:
     """Output of the tasks; with `follow` also the events of the job, until it is inactive.
 
@@ -39,7 +41,7 @@ async def stream_output(
     """
     reader = OutputReader()
     events: asyncio.Queue[EventLogEntry | None] = asyncio.Queue()
-    follower = asyncio.create_task(_enqueue_events(records, job, events)) if follow else None
+    follower = asyncio.create_task(_enqueue_events(records, job, events, namespaces)) if follow else None
     try:
         is_over = not follow
         while True:
@@ -57,16 +59,21 @@ async def stream_output(
                 yield event
         for chunk in reader.finish():
             yield chunk
-        yield await records.summary(job)
+        yield await records.summary(job, namespaces)
     finally:
         if follower is not None:
             follower.cancel()
             await asyncio.gather(follower, return_exceptions=True)
 
 
-async def _enqueue_events(records: JobRecords, job: int, events: asyncio.Queue[EventLogEntry | None]) -> None:
+async def _enqueue_events(
+    records: JobRecords,
+    job: int,
+    events: asyncio.Queue[EventLogEntry | None],
+    namespaces: Namespaces,
+) -> None:
     """Puts the events of a job into a queue, then None."""
-    stream = records.follow_eventlog(job)
+    stream = records.follow_eventlog(job, namespaces)
     try:
         async for event in stream:
             events.put_nowait(event)
@@ -75,13 +82,17 @@ async def _enqueue_events(records: JobRecords, job: int, events: asyncio.Queue[E
         events.put_nowait(None)
 
 
-async def stream_events(feed: Feed, since: int | None) -> AsyncGenerator[InstanceEvent, None]:
+async def stream_events(
+    feed: Feed, since: int | None, records: JobRecords, namespaces: Namespaces = None
+) -> AsyncGenerator[InstanceEvent, None]:
+    """The events of all jobs that somebody with these namespaces may see."""
     items = feed.watch(None, since)
     try:
         async for item in items:
             event = item.event
-            yield InstanceEvent(
-                item.seq, encode_jobid(item.job), event.at, event.name, event.context, item.state
-            )
+            if namespaces is not None and not await records.is_visible(item.job, namespaces):
+                continue
+            context = event_context(event, namespaces)
+            yield InstanceEvent(item.seq, encode_jobid(item.job), event.at, event.name, context, item.state)
     finally:
         await items.aclose()

@@ -14,12 +14,13 @@ from penstock.api.documents import (
     job_summary,
     wait_explanation,
 )
+from penstock.api.identity import Namespaces, sees
 from penstock.api.requests import JobsQuery
 from penstock.api.resource_counts import core_milli
 from penstock.api.responses import JobCounts, JobSummary, NodeCounts, QueueInfo, WaitExplanation
 from penstock.model.job import JobEvent, JobState
 from penstock.sched.job import Job, live_of, member_record
-from penstock.sched.reasons import WaitCause, WaitReason
+from penstock.sched.reasons import WaitCause, WaitReason, redacted
 from penstock.sched.records import JobNew, JobOverview, JobSizes, MemberRecord
 from penstock.sched.scheduler import Scheduler
 
@@ -78,7 +79,7 @@ def log_of(scheduler: Scheduler, job_id: int) -> list[JobEvent] | None:
     return list(job.log) if job is not None else None
 
 
-def select(scheduler: Scheduler, query: JobsQuery) -> list[int]:
+def select(scheduler: Scheduler, query: JobsQuery, namespaces: Namespaces = None) -> list[int]:
     """Active jobs that match a query: pending ones in queue order, then running ones, newest first."""
     state = scheduler.state
     chosen = [
@@ -89,6 +90,7 @@ def select(scheduler: Scheduler, query: JobsQuery) -> list[int]:
         and query.queue in ("", job.queue)
         and query.name in ("", job.spec.name)
         and query.owner in ("", job.owner)
+        and sees(namespaces, job.owner)
     ]
     pending = [job for job in chosen if job.state.is_pending]
     running = [job for job in chosen if not job.state.is_pending]
@@ -97,22 +99,35 @@ def select(scheduler: Scheduler, query: JobsQuery) -> list[int]:
     return [job.id for job in (*pending, *running)]
 
 
-def list_summaries(scheduler: Scheduler, now: float, query: JobsQuery) -> list[JobSummary]:
+def list_summaries(
+    scheduler: Scheduler, now: float, query: JobsQuery, namespaces: Namespaces = None
+) -> list[JobSummary]:
     memo: dict[int, WaitReason] = {}
     ahead = scheduler.jobs_ahead() if len(scheduler.state.queue) else {}
-    chosen = select(scheduler, query)[: query.limit]
-    return [_summary(scheduler, scheduler.state.jobs[job_id], now, memo, ahead) for job_id in chosen]
+    chosen = select(scheduler, query, namespaces)[: query.limit]
+    jobs = (scheduler.state.jobs[job_id] for job_id in chosen)
+    return [_summary(scheduler, job, now, memo, ahead, namespaces) for job in jobs]
 
 
-def summary_of(scheduler: Scheduler, now: float, job_id: int) -> JobSummary | None:
+def summary_of(
+    scheduler: Scheduler, now: float, job_id: int, namespaces: Namespaces = None
+) -> JobSummary | None:
     job = scheduler.state.jobs.get(job_id)
-    return _summary(scheduler, job, now, {}, scheduler.jobs_ahead()) if job is not None else None
+    if job is None:
+        return None
+    return _summary(scheduler, job, now, {}, scheduler.jobs_ahead(), namespaces)
 
 
 def _summary(
-    scheduler: Scheduler, job: Job, now: float, memo: dict[int, WaitReason], ahead: dict[int, int]
+    scheduler: Scheduler,
+    job: Job,
+    now: float,
+    memo: dict[int, WaitReason],
+    ahead: dict[int, int],
+    namespaces: Namespaces,
 ) -> JobSummary:
-    pending = _pending_info(job, scheduler.wait_reason(job.id, now, memo), ahead)
+    reason = redacted(scheduler.wait_reason(job.id, now, memo), namespaces)
+    pending = _pending_info(job, reason, ahead)
     return job_summary(overview_of(job), scheduler.state.nodes.ranks, pending)
 
 
@@ -138,14 +153,17 @@ def _workload_request(job: Job) -> WorkloadRequest:
     return WorkloadRequest(tasks, milli, nodes, job.spec.limit_s)
 
 
-def explain_wait(scheduler: Scheduler, now: float, job_id: int) -> WaitExplanation | None:
+def explain_wait(
+    scheduler: Scheduler, now: float, job_id: int, namespaces: Namespaces = None
+) -> WaitExplanation | None:
     job = scheduler.state.jobs.get(job_id)
     if job is None:
         return None
-    reason = scheduler.wait_reason(job_id, now)
+    reason = redacted(scheduler.wait_reason(job_id, now), namespaces)
     ahead = scheduler.jobs_ahead()
     first = sorted(ahead, key=lambda other: ahead[other])[: min(ahead.get(job_id, 0), _JOBS_AHEAD_SHOWN)]
-    return wait_explanation(job_id, job.state, reason, _pending_info(job, reason, ahead), first)
+    seen = [other for other in first if sees(namespaces, scheduler.state.jobs[other].owner)]
+    return wait_explanation(job_id, job.state, reason, _pending_info(job, reason, ahead), seen)
 
 
 def list_queues(scheduler: Scheduler) -> list[QueueInfo]:

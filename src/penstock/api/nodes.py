@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from penstock.api.identity import Namespaces, sees
 from penstock.api.resource_counts import core_milli, cores, is_gpu
 from penstock.api.responses import NodeInfo, NodeState
 from penstock.engine import Vertex
@@ -55,12 +56,15 @@ class _ResourceUsage:
         self.external += max(0, vertex.size - booked - free) * per_unit
 
 
-def node_infos(scheduler: Scheduler, *, of_pods: bool) -> list[NodeInfo]:
-    """All nodes by rank. With the Kubernetes backend (`of_pods`), labels are not properties to show."""
+def node_infos(scheduler: Scheduler, *, of_pods: bool, namespaces: Namespaces = None) -> list[NodeInfo]:
+    """All nodes by rank. With the Kubernetes backend (`of_pods`), labels are not properties to show.
+
+    Jobs of other namespaces than these are left out.
+    """
     state = scheduler.state
     shown = _referenced(queue.constraint for queue in state.settings.queues) if of_pods else None
     known = sorted(state.cluster.nodes.items(), key=lambda item: item[1].rank)
-    return [_node_info(state, name, node, shown) for name, node in known]
+    return [_node_info(state, name, node, shown, namespaces) for name, node in known]
 
 
 def node_cores(known: ClusterNode) -> int | float:
@@ -68,7 +72,11 @@ def node_cores(known: ClusterNode) -> int | float:
 
 
 def _node_info(
-    state: SchedulerState, name: str, known: ClusterNode, shown: frozenset[str] | None
+    state: SchedulerState,
+    name: str,
+    known: ClusterNode,
+    shown: frozenset[str] | None,
+    namespaces: Namespaces,
 ) -> NodeInfo:
     drain = state.nodes.drains.get(name)
     cpu, gpu, memory = _ResourceUsage(), _ResourceUsage(), _ResourceUsage()
@@ -104,8 +112,13 @@ def _node_info(
         gpus_external=gpu.external,
         memory_external_bytes=memory.external if memory.total else None,
         properties=_properties(known, shown),
-        jobs=[encode_jobid(job) for job in jobs],
+        jobs=[encode_jobid(job) for job in jobs if _is_seen(state, job, namespaces)],
     )
+
+
+def _is_seen(state: SchedulerState, number: int, namespaces: Namespaces) -> bool:
+    job = state.jobs.get(number)
+    return namespaces is None or (job is not None and sees(namespaces, job.owner))
 
 
 def _state(known: ClusterNode, *, is_used: bool, of_pods: bool) -> NodeState:

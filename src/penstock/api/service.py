@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
 import msgspec
@@ -26,7 +26,7 @@ from penstock.api.documents import (
     wait_explanation,
 )
 from penstock.api.errors import DependencyRefused, UnknownJobId
-from penstock.api.identity import Caller
+from penstock.api.identity import Caller, Namespaces
 from penstock.api.interface import ALL_QUEUES
 from penstock.api.job_records import JobRecords
 from penstock.api.job_streams import OutputPaths, stream_events, stream_output, task_outputs
@@ -91,7 +91,7 @@ from penstock.protocol.commands import (
 )
 from penstock.sched.dependencies import parse_dependencies
 from penstock.sched.reasons import WaitCause, WaitReason
-from penstock.sched.records import JobNew, MemberRecord
+from penstock.sched.records import JobNew, JobOverview, MemberRecord
 from penstock.store.port import JobFilter
 
 __all__ = ["InstanceService", "ServiceContext"]
@@ -205,18 +205,17 @@ class InstanceService:
         )
 
     async def list_jobs(self, caller: Caller, query: JobsQuery) -> JobList:
-        del caller
         jobs: list[JobSummary] = []
         if query.states - {JobState.INACTIVE}:
             jobs = await self._instance.query(
-                lambda scheduler, now: live_jobs.list_summaries(scheduler, now, query)
+                lambda scheduler, now: live_jobs.list_summaries(scheduler, now, query, caller.namespaces)
             )
         remaining = query.limit - len(jobs)
         if remaining > 0 and (JobState.INACTIVE in query.states or query.results):
-            jobs += await self._list_inactive(query, remaining)
+            jobs += await self._list_inactive(query, remaining, caller.namespaces)
         return JobList(jobs)
 
-    async def _list_inactive(self, query: JobsQuery, limit: int) -> list[JobSummary]:
+    async def _list_inactive(self, query: JobsQuery, limit: int, namespaces: Namespaces) -> list[JobSummary]:
         is_any_result = JobState.INACTIVE in query.states
         wanted = JobFilter(
             ids=query.ids,
@@ -228,30 +227,48 @@ class InstanceService:
             since=query.since,
             limit=limit,
         )
-        rows = await self._instance.store.jobs(wanted)
+        rows = await self._rows(wanted, namespaces)
         ranks = await self._records.ranks()
         return [job_summary(row, ranks) for row in rows]
 
+    async def _rows(self, wanted: JobFilter, namespaces: Namespaces) -> list[JobOverview]:
+        """Inactive jobs of some namespaces, the last ones first."""
+        if namespaces is None:
+            return await self._instance.store.jobs(wanted)
+        owners = sorted(namespaces) if wanted.owner is None else sorted(namespaces & {wanted.owner})
+        rows: list[JobOverview] = []
+        for owner in owners:
+            rows += await self._instance.store.jobs(replace(wanted, owner=owner))
+        rows.sort(key=lambda row: (row.live.ended_at or 0.0, row.new.id), reverse=True)
+        return rows[: wanted.limit]
+
+    async def _check_visible(self, caller: Caller, job: int) -> None:
+        """Raises if the job is of a namespace that the caller may not see, as if it did not exist."""
+        if not caller.is_operator:
+            await self._records.overview(job, caller.namespaces)
+
     async def get_job(self, caller: Caller, job: int) -> JobDetail:
-        del caller
-        summary = await self._records.summary(job)
+        summary = await self._records.summary(job, caller.namespaces)
         found, members = await self._records.with_members(job)
         outputs = task_outputs(found.new, members, self._context.output_paths)
         files = [OutputFiles(index, str(stdout), str(stderr)) for index, stdout, stderr in outputs]
         return job_detail(summary, found, members, await self._records.ranks(), files)
 
     async def get_eventlog(self, caller: Caller, job: int) -> EventLog:
-        del caller
-        return EventLog([eventlog_entry(event) for event in await self._records.eventlog(job)])
+        await self._check_visible(caller, job)
+        log = await self._records.eventlog(job)
+        return EventLog([eventlog_entry(event, caller.namespaces) for event in log])
 
     async def follow_eventlog(self, caller: Caller, job: int) -> AsyncGenerator[EventLogEntry, None]:
-        del caller
+        await self._check_visible(caller, job)
         await self._records.eventlog(job)  # Raises if the job is unknown.
-        return self._records.follow_eventlog(job)
+        return self._records.follow_eventlog(job, caller.namespaces)
 
     async def explain_wait(self, caller: Caller, job: int) -> WaitExplanation:
-        del caller
-        found = await self._instance.query(lambda scheduler, now: live_jobs.explain_wait(scheduler, now, job))
+        await self._check_visible(caller, job)
+        found = await self._instance.query(
+            lambda scheduler, now: live_jobs.explain_wait(scheduler, now, job, caller.namespaces)
+        )
         if found is not None:
             return found
         live = (await self._records.overview(job)).live
@@ -259,16 +276,20 @@ class InstanceService:
         return wait_explanation(job, live.state, reason, PendingInfo(), ())
 
     async def cancel_jobs(self, caller: Caller, request: CancelRequest) -> CancelResult:
-        del caller
         selection = request.selection()
         ids = selection.ids
         if ids is None:
             query = JobsQuery(states=selection.states, queue=selection.queue, limit=sys.maxsize)
-            ids = await self._instance.query(lambda scheduler, _: tuple(live_jobs.select(scheduler, query)))
-        command = Cancel(ids, request.note)
+            ids = await self._instance.query(
+                lambda scheduler, _: tuple(live_jobs.select(scheduler, query, caller.namespaces))
+            )
+        foreign: list[int] = []
+        if not caller.is_operator:
+            foreign = [one for one in ids if not await self._records.is_visible(one, caller.namespaces)]
+        command = Cancel(tuple(one for one in ids if one not in foreign), request.note)
         outcomes = cast(dict[int, PenstockError | None], await self._instance.execute(command))
         canceled = [encode_jobid(job_id) for job_id, error in outcomes.items() if error is None]
-        failures: list[CancelFailure] = []
+        failures = [CancelFailure(encode_jobid(job_id), "no such job") for job_id in foreign]
         for job_id, error in outcomes.items():
             if error is not None:
                 is_inactive = await self._records.exists(job_id)
@@ -277,9 +298,10 @@ class InstanceService:
         return CancelResult(canceled, failures)
 
     async def set_urgency(self, caller: Caller, job: int, request: UrgencyRequest) -> UrgencyResult:
-        del caller
+        await self._check_visible(caller, job)
+        command = SetUrgency(job, request.urgency)
         try:
-            old = cast(int, await self._instance.execute(SetUrgency(job, request.urgency)))
+            old = cast(int, await self._instance.execute(command))
         except UnknownJobId:
             if await self._records.exists(job):
                 raise Conflict(f"{encode_jobid(job)}: job is inactive") from None
@@ -287,7 +309,7 @@ class InstanceService:
         return UrgencyResult(old, request.urgency)
 
     async def signal_job(self, caller: Caller, job: int, request: SignalRequest) -> EmptyResponse:
-        del caller
+        await self._check_visible(caller, job)
         if self._is_of_pods:
             await self._records.overview(job)  # Raises if the job is unknown.
             raise Conflict("a pod cannot be sent a signal; `penstock cancel` ends the job")
@@ -295,7 +317,7 @@ class InstanceService:
         return EmptyResponse()
 
     async def wait_for_job(self, caller: Caller, job: int, timeout_s: float) -> JobSummary:
-        await self._records.overview(job)  # Raises if the job is unknown.
+        await self._records.overview(job, caller.namespaces)  # Raises if the job is unknown.
         try:
             async with asyncio.timeout(timeout_s):
                 events = await self.follow_eventlog(caller, job)
@@ -306,26 +328,27 @@ class InstanceService:
                     await events.aclose()
         except TimeoutError:
             pass
-        return await self._records.summary(job)
+        return await self._records.summary(job, caller.namespaces)
 
     async def stream_output(self, caller: Caller, job: int, follow: bool) -> AsyncGenerator[OutputItem, None]:
-        del caller
+        await self._check_visible(caller, job)
         found, members = await self._records.with_members(job)
         if self._is_of_pods:
             command = _logs_command(found.new, members)
             raise Conflict(f"this instance does not keep the output of pods; use {command}")
-        return stream_output(self._records, job, follow, self._context.output_paths)
+        paths = self._context.output_paths
+        return stream_output(self._records, job, follow, paths, caller.namespaces)
 
     async def stream_events(self, caller: Caller, since: int | None) -> AsyncGenerator[InstanceEvent, None]:
-        del caller
-        return stream_events(self._instance.feed, since)
+        return stream_events(self._instance.feed, since, self._records, caller.namespaces)
 
     # Nodes and queues
 
     async def list_nodes(self, caller: Caller) -> NodeList:
-        del caller
-        of_pods = self._is_of_pods
-        nodes = await self._instance.query(lambda scheduler, _: node_infos(scheduler, of_pods=of_pods))
+        of_pods, namespaces = self._is_of_pods, caller.namespaces
+        nodes = await self._instance.query(
+            lambda scheduler, _: node_infos(scheduler, of_pods=of_pods, namespaces=namespaces)
+        )
         return NodeList(nodes)
 
     async def drain_nodes(self, caller: Caller, request: DrainRequest) -> NodeList:
@@ -373,14 +396,15 @@ class InstanceService:
     # Time
 
     async def get_timeline(self, caller: Caller, query: TimelineQuery) -> Timeline:
-        del caller
         now = time.time()
         begin = begin_of(query, now)
         history = await self._instance.store.jobs(
             JobFilter(states=(JobState.INACTIVE.value,), since=begin, limit=_TIMELINE_JOBS_MAX)
         )
-        live = await self._instance.query(lambda scheduler, at: live_timeline(scheduler, at, begin))
-        return with_history(live, history, query, now)
+        live = await self._instance.query(
+            lambda scheduler, at: live_timeline(scheduler, at, begin, caller.namespaces)
+        )
+        return with_history(live, history, query, now, caller.namespaces)
 
 
 def _logs_command(new: JobNew, members: Sequence[MemberRecord]) -> str:

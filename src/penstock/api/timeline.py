@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
 from penstock.api.documents import job_start, timeline_spans
+from penstock.api.identity import Namespaces, sees
 from penstock.api.live_jobs import members_of, overview_of
 from penstock.api.nodes import node_cores
 from penstock.api.requests import TimelineQuery
@@ -35,24 +38,28 @@ def _end_of(query: TimelineQuery, nodes: Iterable[TimelineNode], now: float) -> 
     return min(max([*ends, now + _FUTURE_S]), now + _FUTURE_S_MAX)
 
 
-def live_timeline(scheduler: Scheduler, now: float, begin: float) -> Timeline:
-    """The spans of active jobs; to be called through `Instance.query`."""
+def live_timeline(scheduler: Scheduler, now: float, begin: float, namespaces: Namespaces = None) -> Timeline:
+    """The spans of active jobs; to be called through `Instance.query`.
+
+    Spans of other namespaces than these have neither id nor name.
+    """
     state = scheduler.state
     known = sorted(state.cluster.nodes.items(), key=lambda item: item[1].rank)
     nodes = {name: TimelineNode(name, node_cores(node), []) for name, node in known}
     starts: list[JobStartInfo] = []
     for job in state.jobs.values():
         members = members_of(job) if job.workload else ()
-        _add(nodes, starts, overview_of(job), members, now)
+        _add(nodes, starts, overview_of(job), members, now, namespaces)
     for job_id, planned in state.plans.planned_starts.items():
         pending = state.jobs.get(job_id)
         if pending is None or pending.state is not JobState.SCHED:
             continue
         for name, milli in planned.cores_milli:
             if name in nodes:
+                is_named = sees(namespaces, pending.owner)
                 span = TimelineSpan(
-                    job=encode_jobid(job_id),
-                    name=pending.spec.name,
+                    job=encode_jobid(job_id) if is_named else "",
+                    name=pending.spec.name if is_named else "",
                     from_=float(planned.start_s),
                     to=None if planned.end_s is None else float(planned.end_s),
                     kind="reserved" if planned.is_reservation else "forecast",
@@ -63,12 +70,16 @@ def live_timeline(scheduler: Scheduler, now: float, begin: float) -> Timeline:
 
 
 def with_history(
-    timeline: Timeline, history: Iterable[JobOverview], query: TimelineQuery, now: float
+    timeline: Timeline,
+    history: Iterable[JobOverview],
+    query: TimelineQuery,
+    now: float,
+    namespaces: Namespaces = None,
 ) -> Timeline:
     """A live timeline with the spans of inactive jobs added."""
     nodes = {node.name: node for node in timeline.nodes}
     for job in history:
-        _add(nodes, timeline.starts, job, (), now)
+        _add(nodes, timeline.starts, job, (), now, namespaces)
     end = _end_of(query, timeline.nodes, now)
     return Timeline(timeline.now, timeline.from_, end, timeline.nodes, timeline.starts)
 
@@ -79,10 +90,12 @@ def _add(
     job: JobOverview,
     members: Iterable[MemberRecord],
     now: float,
+    namespaces: Namespaces,
 ) -> None:
+    is_named = sees(namespaces, job.new.owner)
     for name, span in timeline_spans(job, members, now).items():
         if name in nodes:
-            nodes[name].spans.append(span)
+            nodes[name].spans.append(span if is_named else msgspec.structs.replace(span, job="", name=""))
     start = job_start(job)
-    if start is not None:
+    if start is not None and is_named:
         starts.append(start)

@@ -102,6 +102,7 @@ def external_usage_of(pod: Pod) -> ExternalUsageSet:
         standing,
         full_name(pod.metadata),
         host_port_keys(pod),
+        pod.metadata.namespace,
     )
 
 

@@ -84,6 +84,7 @@ class ExternalUsageSet:
     standing: bool = False
     name: str = ""  # for users, if the key is not readable
     brings: tuple[ExclusionKey, ...] = ()
+    owner: str = ""  # its namespace: users of others do not see the name
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from penstock.sched.job import Job
 from penstock.sched.jobspec import SchedulingSpec, counts_of, spec_of_submission
 from penstock.sched.lifecycle import end_members, leave_depend, prioritise, raise_exception, release_singleton
 from penstock.sched.records import DrainSet, JobNew, QueueSet
-from penstock.sched.state import SchedulerState
+from penstock.sched.state import SchedulerState, SlipCause
 from penstock.sched.submitted_jobs import SUBMITTED
 from penstock.sched.suggestions import nearest_fit
 
@@ -290,7 +290,7 @@ def _set_urgency(state: SchedulerState, command: SetUrgency, now: float) -> int:
     if before == command.urgency:
         return before
     state.journal.log(job, "urgency", now, userid=job.owner, urgency=command.urgency)
-    state.plans.slip_cause = f"the urgency of {encode_jobid(job.id)} was set to {command.urgency}"
+    state.plans.slip_cause = SlipCause("the urgency of ", job.id, f" was set to {command.urgency}", job.owner)
     if job.state is JobState.PRIORITY:
         prioritise(state, job, now)
     return before
@@ -336,7 +336,7 @@ def _drain(state: SchedulerState, command: Drain, now: float) -> tuple[str, ...]
         since = state.nodes.drains[node].at if node in state.nodes.drains else now
         state.nodes.drain(DrainSet(node, command.reason[:_NOTE_MAX], command.by, since))
         state.cluster.drain(node, True)
-        state.plans.slip_cause = f"{node} was drained"
+        state.plans.slip_cause = SlipCause(f"{node} was drained")
     state.queue.mark_dirty()
     return fresh
 

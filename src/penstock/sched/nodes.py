@@ -15,7 +15,7 @@ from penstock.sched.job import Job, Member
 from penstock.sched.lifecycle import EXCESS_KEY, node_failed, return_to_queue
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.releasing import record_changed_slots, record_freed_slots, record_release
-from penstock.sched.state import SchedulerState
+from penstock.sched.state import SchedulerState, SlipCause
 
 __all__ = [
     "ORPHAN_KEY",
@@ -35,7 +35,7 @@ def node_set(state: SchedulerState, fact: NodeSet) -> None:
         return
     rank = state.nodes.rank_of(fact.node)
     if known is not None and known.fact.up and not fact.up:
-        state.plans.slip_cause = f"{fact.node} went down"
+        state.plans.slip_cause = SlipCause(f"{fact.node} went down")
     before = known.fact if known is not None else None
     state.cluster.set_node(fact, rank, fact.node in state.nodes.drains)
     _changed(state, fact.node, can_start_more=_offers_more(before, fact))
@@ -74,7 +74,7 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
         if number in state.jobs:
             _record_lost_slots(state, state.jobs[number], node, removal.shortened.get(number, ()), now)
     state.nodes.forget(node)
-    state.plans.slip_cause = f"{node} was removed"
+    state.plans.slip_cause = SlipCause(f"{node} was removed")
     _changed(state, node, can_start_more=True)  # Keys that it had in use at a level above it are free.
 
 
@@ -115,7 +115,7 @@ def external_usage_set(state: SchedulerState, fact: ExternalUsageSet) -> None:
         return
     state.cluster.set_external_usage(fact)
     if before is None or _exceeds(fact, before):
-        state.plans.slip_cause = f"external usage of {fact.node} has changed"
+        state.plans.slip_cause = SlipCause(f"external usage of {fact.node} has changed")
     if before is not None and before.node != fact.node:
         _changed(state, before.node, can_start_more=True)
     _changed(state, fact.node, can_start_more=before is not None and _exceeds(before, fact))
@@ -158,6 +158,7 @@ def update_usage(
                 member.node,
                 more,
                 name=EXCESS_KEY + member.display_name,
+                owner=job.owner,
             ),
         )
     else:
@@ -176,7 +177,7 @@ def _set_keys(state: SchedulerState, job: Job, member: Member, brings: tuple[Exc
     if further == member.late_brings:
         return
     if any(key not in member.brings for key in further):
-        state.plans.slip_cause = f"exclusion keys on {member.node} have changed"
+        state.plans.slip_cause = SlipCause(f"exclusion keys on {member.node} have changed")
     is_free = any(key not in further for key in member.late_brings)
     member.brings, member.late_brings = (*placed_with, *further), further
     state.cluster.engine.set_slot_keys(job.id, member.slot, member.brings)

@@ -15,9 +15,11 @@ from penstock.sched.cycle import CycleResult
 from penstock.sched.forecast import PlannedStart, planned_of
 from penstock.sched.job import Forecast, Job
 from penstock.sched.records import Promise
-from penstock.sched.state import SchedulerState
+from penstock.sched.state import SchedulerState, SlipCause
 
-__all__ = ["update_forecasts"]
+__all__ = ["FOREIGN_JOB_KEY", "update_forecasts"]
+
+FOREIGN_JOB_KEY: Final = "cause_job"  # in the eventlog, for operators: a job of another namespace
 
 _SLIP_S: Final = 60.0
 _SLIP_SHARE: Final = 0.1
@@ -59,17 +61,20 @@ def _update_promise(state: SchedulerState, job: Job, start: float, is_reservatio
     tolerance = max(_SLIP_S, _SLIP_SHARE * (before.last_at - before.made_at))
     if start > before.last_at + tolerance:
         cause = _slip_cause(state, now)
-        state.journal.log(job, "promise", now, start=start, previous=before.last_at, cause=cause)
+        context: dict[str, object] = {"cause": cause.text(job.owner)}
+        if cause.job and cause.namespace != job.owner:
+            context[FOREIGN_JOB_KEY] = encode_jobid(cause.job)
+        state.journal.log(job, "promise", now, start=start, previous=before.last_at, **context)
     elif start >= before.last_at - tolerance and before.is_reservation == is_reservation:
         return
     job.promise = Promise(before.first_at, start, now, is_reservation)
     state.journal.touch(job)
 
 
-def _slip_cause(state: SchedulerState, now: float) -> str:
+def _slip_cause(state: SchedulerState, now: float) -> SlipCause:
     """Why a promise slipped: a job overran its limit, or the last event since the previous forecasts."""
     for number in state.cluster.engine.jobs:
         job = state.jobs.get(number)
         if job is not None and job.end_at is not None and job.end_at <= now:
-            return f"{encode_jobid(number)} runs past its limit; its end is unknown"
-    return state.plans.slip_cause or "jobs before it take longer than planned"
+            return SlipCause("", number, " runs past its limit; its end is unknown", job.owner)
+    return state.plans.slip_cause or SlipCause("jobs before it take longer than planned")

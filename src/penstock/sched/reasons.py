@@ -4,11 +4,16 @@ Causes that are properties of the job or of its queue (held, dependencies, a sto
 Otherwise the engine explains the request against the present allocations, without reservations. If the
 request does not fit, the reason names the missing resources and the jobs that hold them. If it fits, the job
 waits because its start would delay a reservation of a job before it in the queue.
+
+A reason names jobs and pods that hold resources or come first. Whoever may not see their namespaces gets
+their number instead (`redacted`): users of a namespace in conditions and events, and callers of the API that
+are not operators.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +26,15 @@ from penstock.sched.member_states import MemberPhase
 from penstock.sched.queue import QueueEntry
 from penstock.sched.state import SchedulerState
 
-__all__ = ["WaitBlocker", "WaitCause", "WaitReason", "jobs_ahead", "member_wait_reason", "wait_reason"]
+__all__ = [
+    "WaitBlocker",
+    "WaitCause",
+    "WaitReason",
+    "jobs_ahead",
+    "member_wait_reason",
+    "redacted",
+    "wait_reason",
+]
 
 
 _BLOCKERS_NAMED_MAX: Final = 3
@@ -50,6 +63,7 @@ class WaitBlocker:
     name: str
     job: int | None = None  # None: external usage
     until: float | None = None  # None: no known end
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,43 @@ class WaitReason:
     clause: str = ""
     stages: tuple[FunnelStage, ...] = ()
     blockers: tuple[WaitBlocker, ...] = ()
+    around: tuple[str, str] = ("", "")  # the message before and after the names of the blockers
+
+
+def _naming(
+    cause: WaitCause,
+    around: tuple[str, str],
+    blockers: tuple[WaitBlocker, ...],
+    clause: str,
+    stages: tuple[FunnelStage, ...] = (),
+) -> WaitReason:
+    """A reason whose message names the blockers."""
+    message = f"{around[0]}{_names(blockers)}{around[1]}"
+    return WaitReason(cause, message, clause, stages, blockers, around)
+
+
+def redacted(reason: WaitReason, namespaces: Collection[str] | None) -> WaitReason:
+    """The reason for a reader of some namespaces: other jobs and pods are counted. None: of all."""
+    if namespaces is None:
+        return reason
+    hidden = [blocker for blocker in reason.blockers if blocker.namespace not in namespaces]
+    if not hidden:
+        return reason
+    visible = [blocker for blocker in reason.blockers if blocker.namespace in namespaces]
+    jobs = [blocker for blocker in hidden if blocker.job is not None]
+    pods = [blocker for blocker in hidden if blocker.job is None]
+    counted = [_counted(some, word) for some, word in ((jobs, "job"), (pods, "pod")) if some]
+    is_named = any(blocker.name in reason.clause for blocker in hidden)
+    blockers = (*counted, *visible)  # The counts first: they must not be among those that are not named.
+    clause = f"behind {_names(blockers)}" if is_named else reason.clause
+    return _naming(reason.cause, reason.around, blockers, clause, reason.stages)
+
+
+def _counted(blockers: list[WaitBlocker], word: str) -> WaitBlocker:
+    count = len(blockers)
+    name = f"1 {word} in another namespace" if count == 1 else f"{count} {word}s in other namespaces"
+    ends = [blocker.until for blocker in blockers if blocker.until is not None]
+    return WaitBlocker(name, until=max(ends) if len(ends) == count else None)
 
 
 def wait_reason(
@@ -130,7 +181,9 @@ def _explained(state: SchedulerState, request: Request, now: float) -> WaitReaso
         return WaitReason(WaitCause.PRIORITY)
     blockers = tuple(_blocker(state, blocker, now) for blocker in reason.blockers)
     clause = reason.clause
-    return WaitReason(WaitCause.RESOURCES, _message(clause, blockers), clause, reason.stages, blockers)
+    if not blockers:
+        return WaitReason(WaitCause.RESOURCES, clause, clause, reason.stages)
+    return _naming(WaitCause.RESOURCES, (f"{clause}; held by ", ""), blockers, clause, reason.stages)
 
 
 def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> WaitBlocker:
@@ -138,18 +191,22 @@ def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> WaitBlocker
     number = blocker.job
     if number is None:
         usage = state.cluster.external_usage(blocker.external_usage)
-        return WaitBlocker((usage.name if usage is not None else "") or blocker.external_usage)
+        name = (usage.name if usage is not None else "") or blocker.external_usage
+        return WaitBlocker(name, namespace=usage.owner if usage is not None else "")
     job = state.jobs.get(number)
     end_at = job.end_at if job is not None else None
-    return WaitBlocker(encode_jobid(number), number, end_at if end_at is not None and end_at > now else None)
+    return _job_blocker(state, number, end_at if end_at is not None and end_at > now else None)
 
 
-def _message(clause: str, blockers: tuple[WaitBlocker, ...]) -> str:
-    if not blockers:
-        return clause
+def _job_blocker(state: SchedulerState, number: int, until: float | None = None) -> WaitBlocker:
+    job = state.jobs.get(number)
+    return WaitBlocker(encode_jobid(number), number, until, namespace=job.owner if job is not None else "")
+
+
+def _names(blockers: Sequence[WaitBlocker]) -> str:
     names = ", ".join(blocker.name for blocker in blockers[:_BLOCKERS_NAMED_MAX])
     others = len(blockers) - _BLOCKERS_NAMED_MAX
-    return f"{clause}; held by {names}{f' and {others} more' if others > 0 else ''}"
+    return f"{names}{f' and {others} more' if others > 0 else ''}"
 
 
 def _behind(state: SchedulerState, entry: QueueEntry | None) -> WaitReason:
@@ -163,12 +220,8 @@ def _behind(state: SchedulerState, entry: QueueEntry | None) -> WaitReason:
         return WaitReason(WaitCause.UNPLANNED, "the next scheduling cycle will consider it")
     start, number = min(before)
     name = encode_jobid(number)
-    return WaitReason(
-        WaitCause.PRIORITY,
-        f"starting it now would delay {name}, which is ahead of it",
-        f"behind {name}",
-        blockers=(WaitBlocker(name, number, start),),
-    )
+    around = ("starting it now would delay ", ", which is ahead of it")
+    return _naming(WaitCause.PRIORITY, around, (_job_blocker(state, number, start),), f"behind {name}")
 
 
 def jobs_ahead(state: SchedulerState) -> dict[int, int]:

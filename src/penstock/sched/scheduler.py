@@ -56,7 +56,7 @@ from penstock.sched.lifecycle import (
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.promises import update_forecasts
 from penstock.sched.queue import QueueEntry
-from penstock.sched.reasons import WaitReason, jobs_ahead, member_wait_reason, wait_reason
+from penstock.sched.reasons import WaitReason, jobs_ahead, member_wait_reason, redacted, wait_reason
 from penstock.sched.records import Change
 from penstock.sched.releasing import free_slots
 from penstock.sched.snapshots import handle_snapshot
@@ -326,7 +326,8 @@ class Scheduler:
         if deep:
             self._publish_waiting(now)
         if deep or not len(state.queue):
-            state.plans.slip_cause = ""  # All promises that it may have delayed have been compared.
+            # All promises that they may have delayed have been compared.
+            state.plans.slip_cause = None
         advance_jobs(state, now)
         return self._step()
 
@@ -346,12 +347,12 @@ class Scheduler:
                 continue
             explained += 1
             if entry.member:
-                found = member_wait_reason(state, entry, now, memo)
-                state.publish_status(job, WorkloadStatus.WAITING, found.message)
-                continue
-            found = self.wait_reason(job.id, now, memo)
-            start_at = job.forecast.start_at if job.forecast is not None else None
-            state.publish_status(job, WorkloadStatus.WAITING, found.message, start_at)
+                found, start_at = member_wait_reason(state, entry, now, memo), None
+            else:
+                found = self.wait_reason(job.id, now, memo)
+                start_at = job.forecast.start_at if job.forecast is not None else None
+            message = redacted(found, (job.owner,)).message
+            state.publish_status(job, WorkloadStatus.WAITING, message, start_at)
 
     def _cycle_plan(self, now: float) -> Cycle:
         state = self.state

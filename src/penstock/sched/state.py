@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.errors import PenstockError
-from penstock.model.jobid import JobIds
+from penstock.model.jobid import JobIds, encode_jobid
 from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 from penstock.sched.cluster import Cluster
 from penstock.sched.dependency_index import DependencyIndex
@@ -28,7 +28,7 @@ from penstock.sched.step_work import StepWork
 from penstock.sched.timers import Timers
 from penstock.sched.workloads import Workloads
 
-__all__ = ["Plans", "Reply", "SchedulerState"]
+__all__ = ["Plans", "Reply", "SchedulerState", "SlipCause"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,30 @@ class Reply:
     error: PenstockError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SlipCause:
+    """What may have delayed planned starts: a text, with the name of a job in it if there is one."""
+
+    before: str
+    job: int = 0  # 0: none
+    after: str = ""
+    namespace: str = ""  # of the job
+
+    def text(self, namespace: str) -> str:
+        """The cause for users of a namespace, who do not see the names of jobs in others."""
+        if not self.job:
+            return self.before
+        name = encode_jobid(self.job) if namespace == self.namespace else "a job in another namespace"
+        return f"{self.before}{name}{self.after}"
+
+
 @dataclass(slots=True)
 class Plans:
     """What the last cycles have planned, and what may have delayed it since."""
 
     reservations: dict[int, float] = field(default_factory=dict)  # job -> start, from the last cycle
     planned_starts: dict[int, PlannedStart] = field(default_factory=dict)
-    slip_cause: str = ""  # the last event since the last forecasts that may delay a start
+    slip_cause: SlipCause | None = None  # the last event since the last forecasts that may delay a start
 
     def copy(self) -> Plans:
         return Plans(dict(self.reservations), dict(self.planned_starts), self.slip_cause)
