@@ -224,7 +224,7 @@ def test_every_part_is_copied() -> None:
 
 
 def test_a_bucket_is_copied_without_the_entries_that_have_left() -> None:
-    bucket = Bucket("default", 0)
+    bucket = Bucket("default", 0, is_late=False)
     entries = [QueueEntry(order_key(16, 0, 0.0, job), job) for job in range(4)]
     for entry in entries:
         bucket.add(entry)

@@ -201,7 +201,7 @@ def test_an_unsatisfiable_workload_is_checked_again_when_nodes_change() -> None:
 
 
 def test_external_usage_without_an_end_gives_no_promise_and_blocks_no_job() -> None:
-    driver = Driver(pods(nodes=1), settings_of("fcfs"))
+    driver = Driver(pods(nodes=1), settings_of("easy"))
     endless(driver)
     driver.backend.external_usage["other"] = ExternalUsageSet("other", "node0", (("cpu", 700),))
     driver.feed(driver.backend.external_usage["other"])

@@ -222,8 +222,8 @@ def _why_fields(found: Doc, now: float) -> list[tuple[str, str]]:
         has_failed = has_failed or bool(mark)
         fields.append((str(step["name"]), f"{step['passed']} found, {step['needed']} needed{mark}"))
     blockers = found.get("blockers") or ()
-    if _names_blockers(found) and len(blockers) <= _BLOCKERS_MAX:
-        blockers = ()
+    if found.get("kind") == "queue-order" or (_names_blockers(found) and len(blockers) <= _BLOCKERS_MAX):
+        blockers = ()  # The sentence names them.
     for blocker in blockers:
         if found.get("kind") == "behind":
             until = blocker.get("until")

@@ -3,8 +3,10 @@
 One function serves every queue policy, the cycle of the present and the simulated cycles of a forecast. The
 entries of all queues are taken in one order. While a queue has reservations left, a job that cannot start
 gets the earliest start that delays nothing booked before it, and that start is booked, so no later entry of
-the cycle can delay it. A queue without reservations (`fcfs`) stops at the first job that must wait. A job
-that waits only for resources without a known end gets no reservation and blocks no other job.
+the cycle can delay it. A job that waits only for resources without a known end gets no
+reservation and blocks no other job. A strict queue (`fcfs`)
+has no reservations: its first job that must wait, for whatever it waits, is the head of the queue and blocks
+the jobs behind it. Late members of started jobs are neither blocked by a head, nor block anything.
 
 A shape that failed is not matched again in the cycle, because a cycle only adds bookings. For the same reason
 a node that is full for a shape is not searched again for it.
@@ -18,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from penstock.engine import Allocation, AllocationKind, Engine, MatchOp
+from penstock.engine.allocation import MatchResult
+from penstock.engine.planner import FOREVER
 from penstock.engine.request import Request
 from penstock.sched.queue import Bucket, QueueEntry
 from penstock.sched.settings import Backfill, BackfillKind
@@ -48,6 +52,9 @@ class CycleResult:
     reserved: list[tuple[QueueEntry, Allocation]] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)  # shapes
     unreservable: set[int] = field(default_factory=set)  # shapes that wait for resources without a known end
+    heads: dict[str, QueueEntry] = field(default_factory=dict)  # by strict queue: the job that blocks it
+    # by shape and, if its placement matters, job: the earliest end with which a late member did not fit
+    failed_late: dict[tuple[int, int | None], int] = field(default_factory=dict)
     full: dict[int, set[int]] = field(default_factory=dict)  # by shape: nodes that cannot hold it
     matches: int = 0
     is_cut: bool = False  # the cycle stopped at `starts_max`
@@ -59,6 +66,10 @@ class _Queue:
     reservations_left: int
     looked_at: int = 0
     is_blocked: bool = False
+
+    @property
+    def is_strict(self) -> bool:
+        return self.backfill.kind is BackfillKind.FCFS
 
 
 def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
@@ -85,12 +96,11 @@ def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
         if plan.chosen is not None and entry not in plan.chosen:
             continue
         queue.looked_at += 1
-        if _is_futile(queue, bucket, result):
-            continue
-        yield
-        if entry.member:
+        if bucket.is_late:
+            yield
             _extend(plan, entry, bucket, result)
-        else:
+        elif not _is_futile(queue, bucket, result):
+            yield
             yield from _try(plan, entry, bucket, queue, result)
     return result
 
@@ -115,66 +125,99 @@ def _advance(
 
 def _is_over(plan: Cycle, queue: _Queue, bucket: Bucket, result: CycleResult) -> bool:
     """Whether no further entry of a bucket can start or get a reservation in this cycle."""
-    if queue.is_blocked or (plan.queue_depth is not None and queue.looked_at >= plan.queue_depth):
+    if plan.queue_depth is not None and queue.looked_at >= plan.queue_depth:
         return True
+    if bucket.is_late:
+        return False
     # With a queue depth, skipped entries count too, so they are skipped one by one.
-    return plan.queue_depth is None and _is_futile(queue, bucket, result)
+    return queue.is_blocked or (plan.queue_depth is None and _is_futile(queue, bucket, result))
 
 
 def _is_futile(queue: _Queue, bucket: Bucket, result: CycleResult) -> bool:
+    if queue.is_strict:
+        return False  # Its first job that must wait blocks it, also if another queue has tried the shape.
     if bucket.shape in result.unreservable:
         return True
-    is_strict = queue.backfill.kind is BackfillKind.FCFS  # The first entry that must wait blocks the queue.
-    return bucket.shape in result.failed and queue.reservations_left <= 0 and not is_strict
+    return bucket.shape in result.failed and queue.reservations_left <= 0
 
 
 def _try(
     plan: Cycle, entry: QueueEntry, bucket: Bucket, queue: _Queue, result: CycleResult
 ) -> Generator[None, None, None]:
-    is_strict = queue.backfill.kind is BackfillKind.FCFS
-    may_wait = is_strict or queue.reservations_left > 0
-    request = plan.request(bucket.shape)
-    if request.duration_s is not None and plan.extra_s:
-        request = replace(request, duration_s=request.duration_s + plan.extra_s)
-    op = MatchOp.ALLOCATE_ORELSE_RESERVE if may_wait else MatchOp.ALLOCATE
-    result.matches += 1
-    full = result.full.setdefault(bucket.shape, set())
-    answer = yield from plan.engine.match_stepwise(
-        entry.job,
-        request,
-        plan.now,
-        op,
-        explain=False,
-        prove=False,
-        full_nodes=full,
-        made=plan.made(entry.job),
-    )
+    may_reserve = queue.reservations_left > 0
+    answer = yield from _match(plan, entry, bucket.shape, may_reserve, result)
     if isinstance(answer, Allocation) and answer.kind is AllocationKind.ALLOCATED:
         result.started.append((entry, answer))
         return
     result.failed.add(bucket.shape)
-    if isinstance(answer, Allocation):
+    if queue.is_strict:
+        queue.is_blocked = True
+        result.heads[bucket.queue] = entry
+    elif not isinstance(answer, Allocation):
+        if may_reserve:
+            result.unreservable.add(bucket.shape)
+    else:
         result.reserved.append((entry, answer))
         queue.reservations_left -= 1
-        queue.is_blocked = is_strict
-    elif may_wait:
-        result.unreservable.add(bucket.shape)
+
+
+def _request(plan: Cycle, shape: int) -> Request:
+    request = plan.request(shape)
+    if request.duration_s is not None and plan.extra_s:
+        return replace(request, duration_s=request.duration_s + plan.extra_s)
+    return request
+
+
+def _match(
+    plan: Cycle, entry: QueueEntry, shape: int, may_reserve: bool, result: CycleResult
+) -> Generator[None, None, MatchResult]:
+    op = MatchOp.ALLOCATE_ORELSE_RESERVE if may_reserve else MatchOp.ALLOCATE
+    result.matches += 1
+    return (
+        yield from plan.engine.match_stepwise(
+            entry.job,
+            _request(plan, shape),
+            plan.now,
+            op,
+            explain=False,
+            prove=False,
+            full_nodes=result.full.setdefault(shape, set()),
+            made=plan.made(entry.job),
+        )
+    )
 
 
 def _extend(plan: Cycle, entry: QueueEntry, bucket: Bucket, result: CycleResult) -> None:
-    """Places one late member of a started job now, or leaves it for a later cycle."""
-    result.matches += 1
+    """Places one late member of a started job now, or leaves it for a later cycle.
+
+    A late member that does not fit says nothing about jobs with an equal request: it must share the domain of
+    its job, avoid its nodes, and end with it.
+    """
     request = plan.request(bucket.shape)
-    if entry.job in plan.engine.jobs:
-        answer = plan.engine.extend(entry.job, request, plan.now)
+    holder = plan.engine.jobs.get(entry.job)
+    placement = request.placement if holder is None else holder.placement
+    if holder is not None:
+        end = max(holder.end, plan.now + 1)
     else:  # Its allocation was released completely.
         end_at = plan.end_at(entry.job)
-        left_s = None if end_at is None else max(1, ceil(end_at) - plan.now)
-        left = replace(request, duration_s=left_s)
+        end = FOREVER if end_at is None else max(ceil(end_at), plan.now + 1)
+    key = (bucket.shape, entry.job if placement.within or placement.distinct_nodes else None)
+    if end >= result.failed_late.get(key, FOREVER + 1):
+        return
+    result.matches += 1
+    if holder is not None:
+        answer = plan.engine.extend(entry.job, request, plan.now, explain=False)
+    else:
+        left = replace(request, duration_s=None if end == FOREVER else end - plan.now)
         answer = plan.engine.match(
-            entry.job, left, plan.now, explain=False, prove=False, made=plan.made(entry.job)
+            entry.job,
+            left,
+            plan.now,
+            explain=False,
+            prove=False,
+            made=plan.made(entry.job),
         )
     if isinstance(answer, Allocation):
         result.started.append((entry, answer))
     else:
-        result.failed.add(bucket.shape)
+        result.failed_late[key] = end

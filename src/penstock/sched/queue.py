@@ -54,13 +54,14 @@ def priority_of(urgency: int, class_value: int) -> int:
 
 
 class Bucket:
-    """The pending entries of one queue with equal requests, in order."""
+    """The pending entries of one queue with equal requests, in order: jobs, or late members."""
 
-    __slots__ = ("_entries", "_head", "queue", "shape")
+    __slots__ = ("_entries", "_head", "is_late", "queue", "shape")
 
-    def __init__(self, queue: str, shape: int) -> None:
+    def __init__(self, queue: str, shape: int, is_late: bool) -> None:
         self.queue = queue
         self.shape = shape
+        self.is_late = is_late  # has late members of started jobs
         self._entries: list[QueueEntry] = []
         self._head = 0  # entries before it are removed; most leave at the front
 
@@ -84,7 +85,7 @@ class Bucket:
         return True
 
     def copy(self) -> Bucket:
-        made = Bucket(self.queue, self.shape)
+        made = Bucket(self.queue, self.shape, self.is_late)
         made._entries, made._head = list(self._entries), self._head
         return made
 
@@ -94,17 +95,17 @@ class Bucket:
 
 
 class Pending:
-    """All entries that may start, by queue and shape."""
+    """All entries that may start, by queue and shape; late members apart from jobs."""
 
     def __init__(self) -> None:
-        self._buckets: dict[tuple[str, int], Bucket] = {}
+        self._buckets: dict[tuple[str, int, bool], Bucket] = {}
         self._where: dict[tuple[int, str], tuple[Bucket, QueueEntry]] = {}
 
     def copy(self) -> Pending:
         made = Pending()
         made._buckets = {key: bucket.copy() for key, bucket in self._buckets.items()}
         made._where = {
-            key: (made._buckets[(bucket.queue, bucket.shape)], entry)
+            key: (made._buckets[(bucket.queue, bucket.shape, bucket.is_late)], entry)
             for key, (bucket, entry) in self._where.items()
         }
         return made
@@ -117,7 +118,8 @@ class Pending:
 
     def add(self, entry: QueueEntry, queue: str, shape: int) -> None:
         self.remove(entry.job, entry.member)
-        bucket = self._buckets.setdefault((queue, shape), Bucket(queue, shape))
+        is_late = bool(entry.member)
+        bucket = self._buckets.setdefault((queue, shape, is_late), Bucket(queue, shape, is_late))
         bucket.add(entry)
         self._where[(entry.job, entry.member)] = (bucket, entry)
 
@@ -128,7 +130,7 @@ class Pending:
         bucket, entry = found
         bucket.remove(entry)
         if not len(bucket):
-            del self._buckets[(bucket.queue, bucket.shape)]
+            del self._buckets[(bucket.queue, bucket.shape, bucket.is_late)]
 
     def entry(self, job: int, member: str = "") -> QueueEntry | None:
         found = self._where.get((job, member))

@@ -3,7 +3,8 @@
 Causes that are properties of the job or of its queue (held, dependencies, a stopped queue) take precedence.
 Otherwise the engine explains the request against the present allocations, without reservations. If the
 request does not fit, the reason names the missing resources and the jobs that hold them. If it fits, the job
-waits because its start would delay a reservation of a job before it in the queue.
+waits because its start would delay a reservation of a job before it in the queue. In a strict queue (`fcfs`)
+a job behind the head waits for the start of the head, whatever is free.
 
 A reason names jobs and pods that hold resources or come first. Whoever may not see their namespaces gets
 their number instead (`redacted`): users of a namespace in conditions and events, and callers of the API that
@@ -52,6 +53,7 @@ class WaitCause(enum.Enum):
     UNSATISFIABLE = "never"  # no set of nodes of this cluster could ever meet the request
     RESOURCES = "resources"
     PRIORITY = "behind"  # it fits, but would delay a reservation of a job before it
+    QUEUE_ORDER = "queue-order"  # its queue is strict, and the head of the queue waits
     UNPLANNED = "unplanned"  # it fits, and no scheduling cycle has considered it yet
     INCOMPLETE = "incomplete"  # it runs, and some of its members have no node
 
@@ -121,8 +123,12 @@ def wait_reason(
         return found
     if job.state is not JobState.SCHED:
         return WaitReason(WaitCause.NONE)
+    entry = state.queue.entry(job.id)
+    behind_head = _behind_head(state, job.queue, entry)
+    if behind_head is not None:
+        return behind_head
     found = _explained_once(state, job.shape, job.spec.request, now, memo)
-    return _behind(state, state.queue.entry(job.id)) if found.cause is WaitCause.PRIORITY else found
+    return _behind(state, entry) if found.cause is WaitCause.PRIORITY else found
 
 
 def member_wait_reason(
@@ -207,6 +213,17 @@ def _names(blockers: Sequence[WaitBlocker]) -> str:
     names = ", ".join(blocker.name for blocker in blockers[:_BLOCKERS_NAMED_MAX])
     others = len(blockers) - _BLOCKERS_NAMED_MAX
     return f"{names}{f' and {others} more' if others > 0 else ''}"
+
+
+def _behind_head(state: SchedulerState, queue: str, entry: QueueEntry | None) -> WaitReason | None:
+    """The reason of a job behind the head that blocked its strict queue in the last cycle, if that waits."""
+    number = state.plans.heads.get(queue)
+    head = state.queue.entry(number) if number is not None else None
+    if head is None or entry is None or not head < entry:
+        return None
+    name = encode_jobid(head.job)
+    around = (f"queue {queue} is strict first-come, first-served, and ", " at its head waits")
+    return _naming(WaitCause.QUEUE_ORDER, around, (_job_blocker(state, head.job),), f"behind {name}")
 
 
 def _behind(state: SchedulerState, entry: QueueEntry | None) -> WaitReason:

@@ -317,6 +317,7 @@ class Scheduler:
                 place_late_member(state, job, job.members[entry.member], allocation)
             else:
                 start_job(state, job, allocation, now)
+        state.plans.heads = {queue: entry.job for queue, entry in found.heads.items()}
         starts: dict[int, PlannedStart] = {}
         if deep and state.settings.forecast_depth and len(state.queue):
             plan = self._cycle_plan(now)

@@ -61,11 +61,17 @@ class Plans:
     """What the last cycles have planned, and what may have delayed it since."""
 
     reservations: dict[int, float] = field(default_factory=dict)  # job -> start, from the last cycle
+    heads: dict[str, int] = field(default_factory=dict)  # strict queue -> the job that blocks it
     planned_starts: dict[int, PlannedStart] = field(default_factory=dict)
     slip_cause: SlipCause | None = None  # the last event since the last forecasts that may delay a start
 
     def copy(self) -> Plans:
-        return Plans(dict(self.reservations), dict(self.planned_starts), self.slip_cause)
+        return Plans(
+            dict(self.reservations),
+            dict(self.heads),
+            dict(self.planned_starts),
+            self.slip_cause,
+        )
 
     def forget(self, job: int) -> None:
         self.reservations.pop(job, None)
