@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.sim.backend import MemberScript
 from penstock.model.job import JobState
+from penstock.protocol.facts import ExternalUsageSet
 from tests.sched.driving import Driver, nodes_of, pool_of, settings_of, submission
 from tests.sched.oracle import OracleJob, oracle_starts
 
@@ -108,16 +109,60 @@ def test_forecasts_are_exact_when_durations_are_and_nothing_arrives_later(
     assert {number: driver.starts[number] for number in told} == told
 
 
-@given(jobs=workloads(), policy=st.sampled_from(sorted(DEPTHS)))
-def test_a_forecast_leaves_everything_booked_as_it_was(jobs: list[OracleJob], policy: str) -> None:
-    driver = Driver(nodes_of(3, 2), settings_of(policy), deep=False)
+@given(
+    jobs=workloads(),
+    policy=st.sampled_from(sorted(DEPTHS)),
+    external=st.integers(0, 2),
+    horizon_s=st.sampled_from([1.0, 10.0, 1e9]),
+)
+def test_a_forecast_leaves_everything_booked_as_it_was(
+    jobs: list[OracleJob], policy: str, external: int, horizon_s: float
+) -> None:
+    driver = Driver(nodes_of(3, 2), settings_of(policy, reservation_horizon_s=horizon_s), deep=False)
     driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e6)
     for job in jobs:
         driver.submit(submission(slots=min(job.units, 6), duration_s=job.limit_s))
     driver.settle()
+    # What appears on units of running jobs finds a place of its own only when they end.
+    usage = [ExternalUsageSet(f"u{number}", f"node{number}", (("core", 2),)) for number in range(external)]
+    driver.backend.external_usage.update({one.key: one for one in usage})
+    driver.feed(*usage)
+    driver.plan()  # A job may start because the usage has moved a reservation.
+    driver.settle()
     before = booked(driver)
     driver.deep = True
     driver.plan()
+    assert booked(driver) == before
+
+
+def test_no_job_starts_on_external_usage_that_shares_a_node_with_a_running_job() -> None:
+    driver = Driver(nodes_of(1, 4), settings_of("easy"))
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
+    driver.submit(submission(cores=2, duration_s=100))
+    driver.settle()
+    usage = ExternalUsageSet("u", "node0", (("core", 3),))
+    driver.backend.external_usage["u"] = usage
+    driver.feed(usage)
+    driver.submit(submission(cores=1, duration_s=50), submission(cores=2, duration_s=50))
+    driver.settle()
+    driver.submit(submission(cores=1, duration_s=50))
+    driver.settle()
+    assert driver.backend.violations == []
+    assert len(driver.scheduler.allocated_jobs()) == 1
+
+
+def test_a_forecast_beyond_the_horizon_leaves_external_usage_where_it_is() -> None:
+    driver = Driver(nodes_of(1, 5), settings_of("easy", reservation_horizon_s=1.0), deep=False)
+    driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
+    driver.submit(submission(cores=2, duration_s=100), submission(cores=1, duration_s=200))
+    driver.settle()
+    usage = ExternalUsageSet("u", "node0", (("core", 3),))
+    driver.backend.external_usage["u"] = usage
+    driver.feed(usage)
+    driver.submit(submission(cores=2, duration_s=50))
+    driver.settle()
+    before = booked(driver)
+    driver.instance.plan(deep=True)
     assert booked(driver) == before
 
 

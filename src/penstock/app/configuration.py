@@ -6,6 +6,7 @@ An unknown key is an error that lists the valid keys, because a misspelt limit m
     match_policy = "lonode"      # order in which nodes are tried
     queue_depth = 1000           # jobs per queue that one cycle considers; default: all
     forecast_depth = 100         # pending jobs that get a forecast start
+    reservation_horizon = "7d"   # a start later than this is only forecast, and delays no other job
     lost_timeout = "30s"         # a node without contact for this long is lost
     grace = "5s"                 # between SIGTERM and SIGKILL of a task
     gang_repair_timeout = "2m"   # how long a running gang may lack members before it is evicted
@@ -89,6 +90,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     match_policy: str = "lonode"
     queue_depth: int | None = None
     forecast_depth: int = 100
+    reservation_horizon: str = "7d"
     lost_timeout: str = "30s"
     grace: str = "5s"
     retention: _Retention = msgspec.field(default_factory=_Retention)
@@ -142,6 +144,7 @@ def _configuration(file: _File, policy: str, match_policy: str, queue_depth: int
         match_policy=match_policy or file.match_policy,
         queue_depth=depth,
         forecast_depth=file.forecast_depth,
+        reservation_horizon_s=_positive("reservation_horizon", file.reservation_horizon),
         lost_timeout_s=_duration("lost_timeout", file.lost_timeout),
         grace_s=_duration("grace", file.grace),
         gang_repair_timeout_s=_duration("gang_repair_timeout", file.gang_repair_timeout),
@@ -251,6 +254,13 @@ def _queue(queue: _Queue, default_policy: str) -> QueueSettings:
 
 def _seconds(key: str, text: str) -> int | None:
     return ceil(_duration(key, text)) if text else None
+
+
+def _positive(key: str, text: str) -> float:
+    found = _duration(key, text)
+    if found <= 0:
+        raise BadRequest("too small", where=key, found=repr(text), expected="more than 0s")
+    return found
 
 
 def _duration(key: str, text: str) -> float:

@@ -3,8 +3,8 @@
 One function serves every queue policy, the cycle of the present and the simulated cycles of a forecast. The
 entries of all queues are taken in one order. While a queue has reservations left, a job that cannot start
 gets the earliest start that delays nothing booked before it, and that start is booked, so no later entry of
-the cycle can delay it. A job that waits only for resources without a known end gets no
-reservation and blocks no other job. A strict queue (`fcfs`)
+the cycle can delay it. A job that waits only for resources without a known end, or whose earliest start is
+beyond the horizon, gets no reservation and blocks no other job (`_cannot_reserve`). A strict queue (`fcfs`)
 has no reservations: its first job that must wait, for whatever it waits, is the head of the queue and blocks
 the jobs behind it. Late members of started jobs are neither blocked by a head, nor block anything.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 
 from penstock.engine import Allocation, AllocationKind, Engine, MatchOp
 from penstock.engine.allocation import MatchResult
@@ -41,6 +41,7 @@ class Cycle:
     request: Callable[[int], Request]  # by shape
     end_at: Callable[[int], float | None]  # end of a started job
     made: Callable[[int], tuple[int, int]]  # parts and slots that the allocations of a job have had
+    reservation_horizon_s: float = inf  # a later start is not booked
     queue_depth: int | None = None
     starts_max: int | None = None  # the cycle stops after this many starts
     chosen: frozenset[QueueEntry] | None = None  # restricts the cycle to these entries; None: all
@@ -51,7 +52,8 @@ class CycleResult:
     started: list[tuple[QueueEntry, Allocation]] = field(default_factory=list)
     reserved: list[tuple[QueueEntry, Allocation]] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)  # shapes
-    unreservable: set[int] = field(default_factory=set)  # shapes that wait for resources without a known end
+    beyond_horizon: list[tuple[QueueEntry, Allocation]] = field(default_factory=list)  # not booked
+    unreservable: set[int] = field(default_factory=set)  # shapes without a start within the horizon
     heads: dict[str, QueueEntry] = field(default_factory=dict)  # by strict queue: the job that blocks it
     # by shape and, if its placement matters, job: the earliest end with which a late member did not fit
     failed_late: dict[tuple[int, int | None], int] = field(default_factory=dict)
@@ -155,10 +157,25 @@ def _try(
         result.heads[bucket.queue] = entry
     elif not isinstance(answer, Allocation):
         if may_reserve:
-            result.unreservable.add(bucket.shape)
-    else:
+            _cannot_reserve(entry, bucket, None, result)
+    elif answer.start_s <= plan.now + plan.reservation_horizon_s:
         result.reserved.append((entry, answer))
         queue.reservations_left -= 1
+    else:
+        plan.engine.unbook_job(entry.job)  # A release would move external usage, also in a forecast.
+        _cannot_reserve(entry, bucket, answer, result)
+
+
+def _cannot_reserve(
+    entry: QueueEntry, bucket: Bucket, earliest: Allocation | None, result: CycleResult
+) -> None:
+    """Leaves a job without a reservation at its place in the queue; it delays nobody.
+
+    `earliest` starts beyond the horizon; None: what the job waits for has no known end.
+    """
+    result.unreservable.add(bucket.shape)
+    if earliest is not None:
+        result.beyond_horizon.append((entry, earliest))
 
 
 def _request(plan: Cycle, shape: int) -> Request:

@@ -26,12 +26,14 @@ _SLIP_SHARE: Final = 0.1
 
 
 def update_forecasts(
-    state: SchedulerState, found: CycleResult, starts: dict[int, PlannedStart], now: float, deep: bool
+    state: SchedulerState, cycle: CycleResult, starts: dict[int, PlannedStart], now: float, deep: bool
 ) -> None:
     """Sets the forecast of each planned job, and records promises that were made or have slipped."""
-    reserved = {entry.job: planned_of(allocation, True) for entry, allocation in found.reserved}
+    reserved = {entry.job: planned_of(allocation, True) for entry, allocation in cycle.reserved}
     state.plans.reservations = {number: float(planned.start_s) for number, planned in reserved.items()}
     fresh = {**starts, **reserved}
+    if deep:  # Without a forecast of their own, these are the best that is known.
+        fresh = {**{entry.job: planned_of(found, False) for entry, found in cycle.beyond_horizon}, **fresh}
     for number, planned in fresh.items():
         # The forecast is more precise than the reservation it starts from.
         exact = starts.get(number, planned)

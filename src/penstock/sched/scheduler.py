@@ -367,6 +367,7 @@ class Scheduler:
             request=state.queue.request_of,
             end_at=lambda job: state.jobs[job].end_at,
             made=lambda job: (state.jobs[job].parts_made, state.jobs[job].slots_made),
+            reservation_horizon_s=state.settings.reservation_horizon_s,
             queue_depth=state.settings.queue_depth,
         )
 

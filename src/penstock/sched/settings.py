@@ -80,6 +80,7 @@ class Settings:
     starts_max: int = 500  # starts in one cycle; inputs wait until it ends
     forecast_depth: int = 100  # jobs that get a forecast
     forecast_matches_max: int = 2000  # matches that one forecast may cost
+    reservation_horizon_s: float = 7 * 86400.0  # a start later than this is a forecast, not a reservation
     lost_timeout_s: float = 30.0  # how long a lost member may be unreachable before its node counts as failed
     gang_repair_timeout_s: float = 120.0  # how long a started group may stay incomplete
     grace_s: float = 5.0  # between the signal that ends a member and SIGKILL
