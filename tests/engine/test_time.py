@@ -118,6 +118,29 @@ def test_the_planned_end_of_a_live_job_is_not_its_release() -> None:
     assert isinstance(engine.match(9, slot_request({"node": 1}), 10), Allocation)
 
 
+def test_an_end_that_is_moved_moves_what_is_planned_behind_it() -> None:
+    engine = full(10)
+    asked = slot_request({"core": 1}, duration_s=5)
+    for end, start in ((40, 40), (12, 26), (90, 90)):
+        engine.set_end(0, end)
+        assert engine.allocation(0).end_s == end
+        assert span(engine.match(9, asked, 25, LOOK_LATER)) == (AllocationKind.MATCHED, start, start + 5)
+    engine.set_end(0, None)
+    assert engine.allocation(0).end_s is None
+    assert isinstance(engine.match(9, asked, 25, LOOK_LATER), NotNow)
+    assert engine.instants(0) == []
+
+
+def test_the_end_of_a_reservation_cannot_be_moved_and_no_end_before_a_start() -> None:
+    engine = full(10)
+    engine.match(9, slot_request({"core": 1}, duration_s=5), 0, RESERVE)
+    with pytest.raises(Conflict, match="job 9 is reserved"):
+        engine.set_end(9, 50)
+    with pytest.raises(BadTime):
+        engine.set_end(0, 0)
+    assert engine.allocation(0).end_s == 10
+
+
 def test_a_part_of_a_pool_that_overruns_is_still_in_use() -> None:
     engine = Engine(cluster_of(nodes=1, pools={"memory": 8}), "low")
     engine.match(1, slot_request({"memory": 5}, duration_s=10), 0)

@@ -216,7 +216,7 @@ def steps(asked: st.SearchStrategy[Request], *names: str) -> st.SearchStrategy[S
 
 def histories(asked: st.SearchStrategy[Request]) -> st.SearchStrategy[list[Step]]:
     releases = ("release", "release_slots", "release_vertices")
-    repeats = ("extend", "extend", "update", "update", "tick", "tick", "set_keys")
+    repeats = ("extend", "extend", "update", "update", "tick", "tick", "set_end", "set_keys")
     changes = ("hold", "hold", "unhold", "status", "resize", "attach", "add", "add", "remove", "remove_leaf")
     return st.builds(
         lambda begin, rest: [*begin, *rest],

@@ -35,6 +35,7 @@ from penstock.engine import (
 )
 from penstock.engine.booking import VertexClaim
 from penstock.engine.filters import Filters
+from penstock.engine.planner import FOREVER
 from penstock.engine.policies import Usage
 from penstock.engine.request import InvalidResources
 from penstock.errors import Conflict
@@ -147,6 +148,16 @@ class Backend:
             self.book(job, answer, replace(step.request, placement=placement))
         else:
             assert dump(self.engine) == before
+
+    def do_set_end(self, step: Step) -> None:
+        live = [job for job, parts in self.ledger.jobs.items() if parts[0].live]
+        if not live:
+            return
+        job = live[step.which % len(live)]
+        end = None if step.amount == 0 else self.now + step.amount
+        self.engine.set_end(job, end)
+        for part in self.ledger.jobs[job]:
+            part.end = FOREVER if end is None else end
 
     def do_update(self, step: Step) -> None:
         gone = [
@@ -460,6 +471,26 @@ def test_a_restart_that_applies_what_is_known_decides_alike(
     probe = request_with(resource_of("slot", 1, resource_of("core")), duration_s=5)
     told = [engine.match(-1, probe, 0, MatchOp.WITHOUT_ALLOCATING_FUTURE) for engine in (before, after)]
     assert str(told[0]) == str(told[1])
+
+
+@given(
+    shape=SHAPES,
+    policy=st.sampled_from(POLICIES),
+    queue=st.lists(st.tuples(requests(), st.sampled_from([1, 3, 9, None])), min_size=1, max_size=6),
+)
+def test_an_end_that_is_moved_is_booked_as_if_it_had_been_planned(
+    shape: Shape, policy: str, queue: list[tuple[Request, int | None]]
+) -> None:
+    moved, planned = Engine(shape.graph(), policy), Engine(shape.graph(), policy)
+    for job, (request, duration_s) in enumerate(queue):
+        request = replace(request, placement=Placement())
+        moved.match(job, request, 0)
+        planned.match(job, replace(request, duration_s=duration_s), 0)
+    for job in moved.jobs:
+        moved.set_end(job, queue[job][1])
+    assert dump(moved) == dump(planned)
+    assert allocations_of(moved) == allocations_of(planned)
+    assert moved.instants(0) == planned.instants(0)
 
 
 @pytest.mark.parametrize("asked", [(SHAPES, requests()), (SOCKET_SHAPES, socket_requests())])

@@ -235,7 +235,8 @@ def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cau
     assert slips
     assert "runs past its limit; its end is unknown" in str(slips[0].context["cause"])
     blockers = driver.scheduler.wait_reason(behind, driver.now).blockers
-    assert blockers == (WaitBlocker(encode_jobid(late), late, None, namespace="me"),)
+    blocker = WaitBlocker(encode_jobid(late), late, 400.0, has_overrun=True, namespace="me")
+    assert blockers == (blocker,)
 
 
 def test_a_forecast_that_slips_names_the_event_although_a_cycle_without_forecasts_ran_first() -> None:

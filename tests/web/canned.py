@@ -150,7 +150,9 @@ WHY: Doc = {
     "id": WAITING["id"], "state": "SCHED", "kind": "resources", "sentence": WAITING["reason"],
     "clause": "needs 8 free cores, 4 are free",
     "steps": [{"name": "node", "passed": 4, "needed": 1}, {"name": "core", "passed": 4, "needed": 8}],
-    "blockers": [{"who": "ƒSZYcoq hostname on node0", "job": "ƒSZYcoq", "until": NOW + 795}],
+    "blockers": [{"who": "ƒSZYcoq hostname on node0", "job": "ƒSZYcoq", "until": NOW + 795,
+                  "overrun": False},
+                 {"who": "ƒNJ", "job": "ƒNJ", "until": NOW + 100, "overrun": True}],
     "jobs_ahead": 1, "ahead": ["ƒSZYcoq"], "forecast": WAITING["forecast"],
     "suggestion": "with 4 cores it would start at once",
 }  # fmt: skip

@@ -40,6 +40,7 @@ from penstock.model.job import JobEvent, JobState, Result
 from penstock.model.jobid import encode_jobid
 from penstock.sched.job import Forecast
 from penstock.sched.member_states import MemberPhase
+from penstock.sched.overruns import expected_end
 from penstock.sched.promises import FOREIGN_JOB_KEY
 from penstock.sched.reasons import WaitCause, WaitReason
 from penstock.sched.records import (
@@ -291,6 +292,7 @@ def wait_explanation(
                 who=blocker.name,
                 job=encode_jobid(blocker.job) if blocker.job is not None else None,
                 until=blocker.until,
+                overrun=blocker.has_overrun,
             )
             for blocker in reason.blockers
         ],
@@ -324,7 +326,7 @@ def timeline_spans(job: JobOverview, members: Iterable[MemberRecord], now: float
     if end is None:
         limit = record.end_at
         kind = "overrun" if limit is not None and limit <= now else "running"
-        end = None if limit is None or limit <= now else limit
+        end = None if limit is None else expected_end(limit, now)
     vacated = _vacated(members) if new.workload and live.ended_at is None else {}
     return {
         node: TimelineSpan(

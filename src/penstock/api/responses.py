@@ -317,11 +317,15 @@ class FunnelStageInfo(ResponseBody, frozen=True):
 
 
 class BlockerInfo(ResponseBody, frozen=True):
-    """A holder of resources that the job waits for; `job` is null if it is not a job of this instance."""
+    """A holder of resources that the job waits for; `job` is null if it is not a job of this instance.
+
+    If it has overrun its time limit, `until` is when it is expected to end, which is not certain.
+    """
 
     who: str
     job: str | None
     until: float | None
+    overrun: bool
 
 
 class WaitExplanation(ResponseBody, frozen=True):

@@ -210,6 +210,9 @@ def _names_blockers(found: Doc) -> bool:
 def _blocker(blocker: Doc, now: float) -> str:
     name = str(blocker.get("who") or blocker.get("job") or "")
     until = blocker.get("until")
+    if blocker.get("overrun"):
+        expected = "" if until is None else f", expected to end {clock(until, now)}"
+        return f"{name} (past its limit{expected})"
     return name if until is None else f"{name} (ends {clock(until, now)})"
 
 

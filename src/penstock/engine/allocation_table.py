@@ -109,6 +109,15 @@ class AllocationTable:
                 self._book_rest(holder, key, left)
         return () if self._drop_if_empty(holder) else tuple(shortened)
 
+    def set_end(self, holder: JobAllocation, end: int) -> None:
+        """Moves the end of all parts of a job."""
+        moved = [key for key, part in holder.parts.items() if part.span.end != end]
+        for key in moved:
+            self._unbook_part(holder, key)
+        holder.set_end(end)
+        for key in moved:
+            self._book_part(holder, key)
+
     def set_slot_keys(self, holder: JobAllocation, number: int, brings: tuple[ExclusionKey, ...]) -> bool:
         """Books other keys for a slot. False if the job does not hold it."""
         key = holder.part_of_slot(number)

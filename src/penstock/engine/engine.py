@@ -304,6 +304,19 @@ class Engine:
         self._check_number(holder.number)
         self._table.rebook(holder)
 
+    def set_end(self, job: int, end: int | None) -> None:
+        """Moves the planned end of everything that a running job holds. None: no known end.
+
+        The job holds its units whether or not they are free until then, so nothing is checked.
+        """
+        holder = self._job(job)
+        if holder.kind is not AllocationKind.ALLOCATED:
+            raise Conflict(f"job {job} is reserved, not running: its end cannot be moved")
+        start = max(part.span.start for part in holder.parts.values())
+        if end is not None and end <= start:
+            raise BadTime("invalid end of an allocation", found=str(end), expected=f"more than {start}")
+        self._table.set_end(holder, FOREVER if end is None else end)
+
     # Restoring a known allocation
 
     def update(

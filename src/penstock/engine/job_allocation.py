@@ -149,6 +149,12 @@ class JobAllocation:
         """The latest planned end of a part."""
         return self._last_end
 
+    def set_end(self, end: int) -> None:
+        """Moves the end of all parts. Only for the table of allocations, which books them again."""
+        for part in self.parts.values():
+            part.span = replace(part.span, end=end)
+        self._last_end, self._parts_ending_last = end, len(self.parts)
+
     def claims(self) -> Claims:
         """The claims of all parts; units of a pool that several parts share are added up."""
         union: Claims = {}

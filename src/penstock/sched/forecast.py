@@ -2,8 +2,8 @@
 
 The forecast advances the time to the next end of a job, unbooks what has ended by then, runs the same cycle
 as the scheduler, books what starts, and repeats. If all durations are exact and no job is submitted, every
-job starts when its forecast says. A job that has overrun its limit is assumed to end in the next second. At
-the end the engine is restored to its previous state.
+job starts when its forecast says. A job that has overrun its limit ends when it is expected to (`overruns`).
+At the end the engine is restored to its previous state.
 """
 
 from __future__ import annotations

@@ -62,7 +62,10 @@ def _update_promise(state: SchedulerState, job: Job, start: float, is_reservatio
         return
     tolerance = max(_SLIP_S, _SLIP_SHARE * (before.last_at - before.made_at))
     if start > before.last_at + tolerance:
-        cause = _slip_cause(state, now)
+        plans = state.plans
+        cause = (
+            plans.overrun_cause or plans.slip_cause or SlipCause("jobs before it take longer than planned")
+        )
         context: dict[str, object] = {"cause": cause.text(job.owner)}
         if cause.job and cause.namespace != job.owner:
             context[FOREIGN_JOB_KEY] = encode_jobid(cause.job)
@@ -71,12 +74,3 @@ def _update_promise(state: SchedulerState, job: Job, start: float, is_reservatio
         return
     job.promise = Promise(before.first_at, start, now, is_reservation)
     state.journal.touch(job)
-
-
-def _slip_cause(state: SchedulerState, now: float) -> SlipCause:
-    """Why a promise slipped: a job overran its limit, or the last event since the previous forecasts."""
-    for number in state.cluster.engine.jobs:
-        job = state.jobs.get(number)
-        if job is not None and job.end_at is not None and job.end_at <= now:
-            return SlipCause("", number, " runs past its limit; its end is unknown", job.owner)
-    return state.plans.slip_cause or SlipCause("jobs before it take longer than planned")

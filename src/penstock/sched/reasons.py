@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.engine.allocation import Blocker, FunnelStage
+from penstock.engine.planner import FOREVER
 from penstock.engine.request import Request
 from penstock.model.job import URGENCY_HOLD, JobState
 from penstock.model.jobid import encode_jobid
@@ -65,6 +66,7 @@ class WaitBlocker:
     name: str
     job: int | None = None  # None: external usage
     until: float | None = None  # None: no known end
+    has_overrun: bool = False  # it runs past its limit: `until` is when it is expected to end, if it is known
     namespace: str = ""
 
 
@@ -193,7 +195,7 @@ def _explained(state: SchedulerState, request: Request, now: float) -> WaitReaso
 
 
 def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> WaitBlocker:
-    """A job by its id, external usage by its name. An end that has passed is not known."""
+    """A job by its id, external usage by its name."""
     number = blocker.job
     if number is None:
         usage = state.cluster.external_usage(blocker.external_usage)
@@ -201,7 +203,12 @@ def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> WaitBlocker
         return WaitBlocker(name, namespace=usage.owner if usage is not None else "")
     job = state.jobs.get(number)
     end_at = job.end_at if job is not None else None
-    return _job_blocker(state, number, end_at if end_at is not None and end_at > now else None)
+    if end_at is None or end_at > now:
+        return _job_blocker(state, number, end_at)
+    holder = state.cluster.engine.jobs.get(number)
+    is_expected = holder is not None and now < holder.end < FOREVER
+    until = float(holder.end) if holder is not None and is_expected else None
+    return replace(_job_blocker(state, number, until), has_overrun=True)
 
 
 def _job_blocker(state: SchedulerState, number: int, until: float | None = None) -> WaitBlocker:
@@ -210,7 +217,10 @@ def _job_blocker(state: SchedulerState, number: int, until: float | None = None)
 
 
 def _names(blockers: Sequence[WaitBlocker]) -> str:
-    names = ", ".join(blocker.name for blocker in blockers[:_BLOCKERS_NAMED_MAX])
+    names = ", ".join(
+        f"{blocker.name} (past its limit)" if blocker.has_overrun else blocker.name
+        for blocker in blockers[:_BLOCKERS_NAMED_MAX]
+    )
     others = len(blockers) - _BLOCKERS_NAMED_MAX
     return f"{names}{f' and {others} more' if others > 0 else ''}"
 

@@ -12,7 +12,6 @@ store (`recovery`). Between the yields of `plan` and `prove` no other method may
 from __future__ import annotations
 
 import heapq
-import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -20,7 +19,7 @@ from typing import Final
 
 from penstock.engine.graph import Graph
 from penstock.errors import PenstockError
-from penstock.model.job import ExceptionType, JobState
+from penstock.model.job import JobState
 from penstock.protocol.commands import Command
 from penstock.protocol.facts import (
     ExternalUsageGone,
@@ -36,24 +35,23 @@ from penstock.protocol.facts import (
     WorkloadGone,
     WorkloadSet,
 )
-from penstock.protocol.intents import EndReason, Intent, StatusUpdate, WorkloadStatus
+from penstock.protocol.intents import Intent, StatusUpdate, WorkloadStatus
 from penstock.sched import gangs, members, nodes
 from penstock.sched.cluster import ClusterNode
 from penstock.sched.commands import apply_command
 from penstock.sched.cycle import Cycle, run_cycle
+from penstock.sched.deadlines import fire_timers
 from penstock.sched.forecast import PlannedStart, forecast
 from penstock.sched.invalid_facts import valid_fact
 from penstock.sched.job import Job
 from penstock.sched.lifecycle import (
     advance_jobs,
-    end_members,
     enqueue,
     leave_depend,
-    node_failed,
-    raise_exception,
     set_unsatisfiable,
 )
 from penstock.sched.member_states import MemberPhase
+from penstock.sched.overruns import expected_end
 from penstock.sched.promises import update_forecasts
 from penstock.sched.queue import QueueEntry
 from penstock.sched.reasons import WaitReason, jobs_ahead, member_wait_reason, redacted, wait_reason
@@ -66,7 +64,6 @@ from penstock.sched.state import Reply, SchedulerState
 __all__ = ["Scheduler", "Step"]
 
 _SETTLE_ROUNDS_MAX: Final = 100
-_BACKSTOP_S = 10.0  # time after limit and grace before the scheduler ends a job that its backend did not end
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ class Scheduler:
             # Restored jobs are as they were recorded: the snapshot comes before what follows from their age.
             return self._step(replies)
         self._assemble(now)
-        self._fire_timers(now)
+        fire_timers(state, now)
         self._settle(now)
         return self._step(replies)
 
@@ -146,60 +143,6 @@ class Scheduler:
                 nodes.node_gone(state, fact.node, now)
             case Snapshot():
                 handle_snapshot(state, fact, now)
-
-    # Timers
-
-    def _fire_timers(self, now: float) -> None:
-        state = self.state
-        for number in state.timers.take_due(now):
-            job = state.jobs.get(number)
-            if job is not None:
-                self._check_deadlines(job, now)
-
-    def _check_deadlines(self, job: Job, now: float) -> None:
-        state, settings = self.state, self.state.settings
-        begin_at = job.spec.begin_at if job.state is JobState.DEPEND else None
-        if job.waits_for_begin_time and begin_at is not None and begin_at <= now:
-            job.waits_for_begin_time = False
-            state.journal.log(job, "dependency-remove", now, description=f"begin-time={begin_at:.3f}")
-            leave_depend(state, job, now)
-        workload = state.workloads.get(job.workload)
-        until = (
-            gangs.assembly_deadline(job, workload) if workload is not None and not job.is_assembled else None
-        )
-        if workload is not None and until is not None and until <= now:
-            ready = sum(1 for member in job.members.values() if member.is_ready)
-            note = f"only {ready} of {workload.size} members became ready within the assembly timeout"
-            raise_exception(state, job, now, ExceptionType.ASSEMBLY, note)
-        for member in list(job.members.values()):
-            if member.phase is MemberPhase.LOST and (member.lost_at or 0) + settings.lost_timeout_s <= now:
-                node_failed(state, job, member, now)
-        self._check_limit(job, now)
-        since = job.incomplete_since
-        if (
-            since is not None
-            and since + settings.gang_repair_timeout_s <= now
-            and job.state is JobState.RUN
-            and not job.incomplete_reason
-        ):
-            members.end_repair(state, job, now)
-
-    def _check_limit(self, job: Job, now: float) -> None:
-        """Ends a job at its limit if its backend does not, or has not done so."""
-        state, settings = self.state, self.state.settings
-        if job.end_at is None or job.end_at > now or not job.live_members():
-            return
-        backstop_at = job.end_at + settings.grace_s + _BACKSTOP_S
-        if job.ownership.backend_enforces_limit(state, job) and now < backstop_at:
-            state.wake(backstop_at, job.id)
-            return
-        if not job.is_ending and job.ownership.is_ended_at_limit(state, job):
-            raise_exception(
-                state, job, now, ExceptionType.TIMEOUT, "resource allocation expired", sent=signal.SIGALRM
-            )
-        elif job.is_ending:
-            end_members(state, job, signal.SIGKILL, 0.0, EndReason.TIMEOUT)
-        state.wake(now + 60.0, job.id)
 
     # The end of a step
 
@@ -314,7 +257,7 @@ class Scheduler:
         for entry, allocation in found.started:
             job = state.jobs[entry.job]
             if entry.member:
-                place_late_member(state, job, job.members[entry.member], allocation)
+                place_late_member(state, job, job.members[entry.member], allocation, now)
             else:
                 start_job(state, job, allocation, now)
         state.plans.heads = {queue: entry.job for queue, entry in found.heads.items()}
@@ -328,7 +271,7 @@ class Scheduler:
             self._publish_waiting(now)
         if deep or not len(state.queue):
             # All promises that they may have delayed have been compared.
-            state.plans.slip_cause = None
+            state.plans.slip_cause = state.plans.overrun_cause = None
         advance_jobs(state, now)
         return self._step()
 
@@ -365,7 +308,7 @@ class Scheduler:
             buckets=state.queue.started_buckets(),
             backfill=lambda queue: state.settings.queue(queue).backfill,
             request=state.queue.request_of,
-            end_at=lambda job: state.jobs[job].end_at,
+            end_at=lambda job: _expected_end(state.jobs[job], now),
             made=lambda job: (state.jobs[job].parts_made, state.jobs[job].slots_made),
             reservation_horizon_s=state.settings.reservation_horizon_s,
             queue_depth=state.settings.queue_depth,
@@ -440,3 +383,7 @@ class Scheduler:
 
     def jobs_ahead(self) -> dict[int, int]:
         return jobs_ahead(self.state)
+
+
+def _expected_end(job: Job, now: float) -> float | None:
+    return None if job.end_at is None else expected_end(job.end_at, now)

@@ -12,6 +12,7 @@ from penstock.sched import gangs, members, nodes
 from penstock.sched.cluster import Restored
 from penstock.sched.lifecycle import member_ended, node_failed, return_to_queue
 from penstock.sched.member_states import MemberPhase
+from penstock.sched.overruns import extend_overrun
 from penstock.sched.records import SlotsFreed
 from penstock.sched.releasing import record_release
 from penstock.sched.state import SchedulerState
@@ -61,6 +62,7 @@ def _note_restored(state: SchedulerState, restored: Restored, now: float) -> Non
     for key, part in holder.parts.items():
         for slot in part.slots:
             job.slots.add(slot.number, key, slot.node.name if slot.node is not None else "")
+    extend_overrun(state, job, now)  # Its recorded end is that of its limit.
     if restored.lost_slots or restored.lost_parts:
         state.journal.add(SlotsFreed(job.id, restored.lost_slots, restored.lost_parts))
 

@@ -129,7 +129,7 @@ def _assign(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None
     state.members.assign(member.key, job.id, member.node)
 
 
-def place_late_member(state: SchedulerState, job: Job, member: Member, found: Allocation) -> None:
+def place_late_member(state: SchedulerState, job: Job, member: Member, found: Allocation, now: float) -> None:
     """Places one more member of a started job with the allocation that a cycle has made."""
     state.queue.remove_started(job.id, member.key)
     _record_allocation(state, job, found)
@@ -137,6 +137,8 @@ def place_late_member(state: SchedulerState, job: Job, member: Member, found: Al
     _record_resources(state, job, _resources_on_nodes(job, found.slots))
     state.journal.touch(job)
     _place(state, job, [member])
+    if job.end_at is not None and job.end_at <= now:
+        state.wake(now, job.id)
     if job.incomplete_since is not None and not _unplaced(job):
         job.incomplete_since = None
 

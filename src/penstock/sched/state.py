@@ -64,6 +64,7 @@ class Plans:
     heads: dict[str, int] = field(default_factory=dict)  # strict queue -> the job that blocks it
     planned_starts: dict[int, PlannedStart] = field(default_factory=dict)
     slip_cause: SlipCause | None = None  # the last event since the last forecasts that may delay a start
+    overrun_cause: SlipCause | None = None  # the same if an expected end has moved, which takes precedence
 
     def copy(self) -> Plans:
         return Plans(
@@ -71,6 +72,7 @@ class Plans:
             dict(self.heads),
             dict(self.planned_starts),
             self.slip_cause,
+            self.overrun_cause,
         )
 
     def forget(self, job: int) -> None:

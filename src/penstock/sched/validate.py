@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock.engine.planner import FOREVER
 from penstock.model.job import URGENCY_HOLD, JobState, state_after
 from penstock.protocol.facts import Capacity
 from penstock.sched.cluster import ClusterNode
 from penstock.sched.job import Job
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.nodes import ORPHAN_KEY
+from penstock.sched.overruns import overrun_at
 from penstock.sched.state import SchedulerState
 
 __all__ = ["violations"]
@@ -225,6 +227,10 @@ def _timers(state: SchedulerState) -> Iterator[str]:
             due.append(job.spec.begin_at)
         if job.incomplete_since is not None and job.state is JobState.RUN and not job.incomplete_reason:
             due.append(job.incomplete_since + settings.gang_repair_timeout_s)
+        holder = state.cluster.engine.jobs.get(job.id)
+        has_limit = job.end_at is not None and job.has_live_members and not job.is_ending
+        if has_limit and job.end_at is not None and holder is not None and holder.end < FOREVER:
+            due.append(max(holder.end, overrun_at(job.end_at, settings)))
         due.extend(
             member.lost_at + settings.lost_timeout_s
             for member in job.members.values()
