@@ -95,30 +95,14 @@ def test_foreign_pods_fill_a_node_between_match_and_binding(
         site.wait_consistent(replica)
 
 
-def test_foreign_pods_stay_and_the_gang_of_a_job_is_requeued(
-    site: Site, replica: Replica, failpoints: Failpoints
-) -> None:
-    """The gang is not completed within gang_repair_timeout: its bound pods are evicted and it is requeued."""
-    with clean_namespace(site, replica) as namespace:
-        failpoints.arm("instance.act.before")
-        create(site, namespace, job_gang("gang", run=UNLIMITED))
-        replica.wait_dead()
-        create(site, namespace, foreign_pod("foreign", node=nodes(site)[1]))
-        restart(replica)
-        wait_phases(site, namespace, "gang", Running=2, Pending=1)
-        wait_phases(site, namespace, "gang", Pending=3, Running=0, limit_s=60)
-        site.wait_consistent(replica)
-        api_of(site).delete(f"/api/v1/namespaces/{namespace}/pods/foreign", {"gracePeriodSeconds": 0})
-        wait_phases(site, namespace, "gang", Running=3)
-        site.wait_consistent(replica)
-
-
-def test_foreign_pods_stay_and_a_bare_gang_reports_that_it_is_incomplete(
-    site: Site, replica: Replica, failpoints: Failpoints
+@pytest.mark.parametrize("kind", ["bare", "Job"])
+def test_foreign_pods_stay_and_a_gang_of_which_pods_run_reports_that_it_is_incomplete(
+    site: Site, replica: Replica, failpoints: Failpoints, kind: str
 ) -> None:
     with clean_namespace(site, replica) as namespace:
         failpoints.arm("instance.act.before")
-        create(site, namespace, *bare_gang("gang", run=UNLIMITED))
+        made = [job_gang("gang", run=UNLIMITED)] if kind == "Job" else bare_gang("gang", run=UNLIMITED)
+        create(site, namespace, *made)
         replica.wait_dead()
         create(site, namespace, foreign_pod("foreign", node=nodes(site)[1]))
         restart(replica)

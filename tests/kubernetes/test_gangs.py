@@ -8,6 +8,7 @@ from tests.kubernetes.manifests import bare_pod, deployment, job, stateful_set
 from tests.kubernetes.namespaces import Namespace, job_id
 from tests.kubernetes.site import wait_for
 
+CONTAINER = {"name": "work", "image": "busybox:latest", "imageID": "", "ready": False, "restartCount": 0}
 GROUP = {"penstock.dev/group": "mixed", "penstock.dev/group-size": "3"}
 
 
@@ -91,6 +92,34 @@ def test_a_higher_priority_class_starts_first(namespace: Namespace) -> None:
     namespace.delete("Job", "runs")
     namespace.wait_bound("high", 4)
     assert namespace.bound("low") == []
+
+
+def test_the_pod_that_replaces_a_failed_one_gets_its_node_although_others_wait(namespace: Namespace) -> None:
+    namespace.create(job("gang", 4, "4", spec={"backoffLimit": 3}))
+    namespace.wait_bound("gang", 4)
+    namespace.create(bare_pod("next", "4", annotations={"penstock.dev/urgency": "16"}))
+    namespace.wait_any_reason("next")
+    failed = namespace.pods("gang")[0]
+    name, node = failed["metadata"]["name"], failed["spec"]["nodeName"]
+    ended = {"exitCode": 1, "reason": "Error", "startedAt": None, "finishedAt": None}
+    status = {"phase": "Failed", "containerStatuses": [{**CONTAINER, "state": {"terminated": ended}}]}
+    namespace.patch("Pod", name, {"status": status}, "status")
+
+    def replacement() -> bool:
+        bound = namespace.bound("gang")
+        running = [pod for pod in bound if pod["status"]["phase"] in ("Pending", "Running")]
+        return len(running) == 4
+
+    wait_for(replacement, "the replacement on its node", 60.0)
+    (found,) = [
+        pod
+        for pod in namespace.bound("gang")
+        if pod["spec"]["nodeName"] == node and pod["metadata"]["name"] != name
+    ]
+    assert job_id(found) == job_id(failed)
+    assert namespace.bound("next") == []
+    namespace.delete("Job", "gang")
+    namespace.wait_bound("next", 1)
 
 
 def test_an_unknown_queue_is_reported(namespace: Namespace) -> None:

@@ -146,6 +146,20 @@ def test_the_controllers_of_one_group_add_up() -> None:
     assert fact(launcher, *workers).size == 5
 
 
+def test_the_members_that_controllers_keep_are_those_of_unfinished_ones() -> None:
+    named = {"penstock.dev/group": "ring"}
+    bare = membership(pod("b", labels=named))
+    launcher = membership(pod("l", labels=named), as_controller(job("launcher", wants=1)))
+    failed = membership(pod("w", labels=named), as_controller(job("workers", wants=4, over="Failed")))
+    workers = membership(pod("w", labels=named), as_controller(job("workers", wants=4, succeeded=1)))
+    assert fact(bare).desired is None
+    assert fact(bare, launcher).desired == 1
+    assert fact(launcher, failed).desired == 1
+    assert fact(launcher, workers).desired == 4
+    gone = workload_fact([launcher], {}, SETTINGS, [launcher, workers])
+    assert gone.desired == 4  # All pods of the other controller have ended.
+
+
 @pytest.mark.parametrize(
     ("made", "wants"),
     [

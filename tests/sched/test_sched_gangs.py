@@ -138,23 +138,26 @@ def evictions(driver: Driver) -> list[Evict]:
     return evicted
 
 
-def half_a_group(*, recreated: bool) -> tuple[Driver, Job, list[Evict]]:
+def half_a_group(*, recreated: bool, has_run: bool) -> tuple[Driver, Job, list[Evict]]:
     """Two nodes, a group of two; the second member is refused everywhere."""
     driver = Driver(pods(nodes=2, cpu=500), settings_of("easy"))
     driver.backend.script_for = lambda _place, assignment: MemberScript(
-        runs_s=1e9, refused="OutOfcpu" if assignment.member == "w-1" else ""
+        runs_s=1e9,
+        refused="OutOfcpu" if assignment.member == "w-1" else "",
+        place_delay_s=0.0 if has_run or assignment.member == "w-1" else 1e9,
     )
     driver.feed(WorkloadSet("w", "half", 2), member("w", 0, recreated=recreated), member("w", 1))
     driver.settle()
     return driver, only_job(driver), evictions(driver)
 
 
-def test_an_incomplete_group_is_evicted_if_controllers_replace_its_members() -> None:
-    driver, job, evicted = half_a_group(recreated=True)
+def test_an_incomplete_group_of_which_nothing_has_run_is_evicted_if_controllers_replace_its_members() -> None:
+    driver, job, evicted = half_a_group(recreated=True, has_run=False)
     driver.run_until(121)
     assert job.exception is not None
     assert "1 of 2 members has no node: OutOfcpu" in job.exception.note
     assert [one.members for one in evicted] == [("w-0",)]
+    driver.feed(MemberGone("w-0"))
     again = only_job(driver)  # What was not taken away waits for the member that is made again.
     assert (again.id != job.id, list(again.members), again.is_assembled) == (True, ["w-1"], False)
     driver.backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
@@ -163,8 +166,11 @@ def test_an_incomplete_group_is_evicted_if_controllers_replace_its_members() -> 
     assert {one.phase for one in again.members.values()} == {MemberPhase.RUNNING}
 
 
-def test_an_incomplete_group_without_controllers_is_reported_as_incomplete() -> None:
-    driver, job, evicted = half_a_group(recreated=False)
+@pytest.mark.parametrize(("recreated", "has_run"), [(False, False), (False, True), (True, True)])
+def test_an_incomplete_group_that_has_run_or_has_no_controllers_is_reported_as_incomplete(
+    recreated: bool, has_run: bool
+) -> None:
+    driver, job, evicted = half_a_group(recreated=recreated, has_run=has_run)
     driver.run_until(121)
     assert "1 of 2 members has no node: OutOfcpu" in job.incomplete_reason
     assert evicted == []
@@ -581,7 +587,8 @@ def test_a_member_that_was_not_started_is_replaced_or_its_job_is_incomplete(
     if recreated:
         evicted = evictions(driver)
         driver.run_until(driver.now + 121)
-        assert [one.members for one in evicted] == [("w-1",)]  # Nobody came in its place in time.
+        assert evicted == []  # It has run.
+        assert "has not been replaced" in job.incomplete_reason
     else:
         assert "OutOfcpu" in job.incomplete_reason
 

@@ -68,7 +68,7 @@ def _assignments(state: SchedulerState) -> tuple[dict[str, GraphMember], dict[st
             continue
         slots = {slot.number: slot for part in holder.parts.values() for slot in part.slots}
         job = state.jobs.get(number)
-        taken: set[int] = set()
+        taken: set[int] = set() if job is None else _kept_slots(job)
         for member in job.live_members() if job is not None else ():
             slot = slots.get(member.slot)
             if slot is not None and _node_name(slot) == member.node:
@@ -78,6 +78,11 @@ def _assignments(state: SchedulerState) -> tuple[dict[str, GraphMember], dict[st
             unassigned = (slot for slot in slots.values() if slot.number not in taken)
             empty.update((f"{number}/{slot.number}", _node_name(slot)) for slot in unassigned)
     return members, empty
+
+
+def _kept_slots(job: Job) -> set[int]:
+    """The slots that are booked for replacements of ended members."""
+    return {member.slot for member in job.members.values() if member.is_slot_kept}
 
 
 def _node_name(slot: Slot) -> str:

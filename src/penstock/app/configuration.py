@@ -9,7 +9,8 @@ An unknown key is an error that lists the valid keys, because a misspelt limit m
     reservation_horizon = "7d"   # a start later than this is only forecast, and delays no other job
     lost_timeout = "30s"         # a node without contact for this long is lost
     grace = "5s"                 # between SIGTERM and SIGKILL of a task
-    gang_repair_timeout = "2m"   # how long a running gang may lack members before it is evicted
+    gang_repair_timeout = "2m"   # how long members of a started gang may wait before it is reported
+    replacement_timeout = "11m"  # how long the slot of a failed pod is kept for its replacement
 
     [retention]                  # of inactive jobs
     days = 30
@@ -97,6 +98,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     queues: list[_Queue] = []
     kube: _Kube = msgspec.field(default_factory=_Kube)
     gang_repair_timeout: str = "2m"
+    replacement_timeout: str = "11m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ def _configuration(file: _File, policy: str, match_policy: str, queue_depth: int
         lost_timeout_s=_duration("lost_timeout", file.lost_timeout),
         grace_s=_duration("grace", file.grace),
         gang_repair_timeout_s=_duration("gang_repair_timeout", file.gang_repair_timeout),
+        replacement_timeout_s=_duration("replacement_timeout", file.replacement_timeout),
     )
     days = file.retention.days
     retention = Retention(None if days is None else days * 86400.0, file.retention.jobs)

@@ -275,9 +275,14 @@ def _parse_time(text: str, created_at: float) -> float | None:
 
 
 def workload_fact(
-    members: Sequence[GroupMembership], group_sizes: Mapping[str, int], settings: TranslationSettings
+    members: Sequence[GroupMembership],
+    group_sizes: Mapping[str, int],
+    settings: TranslationSettings,
+    next_members: Sequence[GroupMembership] = (),
 ) -> WorkloadSet:
     """What the pods of a group declare together. `group_sizes` has the existing PodGroups.
+
+    `next_members` stand for pods that its controllers are yet to create: all pods of one may be gone.
 
     One pod of each equivalence key suffices: further ones change nothing.
     """
@@ -312,7 +317,16 @@ def workload_fact(
         within=first.within,
         requeue=first.requeue,
         owner=first.namespace,
+        desired=_desired([*members, *next_members]),
     )
+
+
+def _desired(members: Sequence[GroupMembership]) -> int | None:
+    """How many pods the controllers of a group keep; None if it has none that is known."""
+    controllers = {one.controller.uid: one.controller for one in members if one.controller is not None}
+    if not controllers or all(one.is_single for one in members):
+        return None
+    return sum(0 if one.is_finished else one.desired_pods for one in controllers.values())
 
 
 def _size(members: Sequence[GroupMembership], group_sizes: Mapping[str, int]) -> int:

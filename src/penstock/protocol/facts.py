@@ -119,6 +119,7 @@ class WorkloadSet:
     within: str = ""  # topology level whose domain must contain all members
     requeue: Requeue = Requeue.NEVER
     owner: str = ""
+    desired: int | None = None  # members that its controllers keep, replacing those that fail; None: unknown
 
 
 @dataclass(frozen=True, slots=True)

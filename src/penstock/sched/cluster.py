@@ -239,6 +239,16 @@ class Cluster:
     def external_usage(self, key: str) -> ExternalUsageSet | None:
         return self._external_usage.get(key)
 
+    def is_overcommitted(self, node: str) -> bool:
+        """Whether jobs and external usage together have more of a node than it provides."""
+        known = self.nodes.get(node)
+        for vertex in known.vertex.below() if known is not None else ():
+            if vertex.state is not None:
+                booked = sum(one.units for one in vertex.state.bookings.values() if one.live)
+                if booked + sum(vertex.state.external_units) > vertex.size:
+                    return True
+        return False
+
     # Allocations
 
     def assignments(self, job: int) -> dict[int, str]:

@@ -26,6 +26,7 @@ from penstock.protocol.commands import (
     Undrain,
 )
 from penstock.protocol.intents import EndReason
+from penstock.sched import vacancies
 from penstock.sched.command_texts import check_command_texts, check_spec_texts
 from penstock.sched.dependencies import (
     DependencyState,
@@ -336,6 +337,7 @@ def _drain(state: SchedulerState, command: Drain, now: float) -> tuple[str, ...]
         since = state.nodes.drains[node].at if node in state.nodes.drains else now
         state.nodes.drain(DrainSet(node, command.reason[:_NOTE_MAX], command.by, since))
         state.cluster.drain(node, True)
+        vacancies.check_kept_slots(state, node)
         state.plans.slip_cause = SlipCause(f"{node} was drained")
     state.queue.mark_dirty()
     return fresh

@@ -8,7 +8,7 @@ from typing import Final
 from penstock.engine.allocation import Slot
 from penstock.model.job import ExceptionType, JobState
 from penstock.protocol.facts import EndCause, MemberStatus, Phase, Requeue
-from penstock.protocol.intents import Evict, WorkloadStatus
+from penstock.protocol.intents import WorkloadStatus
 from penstock.sched.job import Job, Member
 from penstock.sched.lifecycle import evict_group
 from penstock.sched.member_states import MemberPhase
@@ -56,6 +56,9 @@ class _ControlledJobs:
         cause = member.cause_text or "no cause was given"
         note = f"{member.display_name} was not started on {member.node}: {cause}"
         state.journal.log(job, "exception", now, type=ExceptionType.ALLOC.value, severity=2, note=note)
+        member.refused_by |= {member.node}
+        if member.vacant_since is not None:
+            return  # The time to repair the group begins with its replacement.
         if member.is_recreated:
             if job.incomplete_since is None:
                 job.incomplete_since = now
@@ -69,16 +72,27 @@ class _ControlledJobs:
     def node_failed(self, state: SchedulerState, job: Job, member: Member, now: float) -> None:
         _requeue(state, job, now, member)
 
+    def is_replaced(self, state: SchedulerState, job: Job, member: Member) -> bool:
+        """A member that succeeded is not; in a job that ends, or whose controllers are unknown, nobody is."""
+        workload = state.workloads.get(job.workload)
+        if workload is None or workload.desired is None or not member.is_recreated:
+            return False
+        has_failed = member.status != 0 or member.cause is not EndCause.EXITED
+        return has_failed and job.state is JobState.RUN and not job.is_ending
+
+    def replacement_overdue(self, state: SchedulerState, job: Job, note: str, now: float) -> None:
+        _mark_incomplete(state, job, note, now)
+
     def repair_failed(self, state: SchedulerState, job: Job, note: str, now: float) -> None:
-        """Evicts members that have a controller; if some have none, the group stays incomplete."""
+        """Evicts a group of which nothing has run, if controllers replace all of its members.
+
+        What has run is not evicted because another member is late: the group is reported as incomplete.
+        """
         live = job.live_members()
-        if all(member.is_recreated for member in live):
+        if all(member.is_recreated and member.started_at is None for member in live):
             evict_group(state, job, now, ExceptionType.INCOMPLETE, note)
             return
         _mark_incomplete(state, job, note, now)
-        recreated = tuple(member.key for member in live if member.is_recreated)
-        if recreated:
-            state.intents.open(Evict(state.intents.next_number(), job.id, recreated))
 
     def may_grow(self, job: Job) -> bool:
         return not job.is_workload_gone

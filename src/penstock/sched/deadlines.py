@@ -55,6 +55,7 @@ def _check_deadlines(state: SchedulerState, job: Job, now: float) -> None:
         and not job.incomplete_reason
     ):
         members.end_repair(state, job, now)
+    members.end_replacement_wait(state, job, now)
 
 
 def _check_limit(state: SchedulerState, job: Job, now: float) -> None:

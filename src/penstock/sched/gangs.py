@@ -18,6 +18,7 @@ from penstock.protocol.facts import (
     WorkloadSet,
 )
 from penstock.protocol.intents import WorkloadStatus
+from penstock.sched import vacancies
 from penstock.sched.commands import add_job
 from penstock.sched.controlled_jobs import CONTROLLED
 from penstock.sched.dependencies import begin_time_text
@@ -65,6 +66,7 @@ def workload_set(state: SchedulerState, fact: WorkloadSet) -> None:
         state.journal.touch(job)
     if has_changed:
         state.worklist.assemble(job.id)
+        state.worklist.advance(job.id)  # Its controllers may want another number of members.
 
 
 def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
@@ -99,13 +101,16 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
     has_changed = (member.request, member.is_ready) != (request, fact.ready)
     member.request, member.is_ready = request, fact.ready
     if (member.is_recreated, member.name) != (fact.recreated, fact.name):
-        member.is_recreated, member.name = fact.recreated, fact.name
+        job.set_recreated(member, fact.recreated)
+        member.name = fact.name
         state.journal.touch_member(job, member.key)
     if member.phase.is_live:  # Its requests may have grown since it was placed.
         update_usage(state, job, member, fact.requests, fact.brings)
     if job.state is JobState.DEPEND or (has_changed and job.state.is_pending):
         state.worklist.assemble(job.id)
     elif job.state is JobState.RUN and member.phase is MemberPhase.WAITING:
+        if member.is_recreated and not member.replaces:
+            vacancies.fill(state, job, member, now)
         enqueue_late(state, job, member)
 
 
@@ -123,6 +128,11 @@ def _is_inadmissible(state: SchedulerState, fact: MemberSet) -> bool:
 
 def _detach(state: SchedulerState, job: Job, key: str) -> None:
     """Removes a member from its job. If it is reported again, it counts as a new one."""
+    member = job.members[key]
+    if member.vacant_since is not None:
+        vacancies.withdraw(state, job, member)
+    if member.slot_release_pending:
+        state.worklist.release_slots(job.id, [member.slot])
     job.remove_member(key)
     state.members.remove(key)
     state.journal.touch_member(job, key)
@@ -233,7 +243,14 @@ def enqueue_late(state: SchedulerState, job: Job, member: Member) -> None:
         return
     if member.request is None and job.ownership.is_controlled:
         return  # It was placed before a restart, and its request is not reported yet.
-    key = order_key(job.urgency, job.class_value, member.seen_at or job.seen_at, job.id, 1)
+    key = order_key(
+        job.urgency,
+        job.class_value,
+        member.seen_at or job.seen_at,
+        job.id,
+        1,
+        is_replacement=bool(member.replaces),
+    )
     state.queue.enqueue_member(job, member.key, key, _late_request(state, job, member))
 
 

@@ -10,7 +10,7 @@ A job counts its members by phase, because its group can be large and most event
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -32,7 +32,9 @@ from penstock.sched.records import (
     Promise,
 )
 
-__all__ = ["Forecast", "HeldSlots", "Job", "Member", "job_from", "live_of", "member_record"]
+__all__ = ["Forecast", "HeldSlots", "Job", "Member", "Vacancies", "job_from", "live_of", "member_record"]
+
+_MemberKind = tuple[int, frozenset[tuple[str, int]]]  # index and units
 
 
 @dataclass(slots=True)
@@ -62,6 +64,10 @@ class Member:
     refused_by: frozenset[str] = frozenset()  # nodes that refused it, until they change
     name: str = ""  # for users; empty if the key is readable
     number: int = -1  # position among the members of its job, in the order of their appearance
+    # Of an ended member whose replacement is awaited, or waits: since when, and whether its slot is kept.
+    vacant_since: float | None = None
+    is_slot_kept: bool = False
+    replaces: str = ""  # the member whose place it takes; itself if it had a place and has not run there
 
     @property
     def display_name(self) -> str:
@@ -125,6 +131,47 @@ class HeldSlots:
 
 
 @dataclass(slots=True)
+class Vacancies:
+    """Members whose replacements are awaited, in the order in which they left, and by what they had."""
+
+    _kinds: dict[str, _MemberKind] = field(default_factory=dict)
+    _alike: dict[_MemberKind, dict[str, None]] = field(default_factory=dict)
+
+    def copy(self) -> Vacancies:
+        return Vacancies(dict(self._kinds), {kind: dict(keys) for kind, keys in self._alike.items()})
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kinds)
+
+    def add(self, member: Member) -> None:
+        self.remove(member.key)
+        kind = (member.index, frozenset((resource, units) for resource, _, units in member.grants))
+        self._kinds[member.key] = kind
+        self._alike.setdefault(kind, {})[member.key] = None
+
+    def remove(self, key: str) -> None:
+        kind = self._kinds.pop(key, None)
+        if kind is not None:
+            del self._alike[kind][key]
+            if not self._alike[kind]:
+                del self._alike[kind]
+
+    def latest(self) -> str:
+        return next(reversed(self._kinds))
+
+    def take(self, index: int, requests: tuple[tuple[str, int], ...]) -> str | None:
+        """Removes one for a replacement: of a member with the same index and requests, else the first."""
+        kind = (index, frozenset((resource, units) for resource, units in requests if units > 0))
+        key = next(iter(self._alike.get(kind) or self._kinds), None)
+        if key is not None:
+            self.remove(key)
+        return key
+
+
+@dataclass(slots=True)
 class Job:
     id: int
     owner: str
@@ -174,7 +221,11 @@ class Job:
     members_seen: int = 0  # the number of the next member
     members_by_phase: Counter[MemberPhase] = field(default_factory=Counter)
     members_not_started: int = 0
+    unowned_members: int = 0  # live ones that no controller replaces
     members_with_slots: dict[str, None] = field(default_factory=dict)  # ended, their slots to be released
+    late_members: dict[str, None] = field(default_factory=dict)  # of controllers, waiting, replace nobody
+    replacements: dict[str, None] = field(default_factory=dict)  # waiting
+    vacancies: Vacancies = field(default_factory=Vacancies)  # without those that a replacement fills
 
     def copy(self) -> Job:
         made = copy(self)
@@ -186,6 +237,8 @@ class Job:
         made.slots = self.slots.copy()
         made.members_by_phase = self.members_by_phase.copy()
         made.members_with_slots = dict(self.members_with_slots)
+        made.late_members, made.replacements = dict(self.late_members), dict(self.replacements)
+        made.vacancies = self.vacancies.copy()
         return made
 
     @property
@@ -217,17 +270,50 @@ class Job:
         self.members_not_started += member.started_at is None
         if member.slot_release_pending:
             self.members_with_slots[member.key] = None
+        self._note_waiting(member)
+        self._count_unowned(member, 1)
 
     def remove_member(self, key: str) -> None:
         member = self.members.pop(key)
+        self._count_unowned(member, -1)
         self.members_by_phase[member.phase] -= 1
         self.members_not_started -= member.started_at is None
         self.members_with_slots.pop(key, None)
+        self.late_members.pop(key, None)
+        self.replacements.pop(key, None)
 
     def set_phase(self, member: Member, phase: MemberPhase) -> None:
         self.members_by_phase[member.phase] -= 1
         self.members_by_phase[phase] += 1
+        self._count_unowned(member, -1)
         member.phase = phase
+        self._count_unowned(member, 1)
+        self._note_waiting(member)
+
+    def set_recreated(self, member: Member, is_recreated: bool) -> None:
+        self._count_unowned(member, -1)
+        member.is_recreated = is_recreated
+        self._count_unowned(member, 1)
+        self._note_waiting(member)
+
+    def _count_unowned(self, member: Member, change: int) -> None:
+        if member.phase.is_live and not member.is_recreated:
+            self.unowned_members += change
+
+    def set_replaces(self, member: Member, left: str) -> None:
+        """Makes a member the replacement of one that has left."""
+        member.replaces = left
+        self._note_waiting(member)
+
+    def _note_waiting(self, member: Member) -> None:
+        self.late_members.pop(member.key, None)
+        self.replacements.pop(member.key, None)
+        if member.phase is not MemberPhase.WAITING:
+            return
+        if member.replaces:
+            self.replacements[member.key] = None
+        elif member.is_recreated:
+            self.late_members[member.key] = None
 
     def set_started(self, member: Member, at: float) -> None:
         """Notes the first start of a member."""
@@ -243,9 +329,13 @@ class Job:
             self.members_with_slots.pop(member.key, None)
 
     @property
-    def has_live_members(self) -> bool:
+    def live_count(self) -> int:
         counts = self.members_by_phase
-        return len(self.members) > counts[MemberPhase.WAITING] + counts[MemberPhase.ENDED]
+        return len(self.members) - counts[MemberPhase.WAITING] - counts[MemberPhase.ENDED]
+
+    @property
+    def has_live_members(self) -> bool:
+        return self.live_count > 0
 
     def live_members(self) -> list[Member]:
         return [member for member in self.members.values() if member.phase.is_live]
@@ -318,6 +408,9 @@ def member_record(member: Member) -> MemberRecord:
         slot_release_pending=member.slot_release_pending,
         refused_by=tuple(sorted(member.refused_by)),
         name=member.name,
+        vacant_since=member.vacant_since,
+        is_slot_kept=member.is_slot_kept,
+        replaces=member.replaces,
     )
 
 
@@ -342,6 +435,10 @@ def job_from(row: JobRow, spec: SchedulingSpec, ownership: Ownership) -> Job:
     job.resources_by_node = dict(row.resources_by_node)
     for member in row.members:
         job.add_member(_member_from(member))
+    filled = {job.members[key].replaces for key in job.replacements}
+    left = [one for one in job.members.values() if one.vacant_since is not None and one.key not in filled]
+    for one in sorted(left, key=lambda one: one.vacant_since or 0.0):
+        job.vacancies.add(one)
     return job
 
 
@@ -370,4 +467,7 @@ def _member_from(record: MemberRecord) -> Member:
         refused_by=frozenset(record.refused_by),
         name=record.name,
         number=record.number,
+        vacant_since=record.vacant_since,
+        is_slot_kept=record.is_slot_kept,
+        replaces=record.replaces,
     )

@@ -19,6 +19,7 @@ from penstock.protocol.intents import (
     Evict,
     WorkloadStatus,
 )
+from penstock.sched import vacancies
 from penstock.sched.dependencies import DependencyState, JobProgress, Scheme, dependency_state
 from penstock.sched.job import Job, Member
 from penstock.sched.member_states import MemberEvent, MemberPhase
@@ -206,8 +207,9 @@ def member_ended(
     message: str = "",
     *,
     event: MemberEvent = MemberEvent.END,
+    may_be_replaced: bool = True,
 ) -> None:
-    """Marks a member as ended. Its slot is released at the end of the step."""
+    """Marks a member as ended. Its slot is released, or kept for its replacement, at the end of the step."""
     was_live = member.phase.is_live
     if not state.journal.change_phase(job, member, event):
         return
@@ -223,6 +225,11 @@ def member_ended(
         job.is_infrastructure_failure = True
         state.journal.touch(job)
     state.intents.resolve_all(member.key)
+    is_replaced = may_be_replaced and job.ownership.is_replaced(state, job, member)
+    if was_live and is_replaced:
+        vacancies.leave(state, job, member, now)
+    elif not was_live and member.replaces:
+        vacancies.replacement_gone(state, job, member, now, is_replaced=is_replaced)
 
 
 def return_to_queue(state: SchedulerState, job: Job, member: Member, now: float) -> None:
@@ -235,6 +242,8 @@ def return_to_queue(state: SchedulerState, job: Job, member: Member, now: float)
         state.worklist.release_slots(job.id, [member.slot])
     member.node, member.slot, member.grants = "", -1, ()
     member.brings = member.late_brings = ()
+    if not member.replaces and job.ownership.is_controlled:
+        job.set_replaces(member, member.key)
     if job.incomplete_since is None:
         job.incomplete_since = now
         state.journal.touch(job)
@@ -256,6 +265,7 @@ def advance_jobs(state: SchedulerState, now: float) -> None:
             job = state.jobs.get(number)
             if job is not None:
                 _note_running(state, job, now)
+                vacancies.settle(state, job, now)
                 free_ended_slots(state, job, now)
                 _drop_ended_members(state, job)
                 _settle_job(state, job, now)
@@ -269,7 +279,9 @@ def _drop_ended_members(state: SchedulerState, job: Job) -> None:
     if count <= _PAST_KEPT + 2 * (len(job.members) - count):
         return
     ended = [
-        one for one in job.members.values() if one.phase is MemberPhase.ENDED and not one.slot_release_pending
+        one
+        for one in job.members.values()
+        if one.phase is MemberPhase.ENDED and not one.slot_release_pending and one.vacant_since is None
     ]
     if len(ended) <= _PAST_KEPT + 2 * (len(job.members) - len(ended)):
         return

@@ -1,8 +1,8 @@
 """Members after their placement: reported statuses, results of intents, refusals, ends and orphans.
 
 A member that a node refused is placed elsewhere, and not on that node again until the node changes. If a
-started group cannot be completed within the repair timeout, members with a controller are evicted, and the
-job reports that it is incomplete. A member whose job is over is an orphan: it counts as external usage until
+started group cannot be completed within the repair timeout, it is evicted if nothing of it has run, and else
+reported as incomplete. A member whose job is over is an orphan: it counts as external usage until
 it ends.
 """
 
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import signal
 
+from penstock.model.duration import format_duration
 from penstock.model.job import ExceptionType, JobState
 from penstock.model.text import escape_controls
 from penstock.protocol.facts import EndCause, ExternalUsageSet, IntentResult, MemberStatus, Outcome, Phase
 from penstock.protocol.intents import End, EndReason, Evict, Place
+from penstock.sched import vacancies
 from penstock.sched.gangs import member_gone
 from penstock.sched.job import Job, Member
 from penstock.sched.lifecycle import (
@@ -25,7 +27,13 @@ from penstock.sched.member_states import MemberEvent, MemberPhase
 from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, external_usage_set, update_usage
 from penstock.sched.state import SchedulerState
 
-__all__ = ["end_repair", "intent_resolved", "member_status_changed", "member_vanished"]
+__all__ = [
+    "end_repair",
+    "end_replacement_wait",
+    "intent_resolved",
+    "member_status_changed",
+    "member_vanished",
+]
 
 
 def member_status_changed(state: SchedulerState, fact: MemberStatus, now: float) -> None:
@@ -68,7 +76,7 @@ def _placed_elsewhere(
         member_gone(state, member.key, now)
     else:
         note = f"placed on {fact.node} by another scheduler"
-        member_ended(state, job, member, signal.SIGKILL, EndCause.OTHER, now, note)
+        member_ended(state, job, member, signal.SIGKILL, EndCause.OTHER, now, note, may_be_replaced=False)
     _handle_orphan(state, fact)
 
 
@@ -171,7 +179,7 @@ def _refused(
     if not member.phase.is_live:
         return
     message = escape_controls(message)
-    member.message = message
+    member.cause, member.message = EndCause.OTHER if message else EndCause.EXITED, message
     if job.is_ending or job.state is not JobState.RUN:
         _drop_unstarted(state, job, member, message, now, reached_node=reached_node)
         return
@@ -228,4 +236,21 @@ def end_repair(state: SchedulerState, job: Job, now: float) -> None:
     why = "; ".join(sorted({member.message for member in waiting if member.message})) or "no node was found"
     has = "has" if len(waiting) == 1 else "have"
     missing = f"{len(waiting)} of {len(job.members)} members {has} no node: {why}"
+    if not waiting:
+        missing = "a member that was not started has not been replaced"
+    for member in waiting:
+        left = vacancies.replaced_member(job, member)
+        if left is not None:
+            vacancies.withdraw(state, job, left)  # The replacement stays first in the queue.
     job.ownership.repair_failed(state, job, missing, now)
+
+
+def end_replacement_wait(state: SchedulerState, job: Job, now: float) -> None:
+    """Ends the wait for replacements that have not appeared in time."""
+    expired = vacancies.expire(state, job, now)
+    if not expired:
+        return
+    more = f" and of {len(expired) - 1} more" if len(expired) > 1 else ""
+    within = format_duration(state.settings.replacement_timeout_s)
+    note = f"no replacement of {expired[0].display_name}{more} appeared within {within}"
+    job.ownership.replacement_overdue(state, job, note, now)

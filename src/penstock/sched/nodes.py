@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.model.exclusion_key import ExclusionKey
-from penstock.protocol.facts import ExternalUsageSet, NodeSet
+from penstock.protocol.facts import EndCause, ExternalUsageSet, NodeSet
+from penstock.sched import vacancies
 from penstock.sched.job import Job, Member
 from penstock.sched.lifecycle import EXCESS_KEY, node_failed, return_to_queue
 from penstock.sched.member_states import MemberPhase
@@ -38,6 +39,7 @@ def node_set(state: SchedulerState, fact: NodeSet) -> None:
         state.plans.slip_cause = SlipCause(f"{fact.node} went down")
     before = known.fact if known is not None else None
     state.cluster.set_node(fact, rank, fact.node in state.nodes.drains)
+    vacancies.check_kept_slots(state, fact.node)
     _changed(state, fact.node, can_start_more=_offers_more(before, fact))
 
 
@@ -63,12 +65,13 @@ def node_gone(state: SchedulerState, node: str, now: float) -> None:
         job = state.jobs[state.members.job_of(key)]
         member = job.members[key]
         if job.ownership.is_controlled and member.phase is MemberPhase.PLACING:
-            member.message = f"{node} was removed"
+            member.cause, member.message = EndCause.OTHER, f"{node} was removed"
             return_to_queue(state, job, member, now)
             state.worklist.advance(job.id)
             continue
         node_failed(state, job, member, now)
         job.set_release_pending(member, False)  # Its units are gone with the node.
+    vacancies.node_lost(state, node)
     removal = state.cluster.remove_node(node)
     for number in (*removal.shrunk, *removal.emptied):
         if number in state.jobs:
@@ -114,6 +117,7 @@ def external_usage_set(state: SchedulerState, fact: ExternalUsageSet) -> None:
     if before == fact:
         return
     state.cluster.set_external_usage(fact)
+    vacancies.check_kept_slots(state, fact.node)
     if before is None or _exceeds(fact, before):
         state.plans.slip_cause = SlipCause(f"external usage of {fact.node} has changed")
     if before is not None and before.node != fact.node:

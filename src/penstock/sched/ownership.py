@@ -49,6 +49,12 @@ class Ownership(Protocol):
     def node_failed(self, state: SchedulerState, job: Job, member: Member, now: float) -> None:
         """Decides what follows the end of a member whose node has failed."""
 
+    def is_replaced(self, state: SchedulerState, job: Job, member: Member) -> bool:
+        """Whether the owner may create another member in place of this one, which has ended."""
+
+    def replacement_overdue(self, state: SchedulerState, job: Job, note: str, now: float) -> None:
+        """Decides what happens to a started group for which a replacement has not appeared in time."""
+
     def repair_failed(self, state: SchedulerState, job: Job, note: str, now: float) -> None:
         """Decides what happens to a started group that was not completed in time."""
 

@@ -23,12 +23,17 @@ _COMPACT_AT: Final = 64
 
 
 class OrderKey(NamedTuple):
+    precedence: int  # -1 for a replacement, which is before everything else, and 0 for others
     is_usual: bool  # False: expedited
     class_value: int  # negated like urgency, so that the highest is first
     urgency: int
     seen_at: float
     id: int
     member: int  # 0 for a job, 1 for a late member
+
+    @property
+    def is_replacement(self) -> bool:
+        return self.precedence < 0
 
 
 class QueueEntry(NamedTuple):
@@ -39,9 +44,17 @@ class QueueEntry(NamedTuple):
     member: str = ""
 
 
-def order_key(urgency: int, class_value: int, seen_at: float, job: int, member: int = 0) -> OrderKey:
+def order_key(
+    urgency: int,
+    class_value: int,
+    seen_at: float,
+    job: int,
+    member: int = 0,
+    *,
+    is_replacement: bool = False,
+) -> OrderKey:
     is_usual = urgency != URGENCY_EXPEDITE
-    return OrderKey(is_usual, -class_value, -urgency, seen_at, job, member)
+    return OrderKey(-1 if is_replacement else 0, is_usual, -class_value, -urgency, seen_at, job, member)
 
 
 def priority_of(urgency: int, class_value: int) -> int:

@@ -23,6 +23,7 @@ from penstock.engine.planner import FOREVER
 from penstock.engine.request import Request
 from penstock.model.job import URGENCY_HOLD, JobState
 from penstock.model.jobid import encode_jobid
+from penstock.sched import vacancies
 from penstock.sched.job import Job
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.queue import QueueEntry
@@ -120,7 +121,7 @@ def wait_reason(
     state: SchedulerState, job: Job, now: float, memo: dict[int, WaitReason] | None = None
 ) -> WaitReason:
     """The reason of one job. A `memo` shared by one pass over the queue explains equal requests once."""
-    found = _own_reason(state, job)
+    found = _own_reason(state, job, now)
     if found is not None:
         return found
     if job.state is not JobState.SCHED:
@@ -153,8 +154,10 @@ def _explained_once(
     return found
 
 
-def _own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
+def _own_reason(state: SchedulerState, job: Job, now: float) -> WaitReason | None:
     """The reason that follows from the job, its workload or its queue; None if only resources decide."""
+    if job.state is JobState.RUN and job.vacancies and not job.incomplete_reason:
+        return WaitReason(WaitCause.INCOMPLETE, vacancies.describe(job, now))
     if job.state is JobState.RUN and (job.incomplete_reason or job.incomplete_since is not None):
         missing = sum(1 for member in job.members.values() if member.phase is MemberPhase.WAITING)
         message = job.incomplete_reason or f"{missing} of its members wait for a node"

@@ -162,6 +162,9 @@ class MemberRecord:
     slot_release_pending: bool = False
     refused_by: tuple[str, ...] = ()
     name: str = ""
+    vacant_since: float | None = None  # since when its replacement is awaited
+    is_slot_kept: bool = False  # its slot stays booked for its replacement
+    replaces: str = ""  # the member whose place it takes; itself if it had a place and has not run there
 
 
 @dataclass(frozen=True, slots=True)

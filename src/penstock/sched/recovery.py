@@ -126,6 +126,8 @@ def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
         state.members.add(member.key, job.id)
         if member.phase.is_live:
             state.members.assign(member.key, job.id, member.node)
+        if member.is_slot_kept:
+            state.members.keep(member.key, member.node)
         for node in member.refused_by:
             state.members.add_refusal(node, job.id, member.key)
         if member.phase is MemberPhase.LOST:
@@ -133,7 +135,9 @@ def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
             state.wake(lost_at + state.settings.lost_timeout_s, job.id)
     if job.state is JobState.DEPEND:
         _restore_dependencies(state, job)
-    for at in (job.end_at, _plus(job.incomplete_since, state.settings.gang_repair_timeout_s)):
+    timeout_s = state.settings.replacement_timeout_s
+    vacant = [_plus(job.members[key].vacant_since, timeout_s) for key in job.vacancies]
+    for at in (*vacant, job.end_at, _plus(job.incomplete_since, state.settings.gang_repair_timeout_s)):
         if at is not None:
             state.wake(at, job.id)
     state.worklist.advance(job.id)

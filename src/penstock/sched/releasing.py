@@ -46,8 +46,9 @@ def free_ended_slots(state: SchedulerState, job: Job, now: float) -> None:
 
 
 def used_slots(state: SchedulerState, job: Job, node: str) -> set[int]:
-    """The slots of a job that its live members on a node use."""
-    return {job.members[key].slot for key in state.members.on_node(node) if key in job.members}
+    """The slots of a job that its live members on a node use, or that are kept there for replacements."""
+    keys = (*state.members.on_node(node), *state.members.kept_on(node))
+    return {job.members[key].slot for key in keys if key in job.members}
 
 
 def free_slots(state: SchedulerState, job: Job, slots: list[int], now: float) -> bool:

@@ -57,6 +57,7 @@ from penstock.sched.queue import QueueEntry
 from penstock.sched.reasons import WaitReason, jobs_ahead, member_wait_reason, redacted, wait_reason
 from penstock.sched.records import Change
 from penstock.sched.releasing import free_slots
+from penstock.sched.replacements import place_replacements
 from penstock.sched.snapshots import handle_snapshot
 from penstock.sched.starting import place_late_member, start_job
 from penstock.sched.state import Reply, SchedulerState
@@ -245,11 +246,12 @@ class Scheduler:
         Starts and reservations never depend on `hurry`; it only shortens the forecasts.
         """
         state = self.state
-        state.queue.is_dirty = False
         state.cluster.apply_updates()
         state.queue.sweep_shapes()
+        replaced = yield from place_replacements(state, now, state.settings.starts_max)
+        state.queue.is_dirty = False
         plan = self._cycle_plan(now)
-        found = yield from run_cycle(replace(plan, starts_max=state.settings.starts_max))
+        found = yield from run_cycle(replace(plan, starts_max=state.settings.starts_max - replaced))
         if found.is_cut:
             state.queue.mark_dirty()
         for entry, _ in found.reserved:

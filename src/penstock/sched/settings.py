@@ -82,7 +82,9 @@ class Settings:
     forecast_matches_max: int = 2000  # matches that one forecast may cost
     reservation_horizon_s: float = 7 * 86400.0  # a start later than this is a forecast, not a reservation
     lost_timeout_s: float = 30.0  # how long a lost member may be unreachable before its node counts as failed
-    gang_repair_timeout_s: float = 120.0  # how long a started group may stay incomplete
+    gang_repair_timeout_s: float = 120.0  # how long members of a started group may wait for a node
+    # How long a slot is kept for a replacement: the longest back-off of a Job is ten minutes.
+    replacement_timeout_s: float = 660.0
     grace_s: float = 5.0  # between the signal that ends a member and SIGKILL
     attempts_max: int = 10  # attempts of a job that is requeued automatically
     pending_max: int = 1_000_000

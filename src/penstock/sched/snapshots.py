@@ -8,8 +8,9 @@ is in docs/explanation/recovery.md.
 from __future__ import annotations
 
 from penstock.protocol.facts import EndCause, Snapshot
-from penstock.sched import gangs, members, nodes
+from penstock.sched import gangs, members, nodes, vacancies
 from penstock.sched.cluster import Restored
+from penstock.sched.job import Job
 from penstock.sched.lifecycle import member_ended, node_failed, return_to_queue
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.overruns import extend_overrun
@@ -84,7 +85,8 @@ def _drop_unrestored_members(state: SchedulerState, node_names: set[str], now: f
     """
     for job in [job for job in state.jobs.values() if job.ownership.is_controlled]:
         assignments = state.cluster.assignments(job.id)
-        empty = assignments.keys() - {member.slot for member in job.live_members()}
+        kept = _restore_kept_slots(state, job, assignments)
+        empty = assignments.keys() - {member.slot for member in job.live_members()} - kept
         if empty:
             state.worklist.release_slots(job.id, sorted(empty))
         for member in [one for one in job.live_members() if assignments.get(one.slot) != one.node]:
@@ -95,7 +97,20 @@ def _drop_unrestored_members(state: SchedulerState, node_names: set[str], now: f
                 node_failed(state, job, member, now)
             else:
                 note = "its allocation was not recorded"
-                member_ended(state, job, member, 9, EndCause.OTHER, now, note)
+                member_ended(state, job, member, 9, EndCause.OTHER, now, note, may_be_replaced=False)
+
+
+def _restore_kept_slots(state: SchedulerState, job: Job, assignments: dict[int, str]) -> set[int]:
+    """The slots that are still kept for replacements. Others are gone, or their nodes are not usable."""
+    kept: set[int] = set()
+    for left in [member for member in job.members.values() if member.is_slot_kept]:
+        if assignments.get(left.slot) != left.node:
+            vacancies.release_kept_slot(state, job, left, is_booked=False)
+        elif not vacancies.is_usable(state, left):
+            vacancies.release_kept_slot(state, job, left)
+        else:
+            kept.add(left.slot)
+    return kept
 
 
 def _end_absent_workloads(state: SchedulerState, fact: Snapshot, reported: set[str], now: float) -> None:

@@ -6,6 +6,7 @@ from penstock.engine.allocation import Allocation, Slot
 from penstock.engine.graph import Vertex
 from penstock.model.idset import encode_idset
 from penstock.protocol.intents import Assignment, Place
+from penstock.sched import vacancies
 from penstock.sched.allocation_records import allocation_record
 from penstock.sched.cluster import grants_of
 from penstock.sched.job import Job, Member
@@ -111,12 +112,6 @@ def _assign_slots(state: SchedulerState, job: Job, slots: tuple[Slot, ...]) -> N
         _assign(state, job, member, slot)
 
 
-def _unplaced(job: Job) -> list[Member]:
-    return [
-        member for member in job.members.values() if member.phase is MemberPhase.WAITING and member.is_ready
-    ]
-
-
 def _rank(node: Vertex | None) -> int:
     return node.rank if node is not None else -1
 
@@ -139,8 +134,11 @@ def place_late_member(state: SchedulerState, job: Job, member: Member, found: Al
     _place(state, job, [member])
     if job.end_at is not None and job.end_at <= now:
         state.wake(now, job.id)
-    if job.incomplete_since is not None and not _unplaced(job):
+    vacancies.filled(state, job, member, now)
+    if job.incomplete_since is not None and not any(job.members[key].is_ready for key in job.replacements):
         job.incomplete_since = None
+    if job.incomplete_reason and vacancies.is_complete(state, job):
+        job.incomplete_reason = ""
 
 
 def _place(state: SchedulerState, job: Job, members: list[Member]) -> None:

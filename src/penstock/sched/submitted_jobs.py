@@ -59,6 +59,13 @@ class _SubmittedJobs:
         rank = state.nodes.ranks.get(member.node, -1)
         _fail(state, job, now, f"node failure on {member.node} (rank {rank})")
 
+    def is_replaced(self, state: SchedulerState, job: Job, member: Member) -> bool:
+        del state, job, member
+        return False
+
+    def replacement_overdue(self, state: SchedulerState, job: Job, note: str, now: float) -> None:
+        """Cannot be: nobody replaces tasks."""
+
     def repair_failed(self, state: SchedulerState, job: Job, note: str, now: float) -> None:
         raise_exception(state, job, now, ExceptionType.EXEC, note)
 

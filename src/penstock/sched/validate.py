@@ -6,13 +6,14 @@ at the whole state, so production code does not call it; tests do after every st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from penstock.engine.planner import FOREVER
 from penstock.model.job import URGENCY_HOLD, JobState, state_after
 from penstock.protocol.facts import Capacity
+from penstock.sched import vacancies
 from penstock.sched.cluster import ClusterNode
-from penstock.sched.job import Job
+from penstock.sched.job import Job, Member
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.nodes import ORPHAN_KEY
 from penstock.sched.overruns import overrun_at
@@ -27,6 +28,7 @@ def violations(state: SchedulerState) -> list[str]:
         *_jobs(state),
         *_verdicts(state),
         *_members(state),
+        *_vacancies(state),
         *_workloads(state),
         *_queue(state),
         *_allocations(state),
@@ -98,12 +100,59 @@ def _member_counts(job: Job) -> Iterator[str]:
         yield f"job {job.id} counts its members as {job.members_by_phase}"
     if sum(member.started_at is None for member in members) != job.members_not_started:
         yield f"job {job.id} counts {job.members_not_started} members that have not started"
+    if sum(one.phase.is_live and not one.is_recreated for one in members) != job.unowned_members:
+        yield f"job {job.id} counts {job.unowned_members} members that nobody replaces"
     pending = {member.key for member in members if member.slot_release_pending}
     if pending != job.members_with_slots.keys():
         yield f"job {job.id} has to release the slots of {sorted(pending)}, noted are others"
     numbers = [member.number for member in members]
     if numbers != sorted(set(numbers)) or any(number >= job.members_seen for number in numbers):
         yield f"the members of job {job.id} are not in the order of their numbers"
+
+
+def _vacancies(state: SchedulerState) -> Iterator[str]:
+    kept: dict[str, list[str]] = {}
+    for job in state.jobs.values():
+        waiting = [one for one in job.members.values() if one.phase is MemberPhase.WAITING]
+        if [one.key for one in waiting if one.replaces] != sorted(job.replacements, key=_position(job)):
+            yield f"job {job.id} has other replacements than it notes"
+        unpaired = [one.key for one in waiting if one.is_recreated and not one.replaces]
+        if unpaired != sorted(job.late_members, key=_position(job)):
+            yield f"job {job.id} has other late members than it notes"
+        filled = {one.replaces for one in waiting}
+        vacant = {one.key for one in job.members.values() if one.vacant_since is not None}
+        if vacant - filled != set(job.vacancies):
+            yield f"job {job.id} awaits replacements of {sorted(vacant - filled)}, noted are others"
+        missing = vacancies.missing_members(state, job) or 0
+        if state.cluster.is_synced and len(job.vacancies) > max(missing, 0):
+            yield f"job {job.id} awaits {len(job.vacancies)} replacements, its controllers want {missing}"
+        for member in job.members.values():
+            if member.vacant_since is not None and (
+                member.phase is not MemberPhase.ENDED or job.is_ending or job.state is not JobState.RUN
+            ):
+                yield f"the replacement of {member.key} is awaited, but it or job {job.id} says otherwise"
+            if member.is_slot_kept:
+                kept.setdefault(member.node, []).append(member.key)
+                yield from _kept_slot(state, job, member)
+    indexed = state.members.kept()
+    for node in {**kept, **indexed}:
+        if sorted(kept.get(node, [])) != sorted(indexed.get(node, [])):
+            yield f"{node} has kept slots of {kept.get(node, [])}, the index has {indexed.get(node, [])}"
+
+
+def _position(job: Job) -> Callable[[str], int]:
+    return lambda key: job.members[key].number if key in job.members else -1
+
+
+def _kept_slot(state: SchedulerState, job: Job, member: Member) -> Iterator[str]:
+    if member.vacant_since is None or member.slot_release_pending:
+        yield f"the slot of {member.key} is kept and has no vacancy, or is to be released"
+    if not state.cluster.is_synced:
+        return
+    if member.slot not in job.slots:
+        yield f"the kept slot {member.slot} of {member.key} is not booked"
+    if not vacancies.is_usable(state, member):
+        yield f"a slot is kept on {member.node}, which is not usable"
 
 
 def _workloads(state: SchedulerState) -> Iterator[str]:
@@ -170,7 +219,8 @@ def _allocations(state: SchedulerState) -> Iterator[str]:
                 yield f"member {member.key} has the keys {member.brings}, its slot {keys[member.slot]}"
         yield from _numbers_made(job, _slots_by_part(state, job.id))
         if job.ownership.is_controlled:
-            held = {member.slot for member in job.members.values() if member.phase.is_live}
+            members = job.members.values()
+            held = {member.slot for member in members if member.phase.is_live or member.is_slot_kept}
             unused = sorted(nodes.keys() - held)
             if unused:
                 yield f"job {job.id} holds slots {unused} without a member"
@@ -231,6 +281,11 @@ def _timers(state: SchedulerState) -> Iterator[str]:
         has_limit = job.end_at is not None and job.has_live_members and not job.is_ending
         if has_limit and job.end_at is not None and holder is not None and holder.end < FOREVER:
             due.append(max(holder.end, overrun_at(job.end_at, settings)))
+        due.extend(
+            since + settings.replacement_timeout_s
+            for key in job.vacancies
+            if (since := job.members[key].vacant_since) is not None
+        )
         due.extend(
             member.lost_at + settings.lost_timeout_s
             for member in job.members.values()

@@ -152,14 +152,11 @@ class WorkloadTracker:
         """None for a workload without pods and without a controller that wants any."""
         pods = self._pods.get(workload)
         classes = self._classes.get(workload, {}).values()
-        members = (
-            [one.representative for one in classes]
-            if pods
-            else self._controllers.template_memberships(workload)
-        )
+        next_members = self._controllers.template_memberships(workload)
+        members = [one.representative for one in classes] if pods else next_members
         if not members:
             return None
-        fact = workload_fact(members, self._sizes(members[0].is_native), self._settings)
+        fact = workload_fact(members, self._sizes(members[0].is_native), self._settings, next_members)
         # A relative begin time counts from the creation of a pod, and there is none.
         return fact if pods else replace(fact, begin_at=None)
 
