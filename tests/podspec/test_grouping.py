@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.kube.types import Pod
+from penstock.model.queue_rules import QueueRules
 from penstock.podspec.controllers import Controller
 from penstock.podspec.grouping import GroupMembership, membership_of, workload_fact
 from penstock.podspec.settings import TranslationSettings
@@ -22,7 +23,17 @@ from tests.backends.kube_objects import (
     template,
 )
 
-SETTINGS = TranslationSettings(queues=("default", "night"))
+SETTINGS = TranslationSettings(
+    queues=(QueueRules("default", urgency_max=31), QueueRules("night", urgency_max=31))
+)
+TENANTS = TranslationSettings(
+    queues=(
+        QueueRules("default", ("*",)),
+        QueueRules("gold", ("gold-*", "default"), urgency_max=20),
+        QueueRules("scraps", ("team-?",), urgency_max=4),
+    ),
+    default_queues=(("gold-9*", "gold"), ("team-*", "scraps")),
+)
 NAMES = [
     "penstock.dev/group",
     "fluence.flux-framework.org/group",
@@ -215,7 +226,7 @@ def test_a_native_pod_group_names_the_group() -> None:
         ("requeue", "sometimes", "one of never, node-failure, always"),
         ("within", "planet", "one of region, zone"),
         ("distinct-nodes", "yes", "one of true, false"),
-        ("urgency", "32", "a number from 0 to 31"),
+        ("urgency", "32", "a number from 0 to 31 in queue default"),
         ("limit", "soon", "a duration such as 90s"),
         ("limit", "0", "a duration such as 90s"),
         ("limit", "inf", "of at most ten years"),
@@ -254,6 +265,75 @@ def test_valid_values_are_read() -> None:
     assert (plain.queue, plain.urgency, plain.requeue, plain.problems) == ("", 16, Requeue.NEVER, ())
 
 
+# Queues
+
+
+def tenant(namespace: str, **annotations: str) -> GroupMembership:
+    keys = {f"penstock.dev/{key}": value for key, value in annotations.items()}
+    return membership_of(pod(namespace=namespace, annotations=keys), (), TENANTS)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "queue", "found", "problem"),
+    [
+        ("gold-1", "", "", ""),
+        ("gold-1", "gold", "gold", ""),
+        ("gold-99", "", "gold", ""),
+        ("gold-99", "default", "default", ""),
+        ("team-a", "", "scraps", ""),
+        ("other", "gold", "", "invalid penstock.dev/queue on the pod: found 'gold', expected one of default "
+         "(queue gold does not admit namespace other)"),
+        ("other", "glod", "", "invalid penstock.dev/queue on the pod: found 'glod', expected one of default"),
+        ("team-long", "", "", "the default queue scraps does not admit namespace team-long; "
+         "penstock.dev/queue: found nothing, expected one of default"),
+    ],
+)  # fmt: skip
+def test_a_queue_admits_pods_of_its_namespaces(namespace: str, queue: str, found: str, problem: str) -> None:
+    declared = tenant(namespace, queue=queue)
+    assert (declared.queue, "; ".join(declared.problems)) == (found, problem)
+
+
+def test_a_namespace_without_any_queue_is_told_so() -> None:
+    settings = TranslationSettings(queues=(QueueRules("gold", ("gold-*",)),))
+    (problem,) = membership_of(pod(), (), settings).problems
+    assert problem.endswith("expected none: no queue admits namespace default")
+
+
+@pytest.mark.parametrize(
+    ("namespace", "queue", "urgency", "found"),
+    [
+        ("default", "", "16", 16),
+        ("default", "", "17", None),
+        ("default", "", "31", None),
+        ("default", "gold", "20", 20),
+        ("default", "gold", "21", None),
+        ("team-a", "", "", 4),
+        ("team-a", "", "0", 0),
+        ("team-a", "", "5", None),
+    ],
+)
+def test_an_urgency_is_at_most_that_of_the_queue(
+    namespace: str, queue: str, urgency: str, found: int | None
+) -> None:
+    declared = tenant(namespace, queue=queue, urgency=urgency)
+    rules = TENANTS.queue(declared.queue)
+    assert declared.urgency == (rules.urgency_default if found is None else found)
+    if found is None:
+        (problem,) = declared.problems
+        assert problem.endswith(f"expected a number from 0 to {rules.urgency_max} in queue {rules.name}")
+    else:
+        assert declared.problems == ()
+
+
+def test_the_rules_of_the_groups_queue_hold_for_all_of_its_pods() -> None:
+    first = membership_of(pod("a", created=10.0), (), TENANTS)
+    annotations = {"penstock.dev/queue": "gold", "penstock.dev/urgency": "20"}
+    second = membership_of(pod("b", created=20.0, annotations=annotations), (), TENANTS)
+    assert second.problems == ()
+    workload = fact(first, second, settings=TENANTS)
+    assert (workload.queue, workload.urgency) == ("", 16)
+
+
 # Limits, deadlines, begin
 
 
@@ -274,6 +354,58 @@ def test_a_limit_is_for_jobs_and_for_pods_without_a_controller(owner: Any, is_en
     assert (not found.problems) is is_enforceable
     if not is_enforceable:
         assert found.problems[0].startswith("penstock.dev/limit cannot be enforced for pods of a ")
+
+
+SHORT = TranslationSettings(
+    queues=(QueueRules("short", duration_max_s=3600), QueueRules("long")), limit_default_s=86_400
+)
+
+
+def limited(name: str = "a", **made: Any) -> GroupMembership:
+    return membership_of(pod(name, **made), (), SHORT)
+
+
+@pytest.mark.parametrize(
+    ("spec", "annotations", "limit", "problem"),
+    [
+        ({}, {}, (3600, False), ""),
+        ({}, {"penstock.dev/limit": "1h"}, (3600, False), ""),
+        ({}, {"penstock.dev/limit": "90"}, (90, False), ""),
+        ({}, {"penstock.dev/limit": "3601"}, (3600, False),
+         "invalid penstock.dev/limit on the pod: found '3601', expected at most 1h in queue short"),
+        ({"activeDeadlineSeconds": 60}, {}, (60, True), ""),
+        ({"activeDeadlineSeconds": 7200}, {}, (3600, False),
+         "invalid activeDeadlineSeconds of the pod: found 7200, expected at most 1h in queue short"),
+        ({}, {"penstock.dev/queue": "long"}, (86_400, True), ""),
+    ],
+)  # fmt: skip
+def test_the_longest_run_time_of_a_queue_is_enforced(
+    spec: dict[str, Any], annotations: dict[str, str], limit: tuple[int, bool], problem: str
+) -> None:
+    found = limited(spec=spec, annotations=annotations)
+    workload = fact(found, settings=SHORT)
+    assert (workload.limit_s, workload.enforced_by_backend) == limit
+    assert "; ".join(found.problems) == problem
+
+
+def test_a_run_time_that_cannot_be_enforced_keeps_a_pod_out_of_the_queue() -> None:
+    owner = owned_by("ReplicaSet", "web-1")
+    (problem,) = limited(owner=owner).problems
+    assert problem == (
+        "queue short limits the run time to 1h, which cannot be enforced for pods of a ReplicaSet, which "
+        "replaces pods that end; use another queue"
+    )
+    assert not limited(owner=owner, annotations={"penstock.dev/queue": "long"}).problems
+    assert not limited(owner=owned_by("Job", "train")).problems
+
+
+def test_pods_that_name_another_queue_do_not_prolong_their_group() -> None:
+    first = limited("a", created=10.0, spec={"activeDeadlineSeconds": 60})
+    other = {"penstock.dev/queue": "long", "penstock.dev/limit": "2h"}
+    for keys in (other, {"penstock.dev/queue": "long"}):
+        second = limited("b", created=20.0, annotations=keys)
+        workload = fact(first, second, settings=SHORT)
+        assert (workload.queue, workload.limit_s, workload.enforced_by_backend) == ("", 3600, False)
 
 
 def test_the_longest_limit_counts_and_the_scheduler_enforces_it() -> None:

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from penstock.api import live_jobs
+from penstock.api.requests import JobsQuery
 from penstock.backends.sim.backend import MemberScript, uniform_nodes
 from penstock.model.constraint import Properties
 from penstock.model.job import JobState
+from penstock.protocol.commands import QueueChange
 from penstock.protocol.facts import (
     Capacity,
     EndCause,
@@ -53,6 +56,42 @@ def test_a_group_starts_as_a_whole_when_its_last_member_is_ready() -> None:
     assert job.state is JobState.RUN
     assert {one.phase for one in job.members.values()} == {MemberPhase.RUNNING}
     assert sorted(one.node for one in job.members.values()) == ["node0", "node0", "node1"]
+
+
+def test_a_class_precedes_an_expedited_workload_which_precedes_other_urgencies() -> None:
+    driver = Driver(pods(1, cpu=400), settings_of("fcfs"), runs_s=lambda _job: 10)
+    driver.feed(WorkloadSet("running", "running", 1), member("running", 0))
+    driver.settle()
+    ranks = {"expedited": (0, 31), "urgent": (0, 30), "usual": (0, 16), "classy": (1, 16), "lazy": (1, 1)}
+    for name, (class_value, urgency) in ranks.items():
+        driver.feed(WorkloadSet(name, name, 1, class_value=class_value, urgency=urgency), member(name, 0))
+    driver.settle()
+    listed = live_jobs.select(driver.scheduler, JobsQuery())
+    names = {job.id: job.spec.name for job in driver.scheduler.jobs.values()}
+    expected = ["classy", "lazy", "expedited", "urgent", "usual"]
+    assert [names[job] for job in listed if names[job] != "running"] == expected
+    for name in ("running", *expected):
+        driver.feed(WorkloadGone(name))
+        driver.run_until(driver.now + 11)
+    order = sorted(driver.starts, key=lambda job: driver.starts[job])
+    assert [names[job] for job in order] == ["running", *expected]
+
+
+def test_a_waiting_workload_moves_to_the_queue_that_it_names() -> None:
+    queues = (QueueSettings("default"), QueueSettings("night"))
+    driver = Driver(pods(1, cpu=400), Settings(queues=queues))
+    endless(driver)
+    driver.feed(WorkloadSet("first", "first", 1), member("first", 0))
+    driver.settle()
+    driver.feed(WorkloadSet("w", "w", 1), member("w", 0))
+    driver.settle()
+    driver.feed(WorkloadSet("w", "w", 1, queue="night", limit_s=60))
+    driver.settle()
+    moved = driver.scheduler.job_of_workload("w")
+    assert moved is not None
+    assert moved.queue == "night"
+    driver.feed(QueueChange("night", started=False))
+    assert driver.scheduler.wait_reason(moved.id, driver.now).cause is WaitCause.QUEUE_STOPPED
 
 
 def test_a_member_reported_twice_counts_once() -> None:

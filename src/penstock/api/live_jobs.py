@@ -18,8 +18,9 @@ from penstock.api.identity import Namespaces, sees
 from penstock.api.requests import JobsQuery
 from penstock.api.resource_counts import core_milli
 from penstock.api.responses import JobCounts, JobSummary, NodeCounts, QueueInfo, WaitExplanation
-from penstock.model.job import JobEvent, JobState
+from penstock.model.job import URGENCY_HOLD, JobEvent, JobState
 from penstock.sched.job import Job, live_of, member_record
+from penstock.sched.queue import OrderKey, order_key
 from penstock.sched.reasons import WaitCause, WaitReason, redacted
 from penstock.sched.records import JobNew, JobOverview, JobSizes, MemberRecord
 from penstock.sched.scheduler import Scheduler
@@ -94,9 +95,15 @@ def select(scheduler: Scheduler, query: JobsQuery, namespaces: Namespaces = None
     ]
     pending = [job for job in chosen if job.state.is_pending]
     running = [job for job in chosen if not job.state.is_pending]
-    pending.sort(key=lambda job: (-job.priority, job.seen_at, job.id))
+    pending.sort(key=_queue_order)
     running.sort(key=lambda job: (-(job.placed_at or 0), -job.id))
     return [job.id for job in (*pending, *running)]
+
+
+def _queue_order(job: Job) -> tuple[bool, OrderKey]:
+    """The order of the queue; held jobs, which are not in it, come last."""
+    key = order_key(job.urgency, job.class_value, job.seen_at, job.id)
+    return job.urgency == URGENCY_HOLD, key
 
 
 def list_summaries(
@@ -185,6 +192,8 @@ def list_queues(scheduler: Scheduler) -> list[QueueInfo]:
                 duration_default_s=settings.duration_default_s,
                 duration_max_s=settings.duration_max_s,
                 constraint=settings.constraint_text,
+                namespaces=list(settings.namespaces),
+                urgency_max=settings.urgency_max,
                 pending=pending,
                 running=len(jobs) - pending,
             )

@@ -430,6 +430,8 @@ class QueueInfo(ResponseBody, frozen=True):
     duration_default_s: float | None
     duration_max_s: float | None
     constraint: str
+    namespaces: list[str]
+    urgency_max: int
     pending: int
     running: int
 

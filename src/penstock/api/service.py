@@ -169,7 +169,7 @@ class InstanceService:
                 "create pods with kubectl and with the schedulerName of this instance"
             )
         jobs = tuple(
-            Submission(bytes(job.jobspec).decode(), caller.user, job.urgency, job.requeue)
+            Submission(bytes(job.jobspec).decode(), caller.user, job.urgency, job.requeue, caller.is_operator)
             for job in request.jobs
         )
         finished = await self._finished_jobs(jobs)
@@ -299,7 +299,7 @@ class InstanceService:
 
     async def set_urgency(self, caller: Caller, job: int, request: UrgencyRequest) -> UrgencyResult:
         await self._check_visible(caller, job)
-        command = SetUrgency(job, request.urgency)
+        command = SetUrgency(job, request.urgency, caller.is_operator)
         try:
             old = cast(int, await self._instance.execute(command))
         except UnknownJobId:

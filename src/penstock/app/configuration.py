@@ -19,15 +19,21 @@ An unknown key is an error that lists the valid keys, because a misspelt limit m
     [[queues]]                   # the first queue is the default
     name = "batch"
     policy = "hybrid:8"
-    duration_default = "30m"
-    duration_max = "1d"
+    duration_default = "30m"     # of submitted jobs without a limit; does not apply to pods
+    duration_max = "1d"          # longest limit; of pods without a limit it is the limit, and is enforced
     requires = {properties = ["gpu"]}
+    namespaces = ["team-*"]      # shell patterns: whose pods may use it; default: all
+    urgency_max = 16             # of pods; operators may set any urgency
+
+    [[namespaces]]               # the first entry that matches a namespace counts
+    name = "team-*"              # shell pattern
+    queue = "batch"              # of its pods that name none, instead of the first queue
 
     [kube]
     scheduler_names = ["penstock", "fluence", "fluxnetes"]
     topology_levels = "rack=example.com/rack"   # in addition to regions and zones
     assembly_timeout = "1h"      # how long a group may wait for its members
-    limit_default = "1h"         # planned duration of pods without a time limit; not enforced
+    limit_default = "1h"         # planned duration of pods without any time limit; not enforced
     binds_in_flight = 64         # concurrent bind requests
     lease_namespace = "penstock-system"
     lease_name = "penstock"
@@ -52,6 +58,7 @@ from penstock.errors import BadRequest
 from penstock.model.constraint import parse_constraint
 from penstock.model.document import parse_document
 from penstock.model.duration import BadDuration, parse_duration
+from penstock.model.job import URGENCY_DEFAULT, URGENCY_EXPEDITE
 from penstock.podspec.nodes import parse_topology_levels
 from penstock.sched.settings import DEFAULT_QUEUE, QueueSettings, Settings, parse_backfill
 from penstock.store.port import Retention
@@ -73,6 +80,13 @@ class _Queue(msgspec.Struct, forbid_unknown_fields=True):
     duration_default: str = ""
     duration_max: str = ""
     requires: dict[str, object] | None = None
+    namespaces: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    urgency_max: int = URGENCY_DEFAULT
+
+
+class _Namespace(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    queue: str
 
 
 class _Kube(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,6 +110,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     grace: str = "5s"
     retention: _Retention = msgspec.field(default_factory=_Retention)
     queues: list[_Queue] = []
+    namespaces: list[_Namespace] = []
     kube: _Kube = msgspec.field(default_factory=_Kube)
     gang_repair_timeout: str = "2m"
     replacement_timeout: str = "11m"
@@ -154,10 +169,11 @@ def _configuration(file: _File, policy: str, match_policy: str, queue_depth: int
     )
     days = file.retention.days
     retention = Retention(None if days is None else days * 86400.0, file.retention.jobs)
-    return Configuration(settings, retention, _kube(file.kube, settings))
+    return Configuration(settings, retention, _kube(file, settings))
 
 
-def _kube(section: _Kube, settings: Settings) -> KubeOptions:
+def _kube(file: _File, settings: Settings) -> KubeOptions:
+    section = file.kube
     if (
         not section.scheduler_names
         or not all(section.scheduler_names)
@@ -169,18 +185,13 @@ def _kube(section: _Kube, settings: Settings) -> KubeOptions:
             found=", ".join(section.scheduler_names),
             expected="at least one name, none of them default-scheduler",
         )
-    if not 1 <= section.binds_in_flight <= _BINDS_MAX:
-        raise BadRequest(
-            "out of range",
-            where="kube.binds_in_flight",
-            found=str(section.binds_in_flight),
-            expected=f"1 to {_BINDS_MAX}",
-        )
+    _check_range("kube.binds_in_flight", section.binds_in_flight, 1, _BINDS_MAX)
     return KubeOptions(
         settings=KubeSettings(
             scheduler_names=tuple(section.scheduler_names),
             topology_levels=parse_topology_levels(section.topology_levels),
-            queues=tuple(queue.name for queue in settings.queues),
+            queues=tuple(queue.rules for queue in settings.queues),
+            default_queues=_default_queues(file.namespaces, settings),
             assembly_timeout_s=_duration("kube.assembly_timeout", section.assembly_timeout),
             limit_default_s=_seconds("kube.limit_default", section.limit_default),
             binds_in_flight_max=section.binds_in_flight,
@@ -189,6 +200,17 @@ def _kube(section: _Kube, settings: Settings) -> KubeOptions:
         lease_name=section.lease_name,
         audit_every_s=_duration("kube.audit_every", section.audit_every),
     )
+
+
+def _default_queues(entries: list[_Namespace], settings: Settings) -> tuple[tuple[str, str], ...]:
+    known = [queue.name for queue in settings.queues]
+    for entry in entries:
+        if entry.queue not in known:
+            where = f"namespaces.{entry.name}.queue"
+            raise BadRequest(
+                "no such queue", where=where, found=repr(entry.queue), expected=f"one of {', '.join(known)}"
+            )
+    return tuple((entry.name, entry.queue) for entry in entries)
 
 
 def _read(path: Path) -> _File:
@@ -221,9 +243,11 @@ def _check_keys(path: Path, document: dict[str, object]) -> None:
         ("retention.", document.get("retention"), _Retention),
         ("kube.", document.get("kube"), _Kube),
     ]
-    queues = document.get("queues")
-    for number, queue in enumerate(queues if isinstance(queues, list) else ()):
-        sections.append((f"queues[{number}].", queue, _Queue))
+    tables: tuple[tuple[str, type[msgspec.Struct]], ...] = (("queues", _Queue), ("namespaces", _Namespace))
+    for name, table in tables:
+        entries = document.get(name)
+        for number, entry in enumerate(entries if isinstance(entries, list) else ()):
+            sections.append((f"{name}[{number}].", entry, table))
     for prefix, section, struct in sections:
         valid = struct.__struct_fields__
         for key in section if isinstance(section, dict) else ():
@@ -241,6 +265,14 @@ def _queue(queue: _Queue, default_policy: str) -> QueueSettings:
         raise BadRequest(
             "invalid queue name", where=where, found=repr(queue.name), expected="letters, digits, - _ ."
         )
+    if not queue.namespaces or not all(queue.namespaces):
+        raise BadRequest(
+            "invalid namespaces",
+            where=f"{where}.namespaces",
+            found=json.dumps(queue.namespaces),
+            expected='at least one name or pattern, such as ["team-*"]',
+        )
+    _check_range(f"{where}.urgency_max", queue.urgency_max, 0, URGENCY_EXPEDITE)
     constraint = None
     text = json.dumps(queue.requires) if queue.requires else ""
     if text:
@@ -252,7 +284,14 @@ def _queue(queue: _Queue, default_policy: str) -> QueueSettings:
         duration_max_s=_seconds(f"{where}.duration_max", queue.duration_max),
         constraint=constraint,
         constraint_text=text,
+        namespaces=tuple(queue.namespaces),
+        urgency_max=queue.urgency_max,
     )
+
+
+def _check_range(where: str, found: int, least: int, most: int) -> None:
+    if not least <= found <= most:
+        raise BadRequest("out of range", where=where, found=str(found), expected=f"{least} to {most}")
 
 
 def _seconds(key: str, text: str) -> int | None:

@@ -8,8 +8,9 @@ controllers want, one. A StatefulSet that creates pods in order has groups of on
 never assemble, since the second pod is created only when the first one is ready.
 
 A `GroupMembership` is what one pod declares. `workload_fact` combines the declarations of all pods of a
-group into one `WorkloadSet`. A value that cannot be read is a problem, in words for the user; a pod that
-has one is not scheduled.
+group into one `WorkloadSet`. A value that cannot be read, or that the queue does not allow, is a problem, in
+words for the user; a pod that has one is not scheduled. The queue of a group is that of its oldest pod, and
+its rules hold for the whole group, whatever queues the other pods name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from typing import Final
 
 from penstock.errors import BadRequest
 from penstock.kube.types import OwnerReference, Pod
-from penstock.model.duration import parse_duration
+from penstock.model.duration import format_duration, parse_duration
+from penstock.model.job import URGENCY_DEFAULT
+from penstock.model.queue_rules import QueueRules
 from penstock.model.text import find_control
 from penstock.podspec.controllers import Controller, controller_ref_of, is_known_controller
 from penstock.podspec.keys import DOMAIN, GROUP_NAME_KEYS, GROUP_SIZE_KEYS, POD_GROUP_KEYS, scheduling_keys
@@ -38,8 +41,6 @@ _NAME_MAX: Final = 253  # characters, as for any name in Kubernetes
 _SIZE_MAX: Final = 1 << 16
 _LIMIT_MAX_S: Final = 10 * 366 * 86_400
 _TIME_MAX: Final = 253_402_300_799  # the last second of the year 9999
-_URGENCY_DEFAULT: Final = 16
-_URGENCY_MAX: Final = 31
 _REQUEUES: Final = tuple(policy.value for policy in Requeue)
 _BOOLEANS: Final = ("true", "false")
 _DIGITS: Final = re.compile(r"[0-9]{1,18}")
@@ -60,13 +61,13 @@ class GroupMembership:
     controllers: tuple[Controller, ...] = ()  # the pod's controller first, then that object's
     index: int = 0
     queue: str = ""
-    limit_s: int | None = None  # of penstock.dev/limit, from the start of the group
+    limit_s: int | None = None  # of penstock.dev/limit or of the queue, from the start of the group
     deadline_s: int | None = None  # the pod's activeDeadlineSeconds, from its start on the node
     begin_at: float | None = None
     requeue: Requeue = Requeue.NEVER
     within: str = ""
     distinct_nodes: bool = False
-    urgency: int = _URGENCY_DEFAULT
+    urgency: int = URGENCY_DEFAULT
     priority: int = 0
     created_at: float = 0.0
     problems: tuple[str, ...] = ()
@@ -112,14 +113,10 @@ def membership_of(
     workload, display_name, is_single = _workload(pod, controllers, name or "", native, size)
     created = pod.metadata.creation_timestamp
     created_at = 0.0 if created is None else epoch_seconds(created)
-    limit_s = read.duration(f"{DOMAIN}/limit")
-    owner = controller_ref_of(pod.metadata)
-    if limit_s is not None and owner is not None and not _is_job(owner):
-        problems.append(
-            f"{DOMAIN}/limit cannot be enforced for pods of a {owner.kind}, which replaces pods that end; "
-            "set it only on Jobs and on pods without a controller"
-        )
-    urgency = read.number((f"{DOMAIN}/urgency",), 0, _URGENCY_MAX)
+    queue = read.queue(f"{DOMAIN}/queue", namespace, settings)
+    rules = settings.queue(queue)
+    limit_s = _limit(pod, read, rules, problems)
+    urgency = read.number((f"{DOMAIN}/urgency",), 0, rules.urgency_max, f" in queue {rules.name}")
     return GroupMembership(
         workload=workload,
         name=display_name,
@@ -131,18 +128,46 @@ def membership_of(
         needs_pod_group=bool(native) or (size is None and not controllers and read.has(POD_GROUP_KEYS)),
         controllers=tuple(controllers),
         index=_index(pod),
-        queue=read.choice(f"{DOMAIN}/queue", settings.queues) or "",
+        queue=queue,
         limit_s=limit_s,
         deadline_s=pod.spec.active_deadline_seconds,
         begin_at=read.time(f"{DOMAIN}/begin", created_at),
         requeue=Requeue(read.choice(f"{DOMAIN}/requeue", _REQUEUES) or Requeue.NEVER),
         within=read.choice(f"{DOMAIN}/within", (one.name for one in settings.topology_levels)) or "",
         distinct_nodes=read.choice(f"{DOMAIN}/distinct-nodes", _BOOLEANS) == "true",
-        urgency=_URGENCY_DEFAULT if urgency is None else urgency,
+        urgency=rules.urgency_default if urgency is None else urgency,
         priority=pod.spec.priority or 0,
         created_at=created_at,
         problems=tuple(problems),
     )
+
+
+def _limit(pod: Pod, read: _KeyReader, rules: QueueRules, problems: list[str]) -> int | None:
+    """The limit that Penstock enforces: the pod's own, else that of the queue.
+
+    A pod whose `activeDeadlineSeconds` are within the limit of the queue needs no other one.
+    """
+    owner = controller_ref_of(pod.metadata)
+    is_enforceable = owner is None or _is_job(owner)
+    most_s, deadline_s = rules.duration_max_s, pod.spec.active_deadline_seconds
+    allowed = "" if most_s is None else f"at most {format_duration(most_s)} in queue {rules.name}"
+    found = len(problems)
+    limit_s = read.duration(f"{DOMAIN}/limit", most_s, allowed)
+    if limit_s is not None and not is_enforceable:
+        problems.append(
+            f"{DOMAIN}/limit cannot be enforced for pods of a {owner.kind if owner else ''}, which replaces "
+            "pods that end; set it only on Jobs and on pods without a controller"
+        )
+    if limit_s is not None or most_s is None or len(problems) > found:
+        return limit_s
+    if not is_enforceable:
+        problems.append(
+            f"queue {rules.name} limits the run time to {format_duration(most_s)}, which cannot be enforced "
+            f"for pods of a {owner.kind if owner else ''}, which replaces pods that end; use another queue"
+        )
+    elif deadline_s is not None and deadline_s > most_s:
+        problems.append(f"invalid activeDeadlineSeconds of the pod: found {deadline_s}, expected {allowed}")
+    return most_s if deadline_s is None or deadline_s > most_s else None
 
 
 def _is_job(owner: OwnerReference) -> bool:
@@ -204,13 +229,13 @@ class _KeyReader:
         self._reject(*found, f"a name of at most {_NAME_MAX} characters, all of them printable")
         return None
 
-    def number(self, keys: Iterable[str], least: int, most: int) -> int | None:
+    def number(self, keys: Iterable[str], least: int, most: int, context: str = "") -> int | None:
         found = self._find(keys)
         if found is None:
             return None
         if _DIGITS.fullmatch(found[2]) and least <= int(found[2]) <= most:
             return int(found[2])
-        self._reject(*found, f"a number from {least} to {most}")
+        self._reject(*found, f"a number from {least} to {most}{context}")
         return None
 
     def choice(self, key: str, allowed: Iterable[str]) -> str | None:
@@ -223,7 +248,26 @@ class _KeyReader:
         self._reject(*found, "one of " + ", ".join(choices))
         return None
 
-    def duration(self, key: str) -> int | None:
+    def queue(self, key: str, namespace: str, settings: TranslationSettings) -> str:
+        """The queue that is named, else the default one of the namespace; "" is the default one of all."""
+        admitting = [one.name for one in settings.queues if one.admits(namespace)]
+        found = self._find((key,))
+        name = settings.default_queue(namespace) if found is None else found[2]
+        if (name or settings.queues[0].name) in admitting:
+            return name
+        is_known = any(one.name == name for one in settings.queues)
+        refusal = f"queue {name or settings.queues[0].name} does not admit namespace {namespace}"
+        expected = f"one of {', '.join(admitting)}"
+        if not admitting:
+            expected = f"none: no queue admits namespace {namespace}"
+        if found is None:
+            self._problems.append(f"the default {refusal}; {key}: found nothing, expected {expected}")
+        else:
+            self._reject(*found, f"{expected} ({refusal})" if is_known and admitting else expected)
+        return ""
+
+    def duration(self, key: str, most_s: int | None, allowed: str) -> int | None:
+        """`allowed`: `most_s` in words."""
         found = self._find((key,))
         if found is None:
             return None
@@ -232,7 +276,10 @@ class _KeyReader:
         except BadRequest:
             seconds = 0.0
         if 0.0 < seconds <= _LIMIT_MAX_S:
-            return ceil(seconds)
+            if most_s is None or ceil(seconds) <= most_s:
+                return ceil(seconds)
+            self._reject(*found, allowed)
+            return None
         self._reject(*found, "a duration such as 90s, 30m or 2h, of at most ten years")
         return None
 
@@ -287,13 +334,15 @@ def workload_fact(
     One pod of each equivalence key suffices: further ones change nothing.
     """
     first = min(members, key=lambda one: (one.created_at, one.queue, one.within, one.requeue.value))
+    rules = settings.queue(first.queue)
     own_limits = [one.limit_s for one in members if one.limit_s is not None]
     deadlines = [one.deadline_s for one in members if one.deadline_s is not None]
-    limit_s = settings.limit_default_s
-    if own_limits:
-        limit_s = max(own_limits)
-    elif len(deadlines) == len(members):
+    limit_s = max(own_limits, default=None)
+    if limit_s is None and len(deadlines) == len(members):
         limit_s = max(deadlines)
+    is_enforced_by_us = bool(own_limits)
+    if rules.duration_max_s is not None and (limit_s is None or limit_s > rules.duration_max_s):
+        limit_s, is_enforced_by_us = rules.duration_max_s, True
     begins = [one.begin_at for one in members if one.begin_at is not None]
     ends = [
         controller.started_at + controller.deadline_s
@@ -307,11 +356,11 @@ def workload_fact(
         size=_size(members, group_sizes),
         assembly_timeout_s=settings.assembly_timeout_s,
         begin_at=max(begins) if begins else None,
-        limit_s=limit_s,
+        limit_s=settings.limit_default_s if limit_s is None else limit_s,
         deadline_at=min(ends) if ends else None,
-        enforced_by_backend=not own_limits,
+        enforced_by_backend=not is_enforced_by_us,
         class_value=max(one.priority for one in members),
-        urgency=max(one.urgency for one in members),
+        urgency=min(max(one.urgency for one in members), rules.urgency_max),
         queue=first.queue,
         distinct_nodes=any(one.distinct_nodes for one in members),
         within=first.within,

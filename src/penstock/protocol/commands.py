@@ -32,6 +32,7 @@ class Submission:
     owner: str
     urgency: int = 16
     requeue: Requeue = Requeue.NEVER
+    by_operator: bool = True  # False: the rules of the queue about its users hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Cancel:
 class SetUrgency:
     job: int
     urgency: int
+    by_operator: bool = True
 
 
 @dataclass(frozen=True, slots=True)

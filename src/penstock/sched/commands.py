@@ -14,6 +14,7 @@ from penstock.engine.request import Request
 from penstock.errors import BadRequest, Conflict, PenstockError
 from penstock.model.job import URGENCY_EXPEDITE, ExceptionType, JobState
 from penstock.model.jobid import encode_jobid
+from penstock.model.queue_rules import QueueRules
 from penstock.protocol.commands import (
     Cancel,
     Command,
@@ -155,6 +156,8 @@ def _validated(
         )
     spec = spec_of_submission(submission, state.settings)
     check_spec_texts(spec)
+    if not submission.by_operator:
+        _check_rules(state.settings.queue(spec.queue).rules, submission.owner, submission.urgency)
     queue = state.queue.state_of(spec.queue)
     if not queue.enabled:
         reason = f": {queue.reason_disabled}" if queue.reason_disabled else ""
@@ -171,6 +174,24 @@ def _validated(
         check_satisfiable(state, spec.request)
         checked[spec.request] = None
     return spec
+
+
+def _check_rules(rules: QueueRules, owner: str, urgency: int) -> None:
+    """Refuses what a queue does not allow its users."""
+    if not rules.admits(owner):
+        raise BadRequest(
+            f"queue {rules.name} does not admit jobs of {owner}",
+            where="attributes.system.queue",
+            found=repr(rules.name),
+            expected="another queue",
+        )
+    if urgency > rules.urgency_max:
+        raise BadRequest(
+            "the urgency is higher than the queue allows",
+            where="urgency",
+            found=str(urgency),
+            expected=f"0 to {rules.urgency_max} in queue {rules.name}",
+        )
 
 
 def check_satisfiable(state: SchedulerState, request: Request) -> None:
@@ -287,6 +308,8 @@ def _set_urgency(state: SchedulerState, command: SetUrgency, now: float) -> int:
         raise BadRequest("no such urgency", where="urgency", found=str(command.urgency), expected="0 to 31")
     if not job.state.is_pending:
         raise Conflict("urgency cannot be changed once resources are allocated")
+    if not command.by_operator:
+        _check_rules(state.settings.queue(job.queue).rules, job.owner, command.urgency)
     before, job.urgency = job.urgency, command.urgency
     if before == command.urgency:
         return before

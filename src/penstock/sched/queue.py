@@ -1,9 +1,11 @@
 """The order of the queue, and the pending entries in that order.
 
-`order_key` defines the order: expedited jobs first, then higher class, higher urgency, earlier submission,
-lower id. Entries of one queue with equal requests share a bucket. If one of them does not fit, the next does
-not fit either, so a cycle looks at the first entry of a bucket and may skip the rest. Its cost therefore
-grows with the number of starts and of shapes, not with the number of jobs.
+`order_key` defines the order: replacements in started groups, then the higher class, within a class expedited
+jobs, then the higher urgency, the earlier submission, the lower id. Any user may set an urgency, but not any
+class; so no urgency precedes a higher class. Jobs of one queue with equal requests share a bucket. If one of
+them does not fit, the next does not fit either, so a cycle looks at the first entry of a bucket and may skip
+the rest. Its cost therefore grows with the number of starts and of shapes, not with the number of jobs. Late
+members have buckets of their own: they are considered even if no job of their queue is.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _COMPACT_AT: Final = 64
 
 class OrderKey(NamedTuple):
     precedence: int  # -1 for a replacement, which is before everything else, and 0 for others
-    is_usual: bool  # False: expedited
     class_value: int  # negated like urgency, so that the highest is first
+    is_usual: bool  # False: expedited
     urgency: int
     seen_at: float
     id: int
@@ -54,7 +56,7 @@ def order_key(
     is_replacement: bool = False,
 ) -> OrderKey:
     is_usual = urgency != URGENCY_EXPEDITE
-    return OrderKey(-1 if is_replacement else 0, is_usual, -class_value, -urgency, seen_at, job, member)
+    return OrderKey(-1 if is_replacement else 0, -class_value, is_usual, -urgency, seen_at, job, member)
 
 
 def priority_of(urgency: int, class_value: int) -> int:

@@ -12,6 +12,8 @@ from typing import Final
 
 from penstock.errors import BadRequest
 from penstock.model.constraint import Constraint
+from penstock.model.job import URGENCY_DEFAULT
+from penstock.model.queue_rules import QueueRules
 
 __all__ = ["DEFAULT_QUEUE", "Backfill", "BackfillKind", "QueueSettings", "Settings", "parse_backfill"]
 
@@ -70,6 +72,12 @@ class QueueSettings:
     duration_max_s: int | None = None  # None: unlimited
     constraint: Constraint | None = None  # nodes that it may use
     constraint_text: str = ""
+    namespaces: tuple[str, ...] = ("*",)  # shell patterns: whose jobs it admits
+    urgency_max: int = URGENCY_DEFAULT  # of users; operators may use any
+
+    @property
+    def rules(self) -> QueueRules:
+        return QueueRules(self.name, self.namespaces, self.urgency_max, self.duration_max_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class ClusterCache:
         return self._controllers.job_of(pod)
 
     def own_limit_s(self, uid: str) -> int | None:
-        """The value of penstock.dev/limit for a pod."""
+        """The limit of a pod that Penstock enforces: penstock.dev/limit, else that of its queue."""
         membership = self._workloads.membership(uid)
         return membership.limit_s if membership is not None else None
 
