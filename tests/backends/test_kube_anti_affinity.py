@@ -183,7 +183,7 @@ def test_the_tracker_equals_a_computation_from_all_pods(seed: int) -> None:
     for uid in pods:
         anti_affinity.remove(uid)
     anti_affinity.take_dirty()
-    assert not any(vars(anti_affinity).values()), "no state is left of deleted pods"
+    assert vars(anti_affinity) == vars(AntiAffinityTracker()), "no state is left of deleted pods"
 
 
 def test_pods_are_reported_when_a_rule_becomes_shared_and_when_it_ceases() -> None:

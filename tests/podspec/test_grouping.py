@@ -214,10 +214,10 @@ def test_a_native_pod_group_names_the_group() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("group-size", "0", "a number from 1 to 65536"),
-        ("group-size", "many", "a number from 1 to 65536"),
-        ("group-size", "65537", "a number from 1 to 65536"),
-        ("group-size", "٣", "a number from 1 to 65536"),
+        ("group-size", "0", "a number from 1 to 16384"),
+        ("group-size", "many", "a number from 1 to 16384"),
+        ("group-size", "16385", "a number from 1 to 16384"),
+        ("group-size", "٣", "a number from 1 to 16384"),
         ("group", "g" * 254, "a name of at most 253 characters"),
         ("group", "a\x00b", "all of them printable"),
         ("group", "two\nlines", "all of them printable"),
@@ -247,7 +247,7 @@ def test_an_invalid_value_is_reported_with_what_is_valid(key: str, value: str, e
 
 def test_a_bad_value_on_a_controller_names_the_controller() -> None:
     found = membership(pod(), as_controller(job("train", labels={"penstock.dev/group-size": "x"})))
-    expected = "invalid penstock.dev/group-size on Job train: found 'x', expected a number from 1 to 65536"
+    expected = "invalid penstock.dev/group-size on Job train: found 'x', expected a number from 1 to 16384"
     assert found.problems == (expected,)
 
 

@@ -180,10 +180,10 @@ NODES = [
 QUEUES: list[Doc] = [
     {"name": "batch", "default": True, "enabled": True, "started": True, "reason_disabled": "",
      "reason_stopped": "", "policy": "easy", "duration_default_s": 1800.0, "duration_max_s": 86400.0,
-     "constraint": "", "namespaces": ["*"], "urgency_max": 16, "pending": 3, "running": 1},
+     "constraint": "", "namespaces": ["*"], "urgency_max": 16, "pending_max": 9, "pending": 3, "running": 1},
     {"name": "debug", "default": False, "enabled": False, "started": False, "reason_disabled": "closed",
      "reason_stopped": "maintenance", "policy": "easy", "duration_default_s": 0, "duration_max_s": 3600.0,
-     "constraint": "", "namespaces": ["*"], "urgency_max": 31, "pending": 0, "running": 0},
+     "constraint": "", "namespaces": ["*"], "urgency_max": 31, "pending_max": 9, "pending": 0, "running": 0},
 ]  # fmt: skip
 
 TIMELINE: Doc = {

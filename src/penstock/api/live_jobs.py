@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
 from penstock.api.documents import (
     PendingInfo,
     WorkloadRequest,
@@ -30,6 +32,7 @@ __all__ = [
     "explain_wait",
     "find",
     "find_with_members",
+    "limit_metrics",
     "list_queues",
     "list_summaries",
     "log_of",
@@ -40,7 +43,7 @@ __all__ = [
 ]
 
 _JOBS_AHEAD_SHOWN: Final = 5
-_NOT_PLANNED: Final = (WaitCause.HELD, WaitCause.QUEUE_STOPPED, WaitCause.UNSATISFIABLE)
+_NOT_PLANNED: Final = (WaitCause.LIMIT, WaitCause.HELD, WaitCause.QUEUE_STOPPED, WaitCause.UNSATISFIABLE)
 
 
 def count(scheduler: Scheduler, _now: float) -> tuple[JobCounts, NodeCounts]:
@@ -49,6 +52,16 @@ def count(scheduler: Scheduler, _now: float) -> tuple[JobCounts, NodeCounts]:
     up = sum(1 for node in scheduler.state.cluster.nodes.values() if node.vertex.up)
     total = len(scheduler.state.cluster.nodes)
     return JobCounts(pending, len(jobs) - pending, None), NodeCounts(up, total - up)
+
+
+def limit_metrics(scheduler: Scheduler, _now: float) -> bytes:
+    """The metric of the limits of namespaces, in the text format of Prometheus."""
+    registry = CollectorRegistry(auto_describe=True)
+    about = "Jobs that wait outside the queue because of a limit of their namespace."
+    Gauge("penstock_jobs_outside_queue", about, registry=registry).set(
+        scheduler.state.admission.outside_count()
+    )
+    return generate_latest(registry)
 
 
 def _new_of(job: Job) -> JobNew:
@@ -194,6 +207,7 @@ def list_queues(scheduler: Scheduler) -> list[QueueInfo]:
                 constraint=settings.constraint_text,
                 namespaces=list(settings.namespaces),
                 urgency_max=settings.urgency_max,
+                pending_max=settings.pending_max,
                 pending=pending,
                 running=len(jobs) - pending,
             )

@@ -432,6 +432,7 @@ class QueueInfo(ResponseBody, frozen=True):
     constraint: str
     namespaces: list[str]
     urgency_max: int
+    pending_max: int
     pending: int
     running: int
 

@@ -153,7 +153,10 @@ class InstanceService:
 
     async def get_metrics(self, caller: Caller) -> bytes:
         del caller
-        return self._context.metrics()
+        instance = self._instance
+        if not instance.readiness.current.is_ready:
+            return self._context.metrics()
+        return self._context.metrics() + await instance.query(live_jobs.limit_metrics)
 
     async def shutdown(self, caller: Caller, request: ShutdownRequest) -> EmptyResponse:
         del caller

@@ -24,10 +24,16 @@ An unknown key is an error that lists the valid keys, because a misspelt limit m
     requires = {properties = ["gpu"]}
     namespaces = ["team-*"]      # shell patterns: whose pods may use it; default: all
     urgency_max = 16             # of pods; operators may set any urgency
+    pending_max = 10000          # pending workloads of one namespace; the newest beyond it wait outside
 
     [[namespaces]]               # the first entry that matches a namespace counts
     name = "team-*"              # shell pattern
     queue = "batch"              # of its pods that name none, instead of the first queue
+
+    [limits]                     # of one namespace
+    shapes_max = 500             # distinct requests of its pending workloads
+    exclusion_keys_max = 200     # host ports and anti-affinity rules of its waiting pods
+    group_size_max = 16384       # members of one group or job
 
     [kube]
     scheduler_names = ["penstock", "fluence", "fluxnetes"]
@@ -67,6 +73,7 @@ __all__ = ["Configuration", "read_configuration"]
 
 _SIZE_MAX: Final = 1 << 20
 _BINDS_MAX: Final = 1024
+_LIMIT_MAX: Final = 1_000_000
 
 
 class _Retention(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,6 +89,13 @@ class _Queue(msgspec.Struct, forbid_unknown_fields=True):
     requires: dict[str, object] | None = None
     namespaces: list[str] = msgspec.field(default_factory=lambda: ["*"])
     urgency_max: int = URGENCY_DEFAULT
+    pending_max: int = QueueSettings("").pending_max
+
+
+class _Limits(msgspec.Struct, forbid_unknown_fields=True):
+    shapes_max: int = Settings().shapes_max
+    exclusion_keys_max: int = KubeSettings().exclusion_keys_max
+    group_size_max: int = Settings().group_size_max
 
 
 class _Namespace(msgspec.Struct, forbid_unknown_fields=True):
@@ -111,6 +125,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     retention: _Retention = msgspec.field(default_factory=_Retention)
     queues: list[_Queue] = []
     namespaces: list[_Namespace] = []
+    limits: _Limits = msgspec.field(default_factory=_Limits)
     kube: _Kube = msgspec.field(default_factory=_Kube)
     gang_repair_timeout: str = "2m"
     replacement_timeout: str = "11m"
@@ -152,6 +167,8 @@ def _configuration(file: _File, policy: str, match_policy: str, queue_depth: int
     for name, value, minimum in (("queue_depth", depth, 1), ("forecast_depth", file.forecast_depth, 0)):
         if value is not None and value < minimum:
             raise BadRequest("too small", where=name, found=str(value), expected=f"{minimum} or more")
+    for name in _Limits.__struct_fields__:
+        _check_range(f"limits.{name}", getattr(file.limits, name), 1, _LIMIT_MAX)
     queues = tuple(_queue(queue, default_policy) for queue in file.queues)
     names = [queue.name for queue in queues]
     if len(set(names)) != len(names):
@@ -166,6 +183,8 @@ def _configuration(file: _File, policy: str, match_policy: str, queue_depth: int
         grace_s=_duration("grace", file.grace),
         gang_repair_timeout_s=_duration("gang_repair_timeout", file.gang_repair_timeout),
         replacement_timeout_s=_duration("replacement_timeout", file.replacement_timeout),
+        shapes_max=file.limits.shapes_max,
+        group_size_max=file.limits.group_size_max,
     )
     days = file.retention.days
     retention = Retention(None if days is None else days * 86400.0, file.retention.jobs)
@@ -192,6 +211,8 @@ def _kube(file: _File, settings: Settings) -> KubeOptions:
             topology_levels=parse_topology_levels(section.topology_levels),
             queues=tuple(queue.rules for queue in settings.queues),
             default_queues=_default_queues(file.namespaces, settings),
+            group_size_max=settings.group_size_max,
+            exclusion_keys_max=file.limits.exclusion_keys_max,
             assembly_timeout_s=_duration("kube.assembly_timeout", section.assembly_timeout),
             limit_default_s=_seconds("kube.limit_default", section.limit_default),
             binds_in_flight_max=section.binds_in_flight,
@@ -242,6 +263,7 @@ def _check_keys(path: Path, document: dict[str, object]) -> None:
         ("", document, _File),
         ("retention.", document.get("retention"), _Retention),
         ("kube.", document.get("kube"), _Kube),
+        ("limits.", document.get("limits"), _Limits),
     ]
     tables: tuple[tuple[str, type[msgspec.Struct]], ...] = (("queues", _Queue), ("namespaces", _Namespace))
     for name, table in tables:
@@ -273,6 +295,7 @@ def _queue(queue: _Queue, default_policy: str) -> QueueSettings:
             expected='at least one name or pattern, such as ["team-*"]',
         )
     _check_range(f"{where}.urgency_max", queue.urgency_max, 0, URGENCY_EXPEDITE)
+    _check_range(f"{where}.pending_max", queue.pending_max, 1, _LIMIT_MAX)
     constraint = None
     text = json.dumps(queue.requires) if queue.requires else ""
     if text:
@@ -286,6 +309,7 @@ def _queue(queue: _Queue, default_policy: str) -> QueueSettings:
         constraint_text=text,
         namespaces=tuple(queue.namespaces),
         urgency_max=queue.urgency_max,
+        pending_max=queue.pending_max,
     )
 
 

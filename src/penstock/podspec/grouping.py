@@ -38,7 +38,6 @@ __all__ = ["GroupMembership", "membership_of", "workload_fact", "workload_of_gro
 
 _INDEX_LABELS: Final = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
 _NAME_MAX: Final = 253  # characters, as for any name in Kubernetes
-_SIZE_MAX: Final = 1 << 16
 _LIMIT_MAX_S: Final = 10 * 366 * 86_400
 _TIME_MAX: Final = 253_402_300_799  # the last second of the year 9999
 _REQUEUES: Final = tuple(policy.value for policy in Requeue)
@@ -103,7 +102,7 @@ def membership_of(
     """`controllers`: the pod's controller and that object's, as far as they are known."""
     problems: list[str] = []
     read = _KeyReader(scheduling_keys(pod.metadata), controllers, problems)
-    size = read.number(GROUP_SIZE_KEYS, 1, _SIZE_MAX)
+    size = read.number(GROUP_SIZE_KEYS, 1, settings.group_size_max)
     name = read.name(GROUP_NAME_KEYS)
     namespace = pod.metadata.namespace
     native = pod.spec.scheduling_group.pod_group_name if pod.spec.scheduling_group is not None else ""

@@ -11,6 +11,7 @@ from typing import Final
 __all__ = [
     "GROUP_INADMISSIBLE",
     "INVALID_SPEC",
+    "LIMIT_EXCEEDED",
     "OWNER_NOT_FOUND",
     "OWNER_NOT_SYNCED",
     "POD_GROUP_NOT_FOUND",
@@ -21,6 +22,7 @@ __all__ = [
 
 INVALID_SPEC: Final = "InvalidSpec"  # a label, an annotation or a quantity cannot be read
 UNSUPPORTED_SPEC: Final = "UnsupportedSpec"  # the pod requires something that Penstock cannot guarantee
+LIMIT_EXCEEDED: Final = "LimitExceeded"  # its group or its namespace has more of something than is allowed
 VOLUME_NOT_READY: Final = "VolumeNotReady"  # a claim or its volume is missing or not bound
 POD_GROUP_NOT_FOUND: Final = "PodGroupNotFound"
 OWNER_NOT_SYNCED: Final = "OwnerNotSynced"  # the pod's controller has not been read yet

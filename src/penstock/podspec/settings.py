@@ -16,6 +16,8 @@ class TranslationSettings:
     topology_levels: tuple[TopologyLevel, ...] = DEFAULT_TOPOLOGY_LEVELS
     queues: tuple[QueueRules, ...] = (QueueRules("default"),)  # the first one is the default
     default_queues: tuple[tuple[str, str], ...] = ()  # pattern of namespaces, queue; the first match counts
+    group_size_max: int = 16_384  # pods of one group
+    exclusion_keys_max: int = 200  # host ports and anti-affinity rules of the waiting pods of one namespace
     assembly_timeout_s: float = 3600.0  # how long a group may wait for its missing members
     limit_default_s: int | None = None  # run time to plan with where none is given; never enforced
 

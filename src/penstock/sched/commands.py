@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 from penstock.engine.request import Request
 from penstock.errors import BadRequest, Conflict, PenstockError
@@ -156,6 +156,9 @@ def _validated(
         )
     spec = spec_of_submission(submission, state.settings)
     check_spec_texts(spec)
+    tasks, most = counts_of(spec)["ntasks"], state.settings.group_size_max
+    if cast(int, tasks) > most:
+        raise BadRequest("too many tasks", where="tasks", found=str(tasks), expected=f"at most {most}")
     if not submission.by_operator:
         _check_rules(state.settings.queue(spec.queue).rules, submission.owner, submission.urgency)
     queue = state.queue.state_of(spec.queue)

@@ -164,6 +164,8 @@ def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
     state.journal.log(job, "submit", now, userid=workload.owner, urgency=workload.urgency, flags=0, version=1)
     state.journal.log(job, "validate", now)
     state.workloads.set_job(workload.workload, number)
+    state.admission.add(number, job.owner, job.queue, job.seen_at)
+    job.outside_reason = state.admission.outside_reason(number)
     add_job(state, job, now)
     return job
 
@@ -191,7 +193,8 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
             state.queue.dequeue(job.id)
             state.journal.touch(job)
         reason = f"{len(ready)} of {max(workload.size, 1)} members are ready"
-        state.publish_status(job, WorkloadStatus.ASSEMBLING, reason)
+        status = WorkloadStatus.WAITING if job.outside_reason else WorkloadStatus.ASSEMBLING
+        state.publish_status(job, status, job.outside_reason or reason)
         until = assembly_deadline(job, workload)
         if until is not None:
             state.wake(until, job.id)
@@ -201,6 +204,7 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
     job.spec = replace(spec, name=job.spec.name)  # A job keeps the name that it was created with.
     if job.queue != job.spec.queue:  # Its limit is that of the queue which its oldest member names by now.
         job.queue = job.spec.queue
+        state.admission.set_queue(job.id, job.queue)
         state.journal.touch(job)
     for member, group in zip(ready, groups, strict=True):
         if member.group != group:
@@ -251,7 +255,12 @@ def enqueue_late(state: SchedulerState, job: Job, member: Member) -> None:
         1,
         is_replacement=bool(member.replaces),
     )
-    state.queue.enqueue_member(job, member.key, key, _late_request(state, job, member))
+    if not state.queue.enqueue_member(job, member.key, key, _late_request(state, job, member)):
+        reason = (
+            f"{member.display_name} waits outside queue {job.queue}: late members of namespace {job.owner} "
+            f"have {state.settings.shapes_max} distinct requests, as many as limits.shapes_max allows"
+        )
+        state.publish_status(job, WorkloadStatus.WAITING, reason)
 
 
 def _late_request(state: SchedulerState, job: Job, member: Member) -> Request:

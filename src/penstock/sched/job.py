@@ -216,6 +216,7 @@ class Job:
     started_at: float | None = None
     ended_at: float | None = None
     # Not stored:
+    outside_reason: str = ""  # why it waits outside the queue, because of a limit of its namespace
     forecast: Forecast | None = None
     slots: HeldSlots = field(default_factory=HeldSlots)
     members_seen: int = 0  # the number of the next member

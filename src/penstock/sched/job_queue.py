@@ -8,8 +8,10 @@ from typing import Final
 from penstock.engine.request import Request
 from penstock.model.job import URGENCY_HOLD, JobState
 from penstock.sched.job import Job
+from penstock.sched.late_shapes import LateShapes
 from penstock.sched.queue import Bucket, OrderKey, Pending, QueueEntry, order_key
 from penstock.sched.records import QueueSet
+from penstock.sched.settings import Settings
 
 __all__ = ["JobQueue", "Shapes"]
 
@@ -53,16 +55,19 @@ class Shapes:
 class JobQueue:
     """`is_dirty`: something may start that could not start in the last cycle."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._pending = Pending()
         self._shapes = Shapes()
+        self._late_shapes = LateShapes(settings.shapes_max)
         self._states: dict[str, QueueSet] = {}
         self._submissions: dict[str, tuple[int, ...]] = {}  # jobs by the idempotency key of their submission
         self.is_dirty = True
 
     def copy(self) -> JobQueue:
-        made = JobQueue()
+        made = JobQueue(self._settings)
         made._pending, made._shapes = self._pending.copy(), self._shapes.copy()
+        made._late_shapes = self._late_shapes.copy()
         made._states, made._submissions = dict(self._states), dict(self._submissions)
         made.is_dirty = self.is_dirty
         return made
@@ -82,7 +87,7 @@ class JobQueue:
     def enqueue(self, job: Job) -> None:
         """Adds a job to the queue if it is eligible to start, else removes it."""
         is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.unsatisfiable_reason
-        if job.state is not JobState.SCHED or not is_ready:
+        if job.state is not JobState.SCHED or not is_ready or job.outside_reason:
             self.dequeue(job.id)
             return
         job.shape = self._shapes.number(job.spec.request)
@@ -90,19 +95,36 @@ class JobQueue:
         self._pending.add(QueueEntry(key, job.id), job.queue, job.shape)
         self.mark_dirty()
 
-    def enqueue_member(self, job: Job, member: str, key: OrderKey, request: Request) -> None:
-        """Adds a late member of a started job."""
-        self._pending.add(QueueEntry(key, job.id, member), job.queue, self._shapes.number(request))
+    def enqueue_member(self, job: Job, member: str, key: OrderKey, request: Request) -> bool:
+        """Adds a late member of a started job. False: it waits outside, see `late_shapes`."""
+        self._remove_late(job.id, member)
+        shape = self._shapes.number(request)
+        entry = QueueEntry(key, job.id, member)
+        if not self._late_shapes.add(job.owner, (entry, job.queue, shape)):
+            return False
+        self._pending.add(entry, job.queue, shape)
         self.mark_dirty()
+        return True
+
+    def _remove_late(self, job: int, member: str) -> None:
+        self._pending.remove(job, member)
+        for entry, queue, shape in self._late_shapes.remove(job, member):
+            self._pending.add(entry, queue, shape)
+            self.mark_dirty()
 
     def dequeue(self, job: int, member: str = "") -> None:
         """Removes an entry that does not start."""
         if self._pending.entry(job, member) is not None:
             self._pending.remove(job, member)
             self.mark_dirty()
+        if member:
+            self._remove_late(job, member)
 
     def remove_started(self, job: int, member: str = "") -> None:
-        self._pending.remove(job, member)
+        if member:
+            self._remove_late(job, member)
+            return
+        self._pending.remove(job)
 
     def entry(self, job: int, member: str = "") -> QueueEntry | None:
         return self._pending.entry(job, member)
@@ -126,7 +148,8 @@ class JobQueue:
     def sweep_shapes(self) -> None:
         """Drops shapes without pending entries, once there are many."""
         if len(self._shapes) > _SHAPES_SWEEP and len(self._shapes) > 2 * len(self._pending):
-            self._shapes.keep({bucket.shape for bucket in self._pending.buckets()})
+            shapes = {bucket.shape for bucket in self._pending.buckets()}
+            self._shapes.keep(shapes | self._late_shapes.outside_shapes())
 
     # States of queues
 

@@ -80,9 +80,11 @@ def prioritise(state: SchedulerState, job: Job, now: float) -> None:
 def enqueue(state: SchedulerState, job: Job, since: float) -> None:
     """Adds a job to the queue if it is eligible to start, and keeps the verdict on its request up to date.
 
-    A job that is added is eligible since `since`.
+    A job that is added is eligible since `since`. One that waits outside the queue costs no proof.
     """
-    if job.state.is_pending and job.spec.request.groups:
+    if job.outside_reason:
+        state.satisfiability.forget(job.id)
+    elif job.state.is_pending and job.spec.request.groups:
         reason = state.satisfiability.track(job.id, job.spec.request)
         if reason is not None:
             set_unsatisfiable(state, job, reason, since)
@@ -371,6 +373,7 @@ def _requeue(state: SchedulerState, job: Job, now: float) -> None:
 def forget_job(state: SchedulerState, job: Job, now: float) -> None:
     """Removes an inactive job from the state; the store keeps it."""
     state.jobs.pop(job.id, None)
+    state.admission.remove(job.id)
     state.plans.forget(job.id)
     state.satisfiability.forget(job.id)
     for member in job.members:

@@ -47,6 +47,7 @@ class WaitCause(enum.Enum):
     """What a job waits for. The values are part of the HTTP API."""
 
     NONE = ""  # it does not wait
+    LIMIT = "limit"  # outside the queue: its namespace has as many jobs or requests as it may have
     ASSEMBLING = "assembling"  # the workload has fewer ready members than it needs
     DEPENDENCY = "depends"
     BEGIN_TIME = "begin-time"
@@ -164,6 +165,8 @@ def _own_reason(state: SchedulerState, job: Job, now: float) -> WaitReason | Non
         return WaitReason(WaitCause.INCOMPLETE, message)
     if not job.state.is_pending:
         return WaitReason(WaitCause.NONE)
+    if job.outside_reason:
+        return WaitReason(WaitCause.LIMIT, job.outside_reason)
     if not job.is_assembled:
         workload = state.workloads.get(job.workload)
         ready = sum(1 for member in job.members.values() if member.is_ready)

@@ -161,8 +161,22 @@ class Scheduler:
         for number in state.worklist.take_assembled_jobs():
             assembled = state.jobs.get(number)
             if assembled is not None:
+                state.admission.set_request(assembled.id, assembled.spec.request)
+                state.update_outside(assembled)
                 leave_depend(state, assembled, now)
                 enqueue(state, assembled, now)  # Its request may have changed.
+
+    def _admit(self, now: float) -> None:
+        """Lets jobs that waited outside the queue enter in place of others that have left."""
+        state = self.state
+        while entered := state.admission.take_entered():
+            for number in entered:
+                job = state.jobs[number]
+                if job.is_assembled:
+                    state.worklist.enqueue_assembled(number)
+                elif not state.update_outside(job):
+                    gangs.assemble(state, job, now)  # Its status says again how many members are ready.
+            self._enqueue_assembled(now)
 
     def _settle(self, now: float) -> None:
         state = self.state
@@ -192,6 +206,7 @@ class Scheduler:
             if member.phase is MemberPhase.WAITING:
                 gangs.enqueue_late(state, begun, member)
         advance_jobs(state, now)
+        self._admit(now)
 
     def _step(self, replies: Sequence[Reply] = ()) -> Step:
         journal = self.state.journal
@@ -275,6 +290,7 @@ class Scheduler:
             # All promises that they may have delayed have been compared.
             state.plans.slip_cause = state.plans.overrun_cause = None
         advance_jobs(state, now)
+        self._admit(now)
         return self._step()
 
     def _publish_waiting(self, now: float) -> None:

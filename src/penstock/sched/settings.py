@@ -74,6 +74,7 @@ class QueueSettings:
     constraint_text: str = ""
     namespaces: tuple[str, ...] = ("*",)  # shell patterns: whose jobs it admits
     urgency_max: int = URGENCY_DEFAULT  # of users; operators may use any
+    pending_max: int = 10_000  # pending jobs of workloads of one namespace; more wait outside the queue
 
     @property
     def rules(self) -> QueueRules:
@@ -95,7 +96,9 @@ class Settings:
     replacement_timeout_s: float = 660.0
     grace_s: float = 5.0  # between the signal that ends a member and SIGKILL
     attempts_max: int = 10  # attempts of a job that is requeued automatically
-    pending_max: int = 1_000_000
+    pending_max: int = 1_000_000  # active jobs; a submission beyond it is refused
+    shapes_max: int = 500  # distinct requests of the pending jobs of one namespace
+    group_size_max: int = 16_384  # members of a job
 
     def queue(self, name: str) -> QueueSettings:
         """The queue of that name; "" is the default one."""

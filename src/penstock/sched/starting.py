@@ -21,6 +21,7 @@ __all__ = ["place_late_member", "start_job"]
 def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) -> None:
     """Starts a job with the allocation that a cycle has made."""
     state.queue.remove_started(job.id)
+    state.admission.remove(job.id)
     state.satisfiability.forget(job.id)
     _record_allocation(state, job, found)
     job.placed_at = now

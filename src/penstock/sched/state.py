@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from penstock.errors import PenstockError
 from penstock.model.jobid import JobIds, encode_jobid
 from penstock.protocol.intents import StatusUpdate, WorkloadStatus
+from penstock.sched.admission import Admission
 from penstock.sched.cluster import Cluster
 from penstock.sched.dependency_index import DependencyIndex
 from penstock.sched.forecast import PlannedStart
@@ -90,12 +91,13 @@ class SchedulerState:
         self.nodes = NodeRecords(self.journal, highest.rank)
         self.workloads = Workloads(self.journal)
         self.members = MemberIndex()
-        self.queue = JobQueue()
+        self.queue = JobQueue(settings)
         self.dependencies = DependencyIndex()
         self.intents = OpenIntents(self.journal, highest.intent)
         self.timers = Timers()
         self.plans = Plans()
         self.satisfiability = Satisfiability(cluster)
+        self.admission = Admission(settings)
         self.worklist = StepWork()
         self._recorded_highest = highest
 
@@ -113,6 +115,7 @@ class SchedulerState:
         made.timers = self.timers.copy()
         made.plans = self.plans.copy()
         made.satisfiability = self.satisfiability.copy(made.cluster)
+        made.admission = self.admission.copy()
         made.worklist = self.worklist.copy()
         return made
 
@@ -134,6 +137,13 @@ class SchedulerState:
             self._recorded_highest = highest
             changes = (*changes, highest)
         return changes
+
+    def update_outside(self, job: Job) -> bool:
+        """Notes and publishes whether a job waits outside the queue because of a limit of its namespace."""
+        job.outside_reason = self.admission.outside_reason(job.id)
+        if job.outside_reason:
+            self.publish_status(job, WorkloadStatus.WAITING, job.outside_reason)
+        return bool(job.outside_reason)
 
     def publish_status(
         self, job: Job, status: WorkloadStatus, reason: str, start_at: float | None = None

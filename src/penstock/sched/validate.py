@@ -31,6 +31,7 @@ def violations(state: SchedulerState) -> list[str]:
         *_vacancies(state),
         *_workloads(state),
         *_queue(state),
+        *_admission(state),
         *_allocations(state),
         *_intents(state),
         *_dependencies(state),
@@ -62,7 +63,7 @@ def _verdicts(state: SchedulerState) -> Iterator[str]:
         elif verdict not in (None, job.unsatisfiable_reason) and not state.satisfiability.is_pending:
             yield f"job {number} has the verdict {job.unsatisfiable_reason!r}, proven is {verdict!r}"
     for job in state.jobs.values():
-        is_queued = job.state is JobState.SCHED
+        is_queued = job.state is JobState.SCHED and not job.outside_reason
         if is_queued and job.spec.request.groups and job.id not in tracked:
             yield f"job {job.id} waits, and its request is not kept proven"
 
@@ -191,7 +192,18 @@ def _queue(state: SchedulerState) -> Iterator[str]:
 
 def _may_start(job: Job) -> bool:
     is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.unsatisfiable_reason
-    return job.state is JobState.SCHED and is_ready
+    return job.state is JobState.SCHED and is_ready and not job.outside_reason
+
+
+def _admission(state: SchedulerState) -> Iterator[str]:
+    counted = {job.id for job in state.jobs.values() if job.state.is_pending and job.ownership.is_controlled}
+    if counted != set(state.admission.jobs()):
+        yield f"jobs {counted} are pending, the limits count {set(state.admission.jobs())}"
+    for job in state.jobs.values():
+        reason = state.admission.outside_reason(job.id)
+        if job.outside_reason != reason:
+            yield f"job {job.id} is outside the queue because of {job.outside_reason!r}, not {reason!r}"
+    yield from state.admission.violations()
 
 
 def _allocations(state: SchedulerState) -> Iterator[str]:

@@ -16,17 +16,20 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from penstock.kube.types import Pod
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.podspec.anti_affinity import AntiAffinityRule, LabelTest, rules_of
 from penstock.podspec.exclusion_keys import carrier_key, selected_key
+from penstock.podspec.problems import LIMIT_EXCEEDED, PodProblem
 
 __all__ = ["EXTERNAL_PODS", "AntiAffinityTracker"]
 
 EXTERNAL_PODS: Final = ""  # the group of all pods that are on nodes and not ours
 
+_RETRIED_MAX: Final = 8  # refused pods that are tried again when a rule is gone
 _UNUSED_INDEXES_MAX: Final = 16  # label indexes that are kept although no rule is anchored at them
 
 
@@ -85,7 +88,11 @@ class _Namespace:
 
 
 class AntiAffinityTracker:
-    def __init__(self) -> None:
+    def __init__(self, rules_max: int = 200) -> None:
+        self._rules_max = rules_max
+        self._refused: dict[str, PodProblem] = {}  # by pod
+        self._refused_in: dict[str, dict[str, None]] = {}  # by namespace: pods that may be tried again
+        self._retries: dict[str, None] = {}  # pods
         self._pods: dict[str, _TrackedPod] = {}
         self._namespaces: dict[str, _Namespace] = {}
         self._rules: dict[AntiAffinityRule, _TrackedRule] = {}
@@ -114,16 +121,64 @@ class AntiAffinityTracker:
     def set(self, uid: str, pod: Pod, group: str) -> None:
         before = self._pods.get(uid)
         labels = pod.metadata.labels or {}
-        tracked = _TrackedPod(pod.metadata.namespace, labels, group, tuple(rules_of(pod)))
+        tracked = _TrackedPod(pod.metadata.namespace, labels, group, self._carried_rules(uid, pod))
         if before is None:
             self._add(uid, tracked)
         elif not before.is_equivalent(tracked):
             self._remove(uid, before)
             self._add(uid, tracked)
 
+    def problem(self, uid: str) -> PodProblem | None:
+        """Why the rules of a waiting pod are not tracked."""
+        return self._refused.get(uid)
+
+    def _carried_rules(self, uid: str, pod: Pod) -> tuple[AntiAffinityRule, ...]:
+        """The rules of a pod. A waiting pod with too many is refused, and none of them is tracked.
+
+        A rule without an anchor is tested on every pod of its namespace, so the limit holds for those of all
+        waiting pods of the namespace together.
+        """
+        self._forget_refusal(uid, pod.metadata.namespace)
+        rules = tuple(rules_of(pod))
+        if pod.spec.node_name or not rules:
+            return rules
+        most, namespace = self._rules_max, self._namespaces.get(pod.metadata.namespace)
+        if len(rules) > most:
+            self._refused[uid] = PodProblem(
+                LIMIT_EXCEEDED,
+                f"the pod has {len(rules)} required anti-affinity terms, "
+                f"at most {most} (limits.exclusion_keys_max)",
+            )
+            return ()
+        known = namespace.unanchored if namespace is not None else {}
+        fresh = sum(1 for rule in rules if rule not in known and _anchor_of(rule) is None)
+        if fresh and len(known) + fresh > most:
+            self._refused[uid] = PodProblem(
+                LIMIT_EXCEEDED,
+                f"the pods of namespace {pod.metadata.namespace} have {len(known)} anti-affinity rules that "
+                f"require no label by value, with this pod {len(known) + fresh}, at most {most} "
+                "(limits.exclusion_keys_max)",
+            )
+            self._refused_in.setdefault(pod.metadata.namespace, {})[uid] = None
+            return ()
+        return rules
+
+    def _forget_refusal(self, uid: str, namespace: str) -> None:
+        self._retries.pop(uid, None)
+        if self._refused.pop(uid, None) is not None and uid in self._refused_in.get(namespace, ()):
+            del self._refused_in[namespace][uid]
+            if not self._refused_in[namespace]:
+                del self._refused_in[namespace]
+
+    def take_retries(self) -> Iterable[str]:
+        """Refused pods that are to be set again, because rules of others are gone."""
+        retries, self._retries = self._retries, {}
+        return retries
+
     def remove(self, uid: str) -> None:
         before = self._pods.get(uid)
         if before is not None:
+            self._forget_refusal(uid, before.namespace)
             self._remove(uid, before)
 
     def _add(self, uid: str, pod: _TrackedPod) -> None:
@@ -183,8 +238,7 @@ class AntiAffinityTracker:
     # Rules: tracked from their first carrier to their last
 
     def _add_rule(self, rule: AntiAffinityRule, namespace: _Namespace) -> _TrackedRule:
-        by_value = [test for test in rule.tests if test[1] == "In"]
-        anchor = min(by_value, key=lambda test: (len(test[2]), test[0]), default=None)
+        anchor = _anchor_of(rule)
         tracked = self._rules[rule] = _TrackedRule(rule, anchor)
         candidates: Iterable[str] = namespace.pods
         if anchor is None:
@@ -217,6 +271,9 @@ class AntiAffinityTracker:
             del namespace.pods[uid].rules[rule]
         if tracked.anchor is None:
             del namespace.unanchored[rule]
+            self._retries.update(
+                dict.fromkeys(islice(self._refused_in.get(rule.namespace, ()), _RETRIED_MAX))
+            )
             return
         key, _, values = tracked.anchor
         rules = namespace.indexes[key].rules
@@ -234,3 +291,9 @@ class AntiAffinityTracker:
             for namespace, key in self._unused:
                 del self._namespaces[namespace].indexes[key]
             self._unused.clear()
+
+
+def _anchor_of(rule: AntiAffinityRule) -> LabelTest | None:
+    """A label that all selected pods have, with one of few values."""
+    by_value = [test for test in rule.tests if test[1] == "In"]
+    return min(by_value, key=lambda test: (len(test[2]), test[0]), default=None)

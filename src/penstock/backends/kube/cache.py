@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from penstock.backends.kube.anti_affinity import EXTERNAL_PODS, AntiAffinityTracker
 from penstock.backends.kube.controllers import ControllerTracker
+from penstock.backends.kube.key_limits import KeyLimits
 from penstock.backends.kube.node_usage import NodeUsage
 from penstock.backends.kube.reported import ReportedFacts
 from penstock.backends.kube.volumes import VolumeTracker
@@ -46,8 +47,18 @@ from penstock.podspec.controllers import Controller
 from penstock.podspec.grouping import GroupMembership, membership_of
 from penstock.podspec.members import member_of
 from penstock.podspec.nodes import node_fact
-from penstock.podspec.pod_status import external_usage_of, is_bound_by_us, is_terminal, member_status_of
-from penstock.podspec.problems import OWNER_NOT_FOUND, OWNER_NOT_SYNCED, PodProblem
+from penstock.podspec.pod_status import (
+    external_usage_of,
+    is_bound_by_us,
+    is_terminal,
+    member_status_of,
+)
+from penstock.podspec.problems import (
+    LIMIT_EXCEEDED,
+    OWNER_NOT_FOUND,
+    OWNER_NOT_SYNCED,
+    PodProblem,
+)
 from penstock.podspec.settings import TranslationSettings
 from penstock.protocol.facts import Fact, MemberSet, MemberStatus, NodeGone, NodeSet, Snapshot
 
@@ -62,7 +73,8 @@ class ClusterCache:
         self._controllers = ControllerTracker(settings)
         self._workloads = WorkloadTracker(settings, self._controllers)
         self._volumes = VolumeTracker()
-        self._anti_affinity = AntiAffinityTracker()
+        self._anti_affinity = AntiAffinityTracker(settings.exclusion_keys_max)
+        self._key_limits = KeyLimits(settings.exclusion_keys_max)
         self._node_usage = NodeUsage()
         self._reported = ReportedFacts()
         self._unsynced: dict[str, None] = {}  # pods whose controllers are not known
@@ -268,6 +280,9 @@ class ClusterCache:
         facts: list[Fact] = []
         gone_nodes: list[NodeGone] = []
         self._apply_controller_changes()
+        for uid in self._anti_affinity.take_retries():
+            self._track(uid, self._pods[uid])
+            self._dirty_pods[uid] = None
         self._mark_pods(self._anti_affinity.take_dirty())
         self._report_nodes(facts, gone_nodes)
         while self._dirty_pods or self._workloads.dirty:
@@ -277,8 +292,10 @@ class ClusterCache:
                 fact = self._workloads.fact(workload)
                 if fact is not None:
                     self._reported.report_workload(fact, facts)
+            self._mark_pods(self._workloads.take_pods_to_examine())
             for uid in pods:
                 self._report_pod(uid, facts, now)
+            self._mark_pods(self._key_limits.take_dirty())
             self._report_ended_workloads(workloads, facts)
         return [*facts, *gone_nodes]
 
@@ -330,6 +347,8 @@ class ClusterCache:
             if membership is not None and pod.metadata.deletion_timestamp is None:
                 member = self._member(pod, membership)
         problem = member if isinstance(member, PodProblem) else None
+        if member is None or (problem is not None and problem.reason != LIMIT_EXCEEDED):
+            self._key_limits.remove(uid)
         self._set_problem(uid, problem)
         self._reported.report_external_usage(uid, usage, facts)
         self._reported.report_member(uid, None if isinstance(member, PodProblem) else member, status, facts)
@@ -358,14 +377,23 @@ class ClusterCache:
         if isinstance(member, PodProblem):
             return member
         problem = self._workloads.missing_pod_group(membership)
+        if problem is None:
+            problem = self._workloads.group_too_large(pod.metadata.uid, membership)
         if problem is not None:
             return problem
-        brings, forbids = self._anti_affinity.keys(pod.metadata.uid)
-        if not brings and not forbids:
-            return member
-        return replace(
-            member, brings=_joined(member.brings, brings), forbids=_joined(member.forbids, forbids)
-        )
+        return self._with_keys(pod, member)
+
+    def _with_keys(self, pod: Pod, member: MemberSet) -> MemberSet | PodProblem:
+        """A member with the keys of its anti-affinity rules, unless there are too many."""
+        uid, namespace = pod.metadata.uid, pod.metadata.namespace
+        problem = self._anti_affinity.problem(uid)
+        if problem is not None:
+            return problem
+        brings, forbids = self._anti_affinity.keys(uid)
+        if brings or forbids:
+            joined = _joined(member.brings, brings), _joined(member.forbids, forbids)
+            member = replace(member, brings=joined[0], forbids=joined[1])
+        return self._key_limits.set(uid, namespace, (*member.brings, *member.forbids)) or member
 
     def member_status(self, pod: Pod, now: float) -> MemberStatus:
         """The status of a pod that we have bound, or tried to bind."""

@@ -17,7 +17,7 @@ from penstock.kube.types import NativePodGroup, PodGroup
 from penstock.podspec.grouping import GroupMembership, workload_fact, workload_of_group
 from penstock.podspec.keys import GROUP_SIZE_KEYS
 from penstock.podspec.pod_status import full_name
-from penstock.podspec.problems import POD_GROUP_NOT_FOUND, PodProblem
+from penstock.podspec.problems import LIMIT_EXCEEDED, POD_GROUP_NOT_FOUND, PodProblem
 from penstock.podspec.settings import TranslationSettings
 from penstock.protocol.facts import WorkloadSet
 
@@ -43,6 +43,9 @@ class WorkloadTracker:
         self._pod_groups: dict[str, int] = {}  # "NAMESPACE/NAME" -> minMember
         self._native_groups: dict[str, int] = {}  # "NAMESPACE/NAME" -> minCount
         self._classes: dict[str, dict[Hashable, _EquivalenceClass]] = {}  # by workload
+        self._sizes_too_large: dict[str, int] = {}  # by workload
+        self._excess: dict[str, dict[str, None]] = {}  # by workload: pods beyond the largest group
+        self._to_examine: dict[str, None] = {}  # pods whose problem may have changed
         self.dirty: dict[str, None] = {}
 
     def membership(self, uid: str) -> GroupMembership | None:
@@ -78,7 +81,13 @@ class WorkloadTracker:
             self.remove_pod(uid)
             before = None
         self._workload[uid] = workload
-        self._pods.setdefault(workload, {})[uid] = membership
+        pods = self._pods.setdefault(workload, {})
+        if (
+            uid not in pods
+            and len(pods) - len(self._excess.get(workload, ())) >= self._settings.group_size_max
+        ):
+            self._excess.setdefault(workload, {})[uid] = None
+        pods[uid] = membership
         classes = self._classes.setdefault(workload, {})
         equivalence_class = classes.setdefault(key, _EquivalenceClass(membership))
         if before is None:
@@ -95,8 +104,26 @@ class WorkloadTracker:
             if not classes[key].pods:
                 del classes[key]
                 self.dirty[workload] = None
+            self._remove_excess(uid, workload)
             if not classes:
                 del self._classes[workload], self._pods[workload]
+
+    def _remove_excess(self, uid: str, workload: str) -> None:
+        """A pod has left: the oldest one beyond the largest group takes its place."""
+        excess = self._excess.get(workload)
+        if excess is None:
+            return
+        if uid not in excess:
+            uid = next(iter(excess))
+            self._to_examine[uid] = None
+        del excess[uid]
+        if not excess:
+            del self._excess[workload]
+
+    def take_pods_to_examine(self) -> Iterable[str]:
+        """Pods whose problem may have changed although they have not."""
+        pods, self._to_examine = self._to_examine, {}
+        return pods
 
     # PodGroups: each call returns the pods that have to be examined again
 
@@ -146,6 +173,18 @@ class WorkloadTracker:
         text = f"{kind} {membership.pod_group} of the pod's group does not exist; {remedy}"
         return PodProblem(POD_GROUP_NOT_FOUND, text)
 
+    def group_too_large(self, uid: str, membership: GroupMembership) -> PodProblem | None:
+        """The problem of a pod whose group is larger than a group may be."""
+        most = self._settings.group_size_max
+        size = self._sizes_too_large.get(membership.workload)
+        if size is not None:
+            text = f"group {membership.name} needs {size} pods, at most {most} (limits.group_size_max)"
+            return PodProblem(LIMIT_EXCEEDED, text)
+        if uid in self._excess.get(membership.workload, ()):
+            text = f"group {membership.name} has {most} pods, as many as limits.group_size_max allows"
+            return PodProblem(LIMIT_EXCEEDED, text)
+        return None
+
     # Facts
 
     def fact(self, workload: str) -> WorkloadSet | None:
@@ -155,10 +194,21 @@ class WorkloadTracker:
         next_members = self._controllers.template_memberships(workload)
         members = [one.representative for one in classes] if pods else next_members
         if not members:
+            self._sizes_too_large.pop(workload, None)
             return None
         fact = workload_fact(members, self._sizes(members[0].is_native), self._settings, next_members)
+        self._note_size(workload, fact.size)
         # A relative begin time counts from the creation of a pod, and there is none.
         return fact if pods else replace(fact, begin_at=None)
+
+    def _note_size(self, workload: str, size: int) -> None:
+        is_too_large = size > self._settings.group_size_max
+        if is_too_large is not (workload in self._sizes_too_large):
+            self._to_examine.update(dict.fromkeys(self.pods(workload)))
+        if is_too_large:
+            self._sizes_too_large[workload] = size
+        else:
+            self._sizes_too_large.pop(workload, None)
 
 
 def _min_count(group: NativePodGroup) -> int:
