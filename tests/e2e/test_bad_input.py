@@ -326,9 +326,12 @@ CONFIGURATIONS = [
     ("policy = ", "not a TOML file"),
     (
         "polcy = 'easy'",
-        "polcy: unknown key (expected one of forecast_depth, gang_repair_timeout, grace, ",
+        "polcy: unknown key (expected one of claim_backfill_max, forecast_depth, gang_repair_timeout, ",
     ),
-    ("whole = '2m'", "whole: unknown key (expected one of forecast_depth, gang_repair_timeout, grace, "),
+    (
+        "whole = '2m'",
+        "whole: unknown key (expected one of claim_backfill_max, forecast_depth, gang_repair_timeout, ",
+    ),
     (
         "[kube]\nassemble = '1h'",
         "kube.assemble: unknown key (expected one of assembly_timeout, ",

@@ -205,7 +205,7 @@ def test_every_part_is_copied() -> None:
     scheduler = driver.scheduler.copy()
     state = scheduler.state
     state.queue.remember_submission("key", jobs)
-    state.queue.set_state(QueueSet("default", enabled=True, started=False))
+    state.queue.set_state(QueueSet("default", enabled=True, started=False), 0.0)
     state.dependencies.add_finished(7, JobProgress(True, True, True, True, False))
     state.dependencies.add(jobs[0], 7)
     state.dependencies.add_singleton("me", "one")

@@ -14,6 +14,8 @@ from penstock.sched.records import (
     AllocationGone,
     AllocationNew,
     Change,
+    ClaimGone,
+    ClaimSet,
     DrainSet,
     ExceptionRecord,
     IdHighest,
@@ -121,6 +123,10 @@ EVERYTHING: tuple[Change, ...] = (
     JobNodeSet(1, "n1", {"core": "0-1", "gpu": "0"}),
     JobNodeSet(1, "n2", {}),
     JobNodeGone(1, "n2"),
+    ClaimSet(1, ("n0",), 4.5),
+    ClaimSet(1, ("n1", "n\\0"), 5.5),
+    ClaimSet(2, ("n0",), 6.0),
+    ClaimGone(2),
     IdHighest(3, 8, 1),
 )
 

@@ -19,6 +19,7 @@ from penstock.sched.records import (
     AllocationGone,
     AllocationNew,
     Change,
+    ClaimSet,
     DrainGone,
     DrainSet,
     ExceptionRecord,
@@ -90,6 +91,7 @@ def test_every_type_of_change_is_read_back_as_recorded(instance: Instances) -> N
         assert found.drains == EVERYTHING[14:15]
         assert found.queues == EVERYTHING[15:16]
         assert found.inadmissible == EVERYTHING[16:17]
+        assert found.claims == (ClaimSet(1, ("n1", "n\\0"), 5.5),)
         assert found.jobs[0].members == (EVERYTHING[18].member, EVERYTHING[17].member)
         assert found.jobs[1].members == ()
         nodes = {"n0": {"cpu": "500"}, "n1": {"core": "0-1", "gpu": "0"}}

@@ -21,6 +21,8 @@ from penstock.sched.records import (
     AllocationGone,
     AllocationNew,
     Change,
+    ClaimGone,
+    ClaimSet,
     DrainGone,
     DrainSet,
     ExceptionRecord,
@@ -116,6 +118,8 @@ _changes = st.one_of(
     st.builds(QueueSet, _words, st.booleans(), st.booleans(), _words, _words),
     st.builds(InadmissibleSet, _words, st.lists(_words, max_size=2).map(tuple), _words),
     st.builds(InadmissibleGone, _words),
+    st.builds(ClaimSet, _jobs, st.lists(_words, max_size=2).map(tuple), _times),
+    st.builds(ClaimGone, _jobs),
     st.builds(IdHighest, _few, _few, _few),
 )
 _START: list[Change] = [JobNew(1, "", "", 0.0, {}), JobNew(2, "", "", 0.0, {"depends_on": [1]}, key="k")]
@@ -149,7 +153,7 @@ def url(server: Server) -> str:
 _EMPTY = (
     "ALTER TABLE job_events DISABLE TRIGGER USER",
     "TRUNCATE jobs, job_events, members, job_nodes, allocations, allocation_slots, intents, nodes, drains, "
-    "queues, inadmissible, submissions",
+    "queues, inadmissible, claims, submissions",
     "ALTER TABLE job_events ENABLE TRIGGER USER",
     "UPDATE instance SET began_at = NULL, highest_job = 0, highest_intent = 0, highest_rank = -1",
 )

@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 Number: TypeAlias = int | float  # an integer in JSON where the value is whole
-SpanKind: TypeAlias = Literal["ran", "running", "overrun", "reserved", "forecast"]
+SpanKind: TypeAlias = Literal["ran", "running", "overrun", "reserved", "forecast", "claimed"]
 NodeState: TypeAlias = Literal["free", "allocated", "down", "drained"]
 
 _JobspecText = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"]})]

@@ -18,6 +18,7 @@ from typing import Final, cast
 import msgspec
 
 from penstock.api import live_jobs
+from penstock.api.claims import claim_metrics
 from penstock.api.documents import (
     PendingInfo,
     eventlog_entry,
@@ -156,7 +157,8 @@ class InstanceService:
         instance = self._instance
         if not instance.readiness.current.is_ready:
             return self._context.metrics()
-        return self._context.metrics() + await instance.query(live_jobs.limit_metrics)
+        of_claims = await instance.query(claim_metrics)
+        return self._context.metrics() + of_claims + await instance.query(live_jobs.limit_metrics)
 
     async def shutdown(self, caller: Caller, request: ShutdownRequest) -> EmptyResponse:
         del caller

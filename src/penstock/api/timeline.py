@@ -1,4 +1,4 @@
-"""The timeline: which job occupies which node from when to when, in the past, now, reserved and forecast."""
+"""The timeline: which job has which node from when to when: in the past, now, reserved, forecast, claimed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.api.claims import claim_spans
 from penstock.api.documents import job_start, timeline_spans
 from penstock.api.identity import Namespaces, sees
 from penstock.api.live_jobs import members_of, overview_of
@@ -66,6 +67,8 @@ def live_timeline(scheduler: Scheduler, now: float, begin: float, namespaces: Na
                     cores=cores(milli),
                 )
                 nodes[name].spans.append(span)
+    for name, span in claim_spans(scheduler, now, namespaces).items():
+        nodes[name].spans.append(span)
     return Timeline(now, begin, now, list(nodes.values()), starts)
 
 

@@ -9,6 +9,8 @@ An unknown key is an error that lists the valid keys, because a misspelt limit m
     reservation_horizon = "7d"   # a start later than this is only forecast, and delays no other job
     lost_timeout = "30s"         # a node without contact for this long is lost
     grace = "5s"                 # between SIGTERM and SIGKILL of a task
+    starvation_after = "10m"     # a job without a start time that waits this long claims nodes
+    claim_backfill_max = "10m"   # longest enforced limit of jobs that may use claimed nodes meanwhile
     gang_repair_timeout = "2m"   # how long members of a started gang may wait before it is reported
     replacement_timeout = "11m"  # how long the slot of a failed pod is kept for its replacement
 
@@ -128,6 +130,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     limits: _Limits = msgspec.field(default_factory=_Limits)
     kube: _Kube = msgspec.field(default_factory=_Kube)
     gang_repair_timeout: str = "2m"
+    starvation_after: str = "10m"
+    claim_backfill_max: str = "10m"
     replacement_timeout: str = "11m"
 
 
@@ -182,6 +186,8 @@ def _configuration(file: _File, policy: str, match_policy: str, queue_depth: int
         lost_timeout_s=_duration("lost_timeout", file.lost_timeout),
         grace_s=_duration("grace", file.grace),
         gang_repair_timeout_s=_duration("gang_repair_timeout", file.gang_repair_timeout),
+        starvation_after_s=_duration("starvation_after", file.starvation_after),
+        claim_backfill_max_s=_duration("claim_backfill_max", file.claim_backfill_max),
         replacement_timeout_s=_duration("replacement_timeout", file.replacement_timeout),
         shapes_max=file.limits.shapes_max,
         group_size_max=file.limits.group_size_max,

@@ -2,7 +2,7 @@
 
 A node gets as many lanes as jobs run on it at the same time, up to a limit; the jobs above the limit are
 counted. A bar starts with the letter of its job; its fill shows whether the job ran, runs, is reserved or is
-forecast. Terminals get block characters, pipes get ASCII characters.
+forecast, or claims the node. Terminals get block characters, pipes get ASCII characters.
 """
 
 from __future__ import annotations
@@ -16,9 +16,23 @@ from penstock.cli.times import clock, span
 
 __all__ = ["ASCII_FILLS", "BLOCK_FILLS", "Bar", "Chart", "draw"]
 
-BLOCK_FILLS: Final = {"ran": "·", "running": "█", "overrun": "▓", "reserved": "▒", "forecast": "░"}
+BLOCK_FILLS: Final = {
+    "ran": "·",
+    "running": "█",
+    "overrun": "▓",
+    "reserved": "▒",
+    "forecast": "░",
+    "claimed": "~",
+}
 _NAMES: Final = {"ran": "ended"}  # in the legend
-ASCII_FILLS: Final = {"ran": ".", "running": "#", "overrun": "!", "reserved": "=", "forecast": "-"}
+ASCII_FILLS: Final = {
+    "ran": ".",
+    "running": "#",
+    "overrun": "!",
+    "reserved": "=",
+    "forecast": "-",
+    "claimed": "~",
+}
 _LANES_MAX: Final = 6
 _LETTERS: Final = string.ascii_uppercase + string.ascii_lowercase
 _LEGEND_MAX: Final = 26

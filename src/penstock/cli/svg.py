@@ -17,7 +17,14 @@ _LANE: Final = 22
 _TICKS: Final = 8
 _LANES_MAX: Final = 64
 _COLOURS: Final = ("#2563eb", "#059669", "#d97706", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
-_OPACITY: Final = {"ran": 0.35, "running": 1.0, "overrun": 1.0, "reserved": 0.55, "forecast": 0.25}
+_OPACITY: Final = {
+    "ran": 0.35,
+    "running": 1.0,
+    "overrun": 1.0,
+    "reserved": 0.55,
+    "forecast": 0.25,
+    "claimed": 0.1,
+}
 
 
 def timeline_svg(document: dict[str, Any]) -> str:
@@ -94,7 +101,7 @@ def _bar(
     title += f", {part['cores']} cores"
     colour = colours[part["job"]]
     extra = ' class="over"' if part["kind"] == "overrun" else ""
-    if part["kind"] in ("reserved", "forecast"):
+    if part["kind"] in ("reserved", "forecast", "claimed"):
         extra = f' class="plan" stroke="{colour}"'
     words = ""
     if width > 60:

@@ -37,7 +37,7 @@ _STYLES = ("cyan", "green", "yellow", "magenta", "blue")
 def timeline(
     client: ApiClient, since: str | None, until: str | None, svg_file: str | None, output_format: str
 ) -> None:
-    """Draw the jobs of each node over time: ended, running, reserved and forecast."""
+    """Draw the jobs of each node over time: ended, running, reserved, forecast and claims."""
     since_s = None if since is None else parse_span(since.removeprefix("-"), "--since")
     until_s = None if until is None else parse_span(until.removeprefix("+"), "--until")
     document = client.get("/v1/timeline", since_s=since_s, until_s=until_s)

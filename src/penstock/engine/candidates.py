@@ -7,12 +7,15 @@ plain slotted classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.engine.graph import Vertex
 
-__all__ = ["Candidate", "Choice", "Found", "Selection", "bundles", "reduced"]
+__all__ = ["Candidate", "Choice", "Found", "Selection", "bundles", "nodes_of", "reduced"]
+
+_NODE: Final = "node"
 
 
 class Choice:
@@ -74,6 +77,19 @@ class Selection:
             else:
                 pending.extend(reversed(choice.inner))
         return list(slots.values())
+
+
+def nodes_of(selections: Iterable[Selection]) -> tuple[Vertex, ...]:
+    """The nodes that contain what is selected."""
+    nodes: dict[int, Vertex] = {}
+    pending = [choice for selection in selections for choice in selection.choices]
+    while pending:
+        choice = pending.pop()
+        pending.extend(choice.inner)
+        for vertex in (choice.vertex, *choice.vertex.ancestors()) if choice.booked else ():
+            if vertex.type == _NODE:
+                nodes[vertex.index] = vertex
+    return tuple(nodes.values())
 
 
 def bundles(candidates: list[Candidate], per_slot: int) -> Iterator[list[tuple[Candidate, int]]]:

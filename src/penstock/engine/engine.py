@@ -9,7 +9,7 @@ Times are integer seconds. The allocation of a job has parts: its first match, a
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from dataclasses import replace
 
 from penstock.engine.allocation import (
@@ -33,7 +33,7 @@ from penstock.engine.booking import (
     picks_of,
     slots_of,
 )
-from penstock.engine.candidates import Selection
+from penstock.engine.candidates import Selection, nodes_of
 from penstock.engine.exclusion import exclusion_of
 from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.filters import DEFAULT_FILTERS, Filters
@@ -137,6 +137,7 @@ class Engine:
         *,
         explain: bool = True,
         prove: bool = True,
+        excluded_nodes: Set[int] = frozenset(),
         made: tuple[int, int] = (0, 0),
     ) -> MatchResult:
         """Tries to place a request. Only an `Allocation` that is not `MATCHED` changes the engine.
@@ -152,6 +153,7 @@ class Engine:
             op,
             explain=explain,
             prove=prove,
+            excluded_nodes=excluded_nodes,
             made=made,
         )
         while True:
@@ -171,6 +173,7 @@ class Engine:
         explain: bool = True,
         prove: bool = True,
         full_nodes: set[int] | None = None,
+        excluded_nodes: Set[int] = frozenset(),
         made: tuple[int, int] = (0, 0),
     ) -> Generator[None, None, MatchResult]:
         """As `match`, but yields after every instant that does not fit.
@@ -178,9 +181,9 @@ class Engine:
         Nothing is booked until it returns, so the caller can abandon it; the engine must not change
         meanwhile. A caller that matches equal requests repeatedly at one instant, with bookings only added in
         between, can pass the same `full_nodes` each time: nodes that fit no slot are recorded there and
-        skipped.
+        skipped. `excluded_nodes` (indexes) are not used.
         """
-        prepared = self._prepare(request)
+        prepared = replace(self._prepare(request), excluded_nodes=excluded_nodes)
         _check_time(now, request.duration_s)
         if op not in _BOOKS_NOTHING:
             self._check_number(job)
@@ -206,6 +209,15 @@ class Engine:
             return NotNow(None, Reason("not free now"))
         return self._refusals.refusal(prepared, now, explain, searched=op in _MAY_WAIT)
 
+    def reserve(
+        self, job: int, request: Request, start: int, now: int, excluded_nodes: Set[int], *, book: bool = True
+    ) -> Allocation | None:
+        """Reserves a start at this instant after `now`; None if the request does not fit then."""
+        prepared = replace(self._prepare(request), excluded_nodes=excluded_nodes)
+        found = self._search.select(prepared, start, now)
+        kind = AllocationKind.RESERVED if book else AllocationKind.MATCHED
+        return None if found is None else self._accept(job, prepared, found, start, kind)
+
     def extend(
         self,
         job: int,
@@ -213,6 +225,7 @@ class Engine:
         now: int,
         *,
         explain: bool = True,
+        excluded_nodes: Set[int] = frozenset(),
     ) -> MatchResult:
         """Adds members to a running allocation, under its placement rules.
 
@@ -226,10 +239,11 @@ class Engine:
         duration_s = request.duration_s
         if duration_s is None:
             duration_s = max(holder.end, now + 1) - now if holder.end < FOREVER else None
+        own = holder.nodes() if holder.placement.distinct_nodes else frozenset()
         prepared = replace(
             self._prepare(replace(request, duration_s=duration_s, placement=holder.placement)),
             top=holder.top,
-            excluded_nodes=holder.nodes() if holder.placement.distinct_nodes else frozenset(),
+            excluded_nodes=excluded_nodes | own,
         )
         found = self._search.select(prepared, now, now)
         if found is None:
@@ -245,6 +259,18 @@ class Engine:
         """Whether the walker finds a match when everything is up and free."""
         self._search.preorder = self._search.postorder = 0
         return self._refusals.could_ever(self._prepare(request))
+
+    def nodes_without_jobs(
+        self, request: Request, excluded_nodes: Set[int] = frozenset()
+    ) -> tuple[Vertex, ...] | None:
+        """The nodes of a match if all jobs had ended; None if there is none even then.
+
+        External usage stays, and nodes that are down are not used.
+        """
+        prepared = replace(self._prepare(request), excluded_nodes=excluded_nodes)
+        self._search.preorder = self._search.postorder = 0
+        found = self._search.select_without_jobs(prepared)
+        return None if found is None else nodes_of(found)
 
     def never(self, request: Request) -> str:
         """The clause that no state of the resources could satisfy; "" if that is not proven.

@@ -28,6 +28,9 @@ from penstock.engine.walker import Walk
 __all__ = ["BookingTimes", "PreparedRequest", "Search"]
 
 _TENTATIVE: Final = -1  # the job number of bookings during a search; no job has it
+# No job is booked at a negative time. External usage counts at any time, and so do the tentative bookings of
+# a search, which are made in its window.
+_WITHOUT_JOBS: Final = Window(-2, -1, -3, TimeView.LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,10 @@ class Search:
         """Whether the walker finds a match when everything is up and free."""
         return self._select(prepared, Window(0, 1, 0, TimeView.IDEAL)) is not None
 
+    def select_without_jobs(self, prepared: PreparedRequest) -> tuple[Selection, ...] | None:
+        """The selections if nothing were booked; what is down or used by others counts as it is."""
+        return self._select(prepared, _WITHOUT_JOBS)
+
     def instants(self, prepared: PreparedRequest, now: int) -> Iterator[int]:
         """Instants after `now` at which the totals at the root suffice."""
         root = self._graph.root
@@ -195,7 +202,8 @@ class Search:
                 selections[group] = selection
                 slots = slots_of([selection], [prepared.request.groups[group]])
                 if prepared.request.placement.distinct_nodes:
-                    excluded_nodes |= {slot.node.index for slot in slots if slot.node is not None}
+                    used = {slot.node.index for slot in slots if slot.node is not None}
+                    excluded_nodes = excluded_nodes | used  # The set of the caller stays as it is.
                 claims = claims_of([selection], self._policy.node_exclusive)
                 self._booker.book((_TENTATIVE, group), claims, span, slots)
                 tried.append((group, claims))

@@ -358,6 +358,7 @@ def workload_fact(
         limit_s=settings.limit_default_s if limit_s is None else limit_s,
         deadline_at=min(ends) if ends else None,
         enforced_by_backend=not is_enforced_by_us,
+        is_limit_enforced=limit_s is not None or settings.limit_default_s is None,
         class_value=max(one.priority for one in members),
         urgency=min(max(one.urgency for one in members), rules.urgency_max),
         queue=first.queue,

@@ -112,6 +112,7 @@ class WorkloadSet:
     limit_s: int | None = None  # from the start of the group; None: no limit
     deadline_at: float | None = None  # end of the workload, waiting time included
     enforced_by_backend: bool = True  # False: the scheduler ends it at its limit
+    is_limit_enforced: bool = True  # False: `limit_s` is only planned with, nobody ends it then
     class_value: int = 0  # of its PriorityClass
     urgency: int = 16
     queue: str = ""

@@ -98,7 +98,7 @@ def apply_command(state: SchedulerState, command: Command, now: float) -> object
             _signal(state, command)
             return None
         case QueueChange():
-            return _change_queue(state, command)
+            return _change_queue(state, command, now)
         case Drain():
             return _drain(state, command, now)
         case Undrain():
@@ -337,7 +337,7 @@ def _signal(state: SchedulerState, command: Signal) -> None:
 # Queues and nodes
 
 
-def _change_queue(state: SchedulerState, command: QueueChange) -> QueueSet:
+def _change_queue(state: SchedulerState, command: QueueChange, now: float) -> QueueSet:
     name = state.settings.queue(command.queue).name
     changed = state.queue.state_of(name)
     if command.enabled is not None:
@@ -349,7 +349,7 @@ def _change_queue(state: SchedulerState, command: QueueChange) -> QueueSet:
             changed, started=command.started, reason_stopped="" if command.started else command.reason
         )
         state.queue.mark_dirty()
-    state.queue.set_state(changed)
+    state.queue.set_state(changed, now)
     state.journal.add(changed)
     return changed
 
@@ -363,6 +363,7 @@ def _drain(state: SchedulerState, command: Drain, now: float) -> tuple[str, ...]
         since = state.nodes.drains[node].at if node in state.nodes.drains else now
         state.nodes.drain(DrainSet(node, command.reason[:_NOTE_MAX], command.by, since))
         state.cluster.drain(node, True)
+        state.claims.node_changed(node)
         vacancies.check_kept_slots(state, node)
         state.plans.slip_cause = SlipCause(f"{node} was drained")
     state.queue.mark_dirty()

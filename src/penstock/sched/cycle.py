@@ -8,16 +8,22 @@ beyond the horizon, gets no reservation and blocks no other job (`_cannot_reserv
 has no reservations: its first job that must wait, for whatever it waits, is the head of the queue and blocks
 the jobs behind it. Late members of started jobs are neither blocked by a head, nor block anything.
 
-A shape that failed is not matched again in the cycle, because a cycle only adds bookings. For the same reason
-a node that is full for a shape is not searched again for it.
+A job that starves because it gets no reservation claims nodes (see `claims`). At its place in the order its
+claim comes into force: entries behind it use nothing on these nodes, unless they are sure to end soon. A job
+with a claim gets a reservation as soon as there is a start time for it, whatever the depth of its queue; the
+reservation then stands in for the claim.
+
+A shape that failed is not matched again in the cycle, because a cycle only adds bookings and claims. For the
+same reason a node that is full for a shape is not searched again for it.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
+from typing import Final, Protocol
 
 from penstock.engine import Allocation, AllocationKind, Engine, MatchOp
 from penstock.engine.allocation import MatchResult
@@ -26,7 +32,33 @@ from penstock.engine.request import Request
 from penstock.sched.queue import Bucket, QueueEntry
 from penstock.sched.settings import Backfill, BackfillKind
 
-__all__ = ["Cycle", "CycleResult", "run_cycle"]
+__all__ = ["Claimant", "Claiming", "Cycle", "CycleResult", "run_cycle"]
+
+_HOLDERS: Final = -1  # the stream of jobs with a claim; buckets are numbered from 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A job that claims nodes, or that is starving and may get a claim."""
+
+    entry: QueueEntry
+    queue: str
+    owner: str
+    shape: int
+    nodes: frozenset[int] = frozenset()  # indexes of the nodes that it claims
+
+
+class Claiming(Protocol):
+    """Decides about claims during a cycle."""
+
+    def may_claim(self, claimant: Claimant) -> bool:
+        """Whether this cycle should find out if a starving job needs a claim."""
+
+    def refuse(self, claimant: Claimant) -> None:
+        """A starving job has a start time, and gets no claim for now."""
+
+    def decide(self, claimant: Claimant) -> Generator[None, None, frozenset[int]]:
+        """The nodes that a job claims, by index: the same as before if possible; none if it gets no claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +77,10 @@ class Cycle:
     queue_depth: int | None = None
     starts_max: int | None = None  # the cycle stops after this many starts
     chosen: frozenset[QueueEntry] | None = None  # restricts the cycle to these entries; None: all
+    is_short: Callable[[int], bool] = lambda _shape: False  # by shape: it may use claimed nodes
+    holders: Sequence[Claimant] = ()  # jobs that have a claim, in order
+    starving: Sequence[Claimant] = ()  # jobs that may get one, in order
+    claiming: Claiming | None = None  # None: claims are not made, and do not move
 
 
 @dataclass(slots=True)
@@ -58,6 +94,8 @@ class CycleResult:
     # by shape and, if its placement matters, job: the earliest end with which a late member did not fit
     failed_late: dict[tuple[int, int | None], int] = field(default_factory=dict)
     full: dict[int, set[int]] = field(default_factory=dict)  # by shape: nodes that cannot hold it
+    decided: set[int] = field(default_factory=set)  # jobs that need no further look in this cycle
+    claimed: set[int] = field(default_factory=set)  # nodes of the claims that are in force, by index
     matches: int = 0
     is_cut: bool = False  # the cycle stopped at `starts_max`
 
@@ -84,11 +122,23 @@ def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
         if bucket.queue not in queues:
             backfill = plan.backfill(bucket.queue)
             queues[bucket.queue] = _Queue(backfill, backfill.depth)
+    claimants = {one.entry: one for one in (*plan.holders, *plan.starving) if one.queue in queues}
+    # At its place in the order, a job with a claim comes before its bucket, a starving one after it.
+    _push(heap, _HOLDERS, (one.entry for one in plan.holders))
+    _push(heap, len(plan.buckets), (one.entry for one in plan.starving))
     while heap:
         if plan.starts_max is not None and len(result.started) >= plan.starts_max:
             result.is_cut = True
             break
         entry, index, rest = heap[0]
+        if not 0 <= index < len(plan.buckets):
+            _advance(heap, index, rest)
+            claimant = claimants.get(entry)
+            if claimant is not None and (plan.chosen is None or entry in plan.chosen):
+                yield
+                claim = _keep_claim if index == _HOLDERS else _seek_claim
+                yield from claim(plan, claimant, queues[claimant.queue], result)
+            continue
         bucket = plan.buckets[index]
         queue = queues[bucket.queue]
         if _is_over(plan, queue, bucket, result):
@@ -96,6 +146,8 @@ def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
             continue
         _advance(heap, index, rest)
         if plan.chosen is not None and entry not in plan.chosen:
+            continue
+        if not bucket.is_late and entry.job in result.decided:
             continue
         queue.looked_at += 1
         if bucket.is_late:
@@ -150,6 +202,7 @@ def _try(
     answer = yield from _match(plan, entry, bucket.shape, may_reserve, result)
     if isinstance(answer, Allocation) and answer.kind is AllocationKind.ALLOCATED:
         result.started.append((entry, answer))
+        result.decided.add(entry.job)
         return
     result.failed.add(bucket.shape)
     if queue.is_strict:
@@ -160,6 +213,7 @@ def _try(
             _cannot_reserve(entry, bucket, None, result)
     elif answer.start_s <= plan.now + plan.reservation_horizon_s:
         result.reserved.append((entry, answer))
+        result.decided.add(entry.job)
         queue.reservations_left -= 1
     else:
         plan.engine.unbook_job(entry.job)  # A release would move external usage, also in a forecast.
@@ -185,6 +239,11 @@ def _request(plan: Cycle, shape: int) -> Request:
     return request
 
 
+def _claimed_by_others(plan: Cycle, shape: int, result: CycleResult) -> Set[int]:
+    """The nodes that an entry at this place must not use."""
+    return frozenset() if plan.is_short(shape) else result.claimed
+
+
 def _match(
     plan: Cycle, entry: QueueEntry, shape: int, may_reserve: bool, result: CycleResult
 ) -> Generator[None, None, MatchResult]:
@@ -199,6 +258,7 @@ def _match(
             explain=False,
             prove=False,
             full_nodes=result.full.setdefault(shape, set()),
+            excluded_nodes=_claimed_by_others(plan, shape, result),
             made=plan.made(entry.job),
         )
     )
@@ -222,8 +282,9 @@ def _extend(plan: Cycle, entry: QueueEntry, bucket: Bucket, result: CycleResult)
     if end >= result.failed_late.get(key, FOREVER + 1):
         return
     result.matches += 1
+    claimed = _claimed_by_others(plan, bucket.shape, result)
     if holder is not None:
-        answer = plan.engine.extend(entry.job, request, plan.now, explain=False)
+        answer = plan.engine.extend(entry.job, request, plan.now, explain=False, excluded_nodes=claimed)
     else:
         left = replace(request, duration_s=None if end == FOREVER else end - plan.now)
         answer = plan.engine.match(
@@ -232,9 +293,90 @@ def _extend(plan: Cycle, entry: QueueEntry, bucket: Bucket, result: CycleResult)
             plan.now,
             explain=False,
             prove=False,
+            excluded_nodes=claimed,
             made=plan.made(entry.job),
         )
     if isinstance(answer, Allocation):
         result.started.append((entry, answer))
     else:
         result.failed_late[key] = end
+
+
+def _keep_claim(
+    plan: Cycle, claimant: Claimant, queue: _Queue, result: CycleResult
+) -> Generator[None, None, None]:
+    """Starts a job that has a claim, else reserves a start for it, else puts its claim into force."""
+    entry, shape = claimant.entry, claimant.shape
+    result.decided.add(entry.job)
+    queue.looked_at += 1
+    answer = yield from _match(plan, entry, shape, False, result)
+    if isinstance(answer, Allocation):
+        result.started.append((entry, answer))
+        return
+    result.failed.add(shape)
+    others = _claimed_by_others(plan, shape, result)
+    everything = frozenset(node.index for node in plan.engine.graph.of_type("node"))
+    # On its own nodes it comes closer to its start with every job that ends, so these are tried first.
+    for excluded_nodes in (others | (everything - claimant.nodes), others):
+        reserved = yield from _later_start(plan, claimant, excluded_nodes, result, book=True)
+        if reserved is not None:
+            result.reserved.append((entry, reserved))
+            queue.reservations_left -= 1
+            return
+    result.claimed |= claimant.nodes if plan.claiming is None else (yield from plan.claiming.decide(claimant))
+
+
+def _seek_claim(
+    plan: Cycle, claimant: Claimant, _queue: _Queue, result: CycleResult
+) -> Generator[None, None, None]:
+    """Makes a claim for a starving job that has no start time within the horizon."""
+    claiming, shape = plan.claiming, claimant.shape
+    if claiming is None or claimant.entry.job in result.decided or not claiming.may_claim(claimant):
+        return
+    if shape not in result.unreservable:
+        others = _claimed_by_others(plan, shape, result)
+        if (yield from _later_start(plan, claimant, others, result, book=False)) is not None:
+            claiming.refuse(claimant)
+            return
+    result.claimed |= yield from claiming.decide(claimant)
+
+
+def _later_start(
+    plan: Cycle, claimant: Claimant, excluded_nodes: Set[int], result: CycleResult, *, book: bool
+) -> Generator[None, None, Allocation | None]:
+    """A start after the present instant and within the horizon; None if there is none.
+
+    What running jobs hold only shrinks over time, so what does not fit at the last instant fits at no earlier
+    one, and the first instant is found by bisection. If reservations are in between, the start is a possible
+    one, not always the first. A reservation without an end would hide the starts before it.
+    """
+    yield
+    engine, job = plan.engine, claimant.entry.job
+    request, latest = _request(plan, claimant.shape), plan.now + plan.reservation_horizon_s
+    if any(reserved.end_s is None for _, reserved in result.reserved):
+        op = MatchOp.ALLOCATE_ORELSE_RESERVE if book else MatchOp.WITHOUT_ALLOCATING_FUTURE
+        answer = yield from engine.match_stepwise(
+            job, request, plan.now, op, explain=False, prove=False, excluded_nodes=excluded_nodes
+        )
+        if not isinstance(answer, Allocation):
+            return None
+        if answer.start_s > latest and book:
+            engine.unbook_job(job)
+        return answer if answer.start_s <= latest else None
+    times = [at for at in engine.instants(plan.now) if at <= latest]
+
+    def start(at: int, book: bool) -> Allocation | None:
+        result.matches += 1
+        return engine.reserve(job, request, at, plan.now, excluded_nodes, book=book)
+
+    if not times or start(times[-1], False) is None:
+        return None
+    too_early, late_enough = -1, len(times) - 1
+    while late_enough - too_early > 1:
+        yield
+        middle = (too_early + late_enough) // 2
+        if start(times[middle], False) is None:
+            too_early = middle
+        else:
+            late_enough = middle
+    return start(times[late_enough], book)

@@ -27,6 +27,8 @@ def fire_timers(state: SchedulerState, now: float) -> None:
         job = state.jobs.get(number)
         if job is not None:
             _check_deadlines(state, job, now)
+    if state.queue.starving.take_due(now):
+        state.queue.mark_dirty()
 
 
 def _check_deadlines(state: SchedulerState, job: Job, now: float) -> None:

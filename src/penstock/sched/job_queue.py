@@ -1,4 +1,7 @@
-"""The queue: entries that may start, the shapes of their requests, and the states of the named queues."""
+"""The queue: entries that may start, the shapes of their requests, and the states of the named queues.
+
+A job that leaves the queue, by its start or because it is not eligible any more, also gives up its claim.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from typing import Final
 
 from penstock.engine.request import Request
 from penstock.model.job import URGENCY_HOLD, JobState
+from penstock.sched.claims import NodeClaims
 from penstock.sched.job import Job
 from penstock.sched.late_shapes import LateShapes
 from penstock.sched.queue import Bucket, OrderKey, Pending, QueueEntry, order_key
 from penstock.sched.records import QueueSet
-from penstock.sched.settings import Settings
+from penstock.sched.settings import BackfillKind, Settings
+from penstock.sched.starvation import StarvingJobs
 
 __all__ = ["JobQueue", "Shapes"]
 
@@ -20,11 +25,11 @@ _SUBMISSION_KEYS_MAX: Final = 100_000
 
 
 class Shapes:
-    """Numbers requests: equal requests have the same number, called their shape."""
+    """Numbers requests: equal requests with equal rights on claimed nodes have one number, their shape."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Request, int] = {}
-        self._requests: dict[int, Request] = {}
+        self._numbers: dict[tuple[Request, bool], int] = {}
+        self._requests: dict[int, tuple[Request, bool]] = {}
         self._made = 0
 
     def copy(self) -> Shapes:
@@ -35,16 +40,20 @@ class Shapes:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def number(self, request: Request) -> int:
-        found = self._numbers.get(request)
+    def number(self, request: Request, is_short: bool) -> int:
+        key = (request, is_short)
+        found = self._numbers.get(key)
         if found is None:
-            found = self._numbers[request] = self._made
-            self._requests[found] = request
+            found = self._numbers[key] = self._made
+            self._requests[found] = key
             self._made += 1
         return found
 
     def request(self, number: int) -> Request:
-        return self._requests[number]
+        return self._requests[number][0]
+
+    def is_short(self, number: int) -> bool:
+        return self._requests[number][1]
 
     def keep(self, numbers: set[int]) -> None:
         """Drops all other requests. A number is never reused."""
@@ -55,8 +64,10 @@ class Shapes:
 class JobQueue:
     """`is_dirty`: something may start that could not start in the last cycle."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, claims: NodeClaims) -> None:
         self._settings = settings
+        self._claims = claims
+        self.starving = StarvingJobs(settings.starvation_after_s)
         self._pending = Pending()
         self._shapes = Shapes()
         self._late_shapes = LateShapes(settings.shapes_max)
@@ -64,8 +75,9 @@ class JobQueue:
         self._submissions: dict[str, tuple[int, ...]] = {}  # jobs by the idempotency key of their submission
         self.is_dirty = True
 
-    def copy(self) -> JobQueue:
-        made = JobQueue(self._settings)
+    def copy(self, claims: NodeClaims) -> JobQueue:
+        made = JobQueue(self._settings, claims)
+        made.starving = self.starving.copy()
         made._pending, made._shapes = self._pending.copy(), self._shapes.copy()
         made._late_shapes = self._late_shapes.copy()
         made._states, made._submissions = dict(self._states), dict(self._submissions)
@@ -84,21 +96,36 @@ class JobQueue:
     def __contains__(self, job: int) -> bool:
         return job in self._pending
 
-    def enqueue(self, job: Job) -> None:
-        """Adds a job to the queue if it is eligible to start, else removes it."""
+    def enqueue(self, job: Job, now: float) -> None:
+        """Adds a job to the queue if it is eligible to start, else removes it.
+
+        A job that is added is eligible since `now`.
+        """
         is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.unsatisfiable_reason
         if job.state is not JobState.SCHED or not is_ready or job.outside_reason:
             self.dequeue(job.id)
             return
-        job.shape = self._shapes.number(job.spec.request)
-        key = order_key(job.urgency, job.class_value, job.seen_at, job.id)
-        self._pending.add(QueueEntry(key, job.id), job.queue, job.shape)
+        before, job.shape = job.shape, self._shapes.number(job.spec.request, self._is_short(job))
+        if job.shape != before:
+            self._claims.request_changed(job.id)
+        entry = QueueEntry(order_key(job.urgency, job.class_value, job.seen_at, job.id), job.id)
+        self._pending.add(entry, job.queue, job.shape)
+        if self._settings.queue(job.queue).backfill.kind is BackfillKind.FCFS:
+            self._claims.end(job.id)  # The configuration has changed.
+        else:
+            self.starving.add(entry, job.queue, job.owner, job.shape, now)
         self.mark_dirty()
+
+    def _is_short(self, job: Job) -> bool:
+        """Whether a job may use nodes that others claim, because it is certain to end soon."""
+        limit_s = job.spec.limit_s
+        is_short = limit_s is not None and limit_s <= self._settings.claim_backfill_max_s
+        return is_short and job.spec.is_limit_enforced
 
     def enqueue_member(self, job: Job, member: str, key: OrderKey, request: Request) -> bool:
         """Adds a late member of a started job. False: it waits outside, see `late_shapes`."""
         self._remove_late(job.id, member)
-        shape = self._shapes.number(request)
+        shape = self._shapes.number(request, self._is_short(job))
         entry = QueueEntry(key, job.id, member)
         if not self._late_shapes.add(job.owner, (entry, job.queue, shape)):
             return False
@@ -114,6 +141,8 @@ class JobQueue:
 
     def dequeue(self, job: int, member: str = "") -> None:
         """Removes an entry that does not start."""
+        if not member:
+            self._leave(job)
         if self._pending.entry(job, member) is not None:
             self._pending.remove(job, member)
             self.mark_dirty()
@@ -124,7 +153,12 @@ class JobQueue:
         if member:
             self._remove_late(job, member)
             return
+        self._leave(job)
         self._pending.remove(job)
+
+    def _leave(self, job: int) -> None:
+        self.starving.remove(job)
+        self._claims.end(job)
 
     def entry(self, job: int, member: str = "") -> QueueEntry | None:
         return self._pending.entry(job, member)
@@ -145,6 +179,10 @@ class JobQueue:
     def request_of(self, shape: int) -> Request:
         return self._shapes.request(shape)
 
+    def is_short(self, shape: int) -> bool:
+        """Whether entries of a shape may use nodes that others claim."""
+        return self._shapes.is_short(shape)
+
     def sweep_shapes(self) -> None:
         """Drops shapes without pending entries, once there are many."""
         if len(self._shapes) > _SHAPES_SWEEP and len(self._shapes) > 2 * len(self._pending):
@@ -156,8 +194,13 @@ class JobQueue:
     def state_of(self, queue: str) -> QueueSet:
         return self._states.get(queue) or QueueSet(queue, enabled=True, started=True)
 
-    def set_state(self, state: QueueSet) -> None:
+    def set_state(self, state: QueueSet, now: float) -> None:
+        was_started = self.state_of(state.queue).started
         self._states[state.queue] = state
+        if not state.started:
+            self._claims.end_queue(state.queue)
+        elif not was_started:
+            self.starving.queue_started(state.queue, now)
 
     # Submissions
 

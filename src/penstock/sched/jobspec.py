@@ -62,6 +62,7 @@ class SchedulingSpec:
     size: int  # members; 0: as many as slots
     per_slot: int = 1  # members per slot; 0: `size` members are distributed over the slots
     limit_s: int | None = None
+    is_limit_enforced: bool = True  # False: the limit is only planned with
     depends: tuple[Dependency, ...] = ()
     begin_at: float | None = None
     requeue: Requeue = Requeue.NEVER
@@ -290,6 +291,8 @@ def spec_of_workload(
         request=request,
         size=workload.size,
         limit_s=limit_s,
+        # Another limit than its own follows from the deadline of its controller, which is enforced.
+        is_limit_enforced=workload.is_limit_enforced or limit_s != workload.limit_s,
         begin_at=workload.begin_at,
         requeue=workload.requeue,
     )

@@ -88,16 +88,15 @@ def enqueue(state: SchedulerState, job: Job, since: float) -> None:
         reason = state.satisfiability.track(job.id, job.spec.request)
         if reason is not None:
             set_unsatisfiable(state, job, reason, since)
-    state.queue.enqueue(job)
+    state.queue.enqueue(job, since)
 
 
 def set_unsatisfiable(state: SchedulerState, job: Job, reason: str, now: float) -> None:
     """Sets why the present nodes can never satisfy a pending job; "": they can."""
-    del now
     if reason != job.unsatisfiable_reason:
         job.unsatisfiable_reason = reason
         state.journal.touch(job)
-        state.queue.enqueue(job)
+        state.queue.enqueue(job, now)
         status = WorkloadStatus.UNSATISFIABLE if reason else WorkloadStatus.WAITING
         state.publish_status(job, status, reason)
 

@@ -101,6 +101,8 @@ def _record_lost_slots(
 
 def _changed(state: SchedulerState, node: str, *, can_start_more: bool) -> None:
     """Lets members that a node refused try it again, because the node has changed."""
+    if state.claims.node_changed(node):
+        state.queue.mark_dirty()
     for number, key in state.members.take_refusals(node):
         job = state.jobs.get(number)
         member = job.members.get(key) if job is not None else None

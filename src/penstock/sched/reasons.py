@@ -21,9 +21,11 @@ from typing import Final
 from penstock.engine.allocation import Blocker, FunnelStage
 from penstock.engine.planner import FOREVER
 from penstock.engine.request import Request
+from penstock.model.duration import format_duration
 from penstock.model.job import URGENCY_HOLD, JobState
 from penstock.model.jobid import encode_jobid
 from penstock.sched import vacancies
+from penstock.sched.claim_reasons import claims_in_the_way, describe_claim
 from penstock.sched.job import Job
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.queue import QueueEntry
@@ -57,6 +59,7 @@ class WaitCause(enum.Enum):
     RESOURCES = "resources"
     PRIORITY = "behind"  # it fits, but would delay a reservation of a job before it
     QUEUE_ORDER = "queue-order"  # its queue is strict, and the head of the queue waits
+    CLAIMED = "claimed"  # it fits only on nodes that a job before it claims
     UNPLANNED = "unplanned"  # it fits, and no scheduling cycle has considered it yet
     INCOMPLETE = "incomplete"  # it runs, and some of its members have no node
 
@@ -132,7 +135,13 @@ def wait_reason(
     if behind_head is not None:
         return behind_head
     found = _explained_once(state, job.shape, job.spec.request, now, memo)
-    return _behind(state, entry) if found.cause is WaitCause.PRIORITY else found
+    if found.cause is WaitCause.PRIORITY:
+        return _behind(state, entry, job.shape, now, memo)
+    claim = describe_claim(state, job, now)
+    if not claim:
+        return found
+    around = (found.around[0], f"{found.around[1]}; {claim}")
+    return replace(found, message=f"{found.message}; {claim}", around=around)
 
 
 def member_wait_reason(
@@ -141,7 +150,7 @@ def member_wait_reason(
     """The reason of a member that is queued by itself, because its job has started."""
     shape = state.queue.shape_of(entry)
     found = _explained_once(state, shape, state.queue.request_of(shape), now, memo)
-    return _behind(state, entry) if found.cause is WaitCause.PRIORITY else found
+    return _behind(state, entry, shape, now, memo) if found.cause is WaitCause.PRIORITY else found
 
 
 def _explained_once(
@@ -242,8 +251,17 @@ def _behind_head(state: SchedulerState, queue: str, entry: QueueEntry | None) ->
     return _naming(WaitCause.QUEUE_ORDER, around, (_job_blocker(state, head.job),), f"behind {name}")
 
 
-def _behind(state: SchedulerState, entry: QueueEntry | None) -> WaitReason:
-    """The request fits, but a start would delay the first reservation before it in the queue."""
+def _behind(
+    state: SchedulerState,
+    entry: QueueEntry | None,
+    shape: int,
+    now: float,
+    memo: dict[int, WaitReason] | None,
+) -> WaitReason:
+    """The request fits, but only on claimed nodes, or a start would delay the first reservation before it."""
+    kept_away = _kept_away(state, entry, shape, now, memo)
+    if kept_away.cause is WaitCause.CLAIMED:
+        return kept_away
     before = [
         (start, number)
         for number, start in state.plans.reservations.items()
@@ -255,6 +273,29 @@ def _behind(state: SchedulerState, entry: QueueEntry | None) -> WaitReason:
     name = encode_jobid(number)
     around = ("starting it now would delay ", ", which is ahead of it")
     return _naming(WaitCause.PRIORITY, around, (_job_blocker(state, number, start),), f"behind {name}")
+
+
+def _kept_away(
+    state: SchedulerState,
+    entry: QueueEntry | None,
+    shape: int,
+    now: float,
+    memo: dict[int, WaitReason] | None,
+) -> WaitReason:
+    """Whether claims keep an entry from starting; entries of one shape are looked at once."""
+    found = memo.get(~shape) if memo is not None else None
+    if found is None:
+        found = WaitReason(WaitCause.PRIORITY)
+        claimers = claims_in_the_way(state, entry, shape, now) if entry is not None else ()
+        if claimers:
+            limit = format_duration(state.settings.claim_backfill_max_s)
+            rule = f"only jobs with an enforced limit of at most {limit} start there"
+            around = ("what is free is on nodes claimed by ", f", ahead of it; {rule}")
+            blockers = tuple(_job_blocker(state, number) for number in claimers)
+            found = _naming(WaitCause.CLAIMED, around, blockers, f"behind {_names(blockers)}")
+        if memo is not None:
+            memo[~shape] = found
+    return found
 
 
 def jobs_ahead(state: SchedulerState) -> dict[int, int]:

@@ -23,6 +23,8 @@ __all__ = [
     "AllocationGone",
     "AllocationNew",
     "Change",
+    "ClaimGone",
+    "ClaimSet",
     "DrainGone",
     "DrainSet",
     "ExceptionRecord",
@@ -304,6 +306,20 @@ class InadmissibleGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimSet:
+    """The nodes that a pending job claims; the latest set counts."""
+
+    job: int
+    nodes: tuple[str, ...]  # by rank
+    made_at: float  # since when it claims nodes; a claim that moves keeps it
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGone:
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
 class IdHighest:
     """The highest job id, intent id and node rank ever assigned; none is reused."""
 
@@ -333,6 +349,8 @@ Change = (
     | QueueSet
     | InadmissibleSet
     | InadmissibleGone
+    | ClaimSet
+    | ClaimGone
     | IdHighest
 )
 
@@ -379,5 +397,6 @@ class Recorded:
     drains: tuple[DrainSet, ...] = ()
     queues: tuple[QueueSet, ...] = ()
     inadmissible: tuple[InadmissibleSet, ...] = ()
+    claims: tuple[ClaimSet, ...] = ()
     # idempotency keys of recent submissions
     keys: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

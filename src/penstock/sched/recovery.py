@@ -61,6 +61,7 @@ def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Schedu
             state.dependencies.add_finished(job.id, job.progress())
         else:
             state.jobs[job.id] = job
+    state.claims.restore(recorded.claims, state.jobs)
     for job in sorted(state.jobs.values(), key=lambda job: (job.seen_at, job.id)):
         if job.state.is_pending and job.ownership.is_controlled:
             state.admission.add(job.id, job.owner, job.queue, job.seen_at)

@@ -37,6 +37,7 @@ from penstock.protocol.facts import (
 )
 from penstock.protocol.intents import Intent, StatusUpdate, WorkloadStatus
 from penstock.sched import gangs, members, nodes
+from penstock.sched.claiming import ClaimDesk
 from penstock.sched.cluster import ClusterNode
 from penstock.sched.commands import apply_command
 from penstock.sched.cycle import Cycle, run_cycle
@@ -55,7 +56,7 @@ from penstock.sched.overruns import expected_end
 from penstock.sched.promises import update_forecasts
 from penstock.sched.queue import QueueEntry
 from penstock.sched.reasons import WaitReason, jobs_ahead, member_wait_reason, redacted, wait_reason
-from penstock.sched.records import Change
+from penstock.sched.records import Change, ClaimSet
 from penstock.sched.releasing import free_slots
 from penstock.sched.replacements import place_replacements
 from penstock.sched.snapshots import handle_snapshot
@@ -116,7 +117,8 @@ class Scheduler:
         """When `handle` must be called even without inputs."""
         if not self.state.cluster.is_synced:
             return None
-        return self.state.timers.next_at()
+        times = (self.state.timers.next_at(), self.state.queue.starving.next_at())
+        return min((at for at in times if at is not None), default=None)
 
     def _take(self, reported: Fact, now: float) -> None:
         state = self.state
@@ -265,10 +267,12 @@ class Scheduler:
         state.queue.sweep_shapes()
         replaced = yield from place_replacements(state, now, state.settings.starts_max)
         state.queue.is_dirty = False
-        plan = self._cycle_plan(now)
+        desk = ClaimDesk(state, now)
+        plan = desk.open_for(self._cycle_plan(now))
         found = yield from run_cycle(replace(plan, starts_max=state.settings.starts_max - replaced))
         if found.is_cut:
             state.queue.mark_dirty()
+        desk.record()
         for entry, _ in found.reserved:
             state.cluster.engine.release(entry.job)
         for entry, allocation in found.started:
@@ -280,7 +284,7 @@ class Scheduler:
         state.plans.heads = {queue: entry.job for queue, entry in found.heads.items()}
         starts: dict[int, PlannedStart] = {}
         if deep and state.settings.forecast_depth and len(state.queue):
-            plan = self._cycle_plan(now)
+            plan = replace(self._cycle_plan(now), holders=ClaimDesk(state, now).holders())
             entries = self._forecast_entries(plan)
             starts = yield from forecast(plan, entries, state.settings.forecast_matches_max, hurry)
         update_forecasts(state, found, starts, now, deep)
@@ -330,6 +334,7 @@ class Scheduler:
             made=lambda job: (state.jobs[job].parts_made, state.jobs[job].slots_made),
             reservation_horizon_s=state.settings.reservation_horizon_s,
             queue_depth=state.settings.queue_depth,
+            is_short=state.queue.is_short,
         )
 
     def _forecast_entries(self, plan: Cycle) -> list[QueueEntry]:
@@ -391,6 +396,10 @@ class Scheduler:
     def reservations(self) -> dict[int, float]:
         """The starts that the last cycle has reserved, by job."""
         return dict(self.state.plans.reservations)
+
+    def claims(self) -> list[ClaimSet]:
+        """The nodes that pending jobs claim."""
+        return list(self.state.claims)
 
     def open_intents(self) -> list[int]:
         """The numbers of the intents that are not confirmed."""

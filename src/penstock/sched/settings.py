@@ -94,6 +94,8 @@ class Settings:
     gang_repair_timeout_s: float = 120.0  # how long members of a started group may wait for a node
     # How long a slot is kept for a replacement: the longest back-off of a Job is ten minutes.
     replacement_timeout_s: float = 660.0
+    starvation_after_s: float = 600.0  # wait without a start time after which a job may claim nodes
+    claim_backfill_max_s: float = 600.0  # longest enforced limit with which others may use claimed nodes
     grace_s: float = 5.0  # between the signal that ends a member and SIGKILL
     attempts_max: int = 10  # attempts of a job that is requeued automatically
     pending_max: int = 1_000_000  # active jobs; a submission beyond it is refused

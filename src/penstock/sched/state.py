@@ -13,6 +13,7 @@ from penstock.errors import PenstockError
 from penstock.model.jobid import JobIds, encode_jobid
 from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 from penstock.sched.admission import Admission
+from penstock.sched.claims import NodeClaims
 from penstock.sched.cluster import Cluster
 from penstock.sched.dependency_index import DependencyIndex
 from penstock.sched.forecast import PlannedStart
@@ -91,7 +92,8 @@ class SchedulerState:
         self.nodes = NodeRecords(self.journal, highest.rank)
         self.workloads = Workloads(self.journal)
         self.members = MemberIndex()
-        self.queue = JobQueue(settings)
+        self.claims = NodeClaims(self.journal)
+        self.queue = JobQueue(settings, self.claims)
         self.dependencies = DependencyIndex()
         self.intents = OpenIntents(self.journal, highest.intent)
         self.timers = Timers()
@@ -109,7 +111,8 @@ class SchedulerState:
         made.nodes = self.nodes.copy(made.journal)
         made.workloads = self.workloads.copy(made.journal)
         made.members = self.members.copy()
-        made.queue = self.queue.copy()
+        made.claims = self.claims.copy(made.journal)
+        made.queue = self.queue.copy(made.claims)
         made.dependencies = self.dependencies.copy()
         made.intents = self.intents.copy(made.journal)
         made.timers = self.timers.copy()

@@ -31,6 +31,7 @@ def violations(state: SchedulerState) -> list[str]:
         *_vacancies(state),
         *_workloads(state),
         *_queue(state),
+        *_claims(state),
         *_admission(state),
         *_allocations(state),
         *_intents(state),
@@ -204,6 +205,26 @@ def _admission(state: SchedulerState) -> Iterator[str]:
         if job.outside_reason != reason:
             yield f"job {job.id} is outside the queue because of {job.outside_reason!r}, not {reason!r}"
     yield from state.admission.violations()
+
+
+def _claims(state: SchedulerState) -> Iterator[str]:
+    claimed: dict[str, int] = {}
+    holders: dict[tuple[str, str], int] = {}
+    for claim in state.claims:
+        job = state.jobs.get(claim.job)
+        if job is None or state.queue.entry(claim.job) is None:
+            yield f"job {claim.job} claims nodes and is not queued"
+            continue
+        if not state.queue.state_of(job.queue).started:
+            yield f"job {claim.job} claims nodes and its queue is stopped"
+        other = holders.setdefault((job.queue, job.owner), claim.job)
+        if other != claim.job:
+            yield f"jobs {other} and {claim.job} of {job.owner} in queue {job.queue} both claim nodes"
+        for node in claim.nodes:
+            if claimed.setdefault(node, claim.job) != claim.job:
+                yield f"jobs {claimed[node]} and {claim.job} both claim {node}"
+    if claimed != dict(state.claims.nodes):
+        yield f"the index has {dict(state.claims.nodes)} as claimed, the claims have {claimed}"
 
 
 def _allocations(state: SchedulerState) -> Iterator[str]:

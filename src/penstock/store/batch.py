@@ -23,6 +23,8 @@ from penstock.sched.records import (
     AllocationGone,
     AllocationNew,
     Change,
+    ClaimGone,
+    ClaimSet,
     DrainGone,
     DrainSet,
     IdHighest,
@@ -122,6 +124,8 @@ _CHANGE_RULES: Final[dict[type, _ChangeRule]] = {
         5, 0, attrgetter("workload"), "upsert_inadmissible", last_wins=True, must_match=False
     ),
     InadmissibleGone: _ChangeRule(5, 1, attrgetter("workload"), "delete_inadmissible", must_match=False),
+    ClaimSet: _ChangeRule(8, 0, _JOB, "upsert_claims", last_wins=True, must_match=False),
+    ClaimGone: _ChangeRule(8, 1, _JOB, "delete_claims", must_match=False),
     MemberRecorded: _ChangeRule(
         6, 0, _MEMBER_SET, "upsert_members", _member_row, last_wins=True, must_match=False
     ),
@@ -137,6 +141,7 @@ _REFERRING: Final = (
     IntentNew,
     MemberRecorded,
     JobNodeSet,
+    ClaimSet,
 )
 
 

@@ -151,7 +151,15 @@ class MemoryStore:
             pruned.extend(self._prunable(now, retention))
             tables = self.tables
             for job in pruned:
-                for table in (tables.new, tables.live, tables.logs, tables.members, tables.job_nodes):
+                of_jobs = (
+                    tables.new,
+                    tables.live,
+                    tables.logs,
+                    tables.members,
+                    tables.job_nodes,
+                    tables.claims,
+                )
+                for table in of_jobs:
                     transaction.remove(table, job)
             for key, jobs in list(self.tables.submissions.items()):
                 kept = tuple(job for job in jobs if job[1] >= now - SUBMISSION_KEY_TTL_S)
@@ -229,6 +237,7 @@ class MemoryStore:
             drains=tuple(drain for _, drain in sorted(tables.drains.items())),
             queues=tuple(queue for _, queue in sorted(tables.queues.items())),
             inadmissible=tuple(one for _, one in sorted(tables.inadmissible.items())),
+            claims=tuple(claim for _, claim in sorted(tables.claims.items())),
             keys={key: ids for key, ids in keys.items() if ids},
         )
 

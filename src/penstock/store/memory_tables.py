@@ -20,6 +20,8 @@ from penstock.sched.records import (
     AllocationGone,
     AllocationNew,
     Change,
+    ClaimGone,
+    ClaimSet,
     DrainGone,
     DrainSet,
     IdHighest,
@@ -75,6 +77,7 @@ class MemoryTables:
     drains: dict[str, DrainSet] = field(default_factory=dict)
     queues: dict[str, QueueSet] = field(default_factory=dict)
     inadmissible: dict[str, InadmissibleSet] = field(default_factory=dict)
+    claims: dict[int, ClaimSet] = field(default_factory=dict)
     submissions: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # job, seen_at
 
 
@@ -173,6 +176,11 @@ class Applier:
                 self._put(self._tables.inadmissible, change.workload, change)
             case InadmissibleGone():
                 self._remove(self._tables.inadmissible, change.workload)
+            case ClaimSet():
+                self._require_job(change.job)
+                self._put(self._tables.claims, change.job, change)
+            case ClaimGone():
+                self._remove(self._tables.claims, change.job)
             case IdHighest():
                 old: IdHighest = self._tables.instance["highest"]
                 highest = IdHighest(

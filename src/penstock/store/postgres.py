@@ -248,6 +248,7 @@ async def _begin_epoch(connection: Connection, now: float) -> tuple[int, Recorde
         drains=tuple(rows.drain(row) for row in await read("recorded_drains")),
         queues=tuple(rows.queue(row) for row in await read("recorded_queues")),
         inadmissible=tuple(rows.inadmissible(row) for row in await read("recorded_inadmissible")),
+        claims=tuple(rows.claim(row) for row in await read("recorded_claims")),
         keys={
             key: tuple(ids)
             for key, ids in await read("recorded_submissions", after=now - SUBMISSION_KEY_TTL_S)

@@ -10,6 +10,7 @@ from penstock.model.job import JobEvent, JobState
 from penstock.protocol.intents import IntentKind
 from penstock.sched.records import (
     AllocationNew,
+    ClaimSet,
     DrainSet,
     InadmissibleSet,
     IntentNew,
@@ -29,6 +30,7 @@ from penstock.store.port import JobFilter
 
 __all__ = [
     "allocations",
+    "claim",
     "drain",
     "event",
     "filter_values",
@@ -123,6 +125,11 @@ def queue(row: Row) -> QueueSet:
 def inadmissible(row: Row) -> InadmissibleSet:
     workload, members, reason = row
     return InadmissibleSet(workload, tuple(members), reason)
+
+
+def claim(row: Row) -> ClaimSet:
+    job, nodes, made_at = row
+    return ClaimSet(job, tuple(nodes), made_at)
 
 
 def filter_values(job_filter: JobFilter) -> dict[str, object]:

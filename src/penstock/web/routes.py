@@ -288,7 +288,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         "GET",
         "/v1/timeline",
-        "which job occupies which node from when to when: past, present, reserved and forecast",
+        "which job occupies which node from when to when: past, present, reserved, forecast, claimed",
         _timeline,
         query=(
             number("since_s", "begin this many seconds before the present"),

@@ -197,6 +197,17 @@ ON CONFLICT (workload) DO UPDATE SET members = excluded.members, reason = exclud
 DELETE FROM inadmissible USING json_to_recordset(%(rows)s::json) AS input (workload text)
 WHERE inadmissible.workload = input.workload
 
+-- upsert_claims
+-- Sets the nodes that pending jobs claim; a later set replaces an earlier one.
+INSERT INTO claims (job, nodes, made_at)
+SELECT job, nodes, made_at
+FROM json_to_recordset(%(rows)s::json) AS input (job bigint, nodes text[], made_at double precision)
+ON CONFLICT (job) DO UPDATE SET nodes = excluded.nodes, made_at = excluded.made_at
+
+-- delete_claims
+-- Ends claims.
+DELETE FROM claims USING json_to_recordset(%(rows)s::json) AS input (job bigint) WHERE claims.job = input.job
+
 -- upsert_queues
 -- Settings of queues; a later entry replaces an earlier one.
 INSERT INTO queues (queue, enabled, started, reason_disabled, reason_stopped)
@@ -265,6 +276,10 @@ SELECT queue, enabled, started, reason_disabled, reason_stopped FROM queues ORDE
 -- recorded_inadmissible
 -- Inadmissible workloads: members that existed at that time wait until a new member appears.
 SELECT workload, members, reason FROM inadmissible ORDER BY workload COLLATE "C"
+
+-- recorded_claims
+-- The nodes that pending jobs claim.
+SELECT job, nodes, made_at FROM claims ORDER BY job
 
 -- recorded_submissions
 -- Submission keys that have not expired.
