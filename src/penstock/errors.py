@@ -3,12 +3,13 @@
 A refusal ("not now", "never") is not an error but a value that the caller must inspect. The families are
 invalid input (`BadRequest`), a change that the current state does not allow (`Conflict`), a dependency that
 does not answer (`Unavailable`), and state that contradicts itself (`Corrupt`). Only `Conflict` and
-`Unavailable` are worth a retry, and only the outermost loop retries.
+`Unavailable` are worth a retry, and only the outermost loop retries. A `Defect` is none of them: an
+exception that nobody expected, reported to whom it concerns.
 """
 
 from __future__ import annotations
 
-__all__ = ["BadRequest", "Conflict", "Corrupt", "PenstockError", "Unavailable"]
+__all__ = ["BadRequest", "Conflict", "Corrupt", "Defect", "PenstockError", "Unavailable"]
 
 _FOUND_MAX = 120
 _WHERE_MAX = 400  # also for `expected`: both can contain names from the input
@@ -56,6 +57,10 @@ class Unavailable(PenstockError):
 
 class Corrupt(PenstockError):
     """The state of Penstock contradicts itself. It is not repaired by guessing."""
+
+
+class Defect(PenstockError):
+    """An unexpected exception in Penstock; the request or object that it concerns may be valid."""
 
 
 def _cut(text: str, length_max: int) -> str:

@@ -17,6 +17,7 @@ from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import QueueSettings, Settings, parse_backfill
+from penstock.sched.validate import violations
 from tests.backends.kube_caches import GROUP, NOW, SIZE, put
 from tests.backends.kube_objects import (
     anti_affinity_to,
@@ -185,6 +186,7 @@ class Cluster:
 
     def feed(self, *facts: Fact) -> None:
         step = self.scheduler.handle(facts, self.now)
+        assert violations(self.scheduler.state) == []
         self.execute(step.intents)
 
     def execute(self, intents: tuple[Intent, ...]) -> None:
@@ -240,6 +242,7 @@ class Cluster:
             while True:
                 next(passing)
         except StopIteration as done:
+            assert violations(self.scheduler.state) == []
             self.execute(done.value.intents)
 
 

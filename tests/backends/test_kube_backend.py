@@ -7,6 +7,7 @@ import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -30,7 +31,7 @@ from penstock.protocol.facts import (
     Phase,
     Snapshot,
 )
-from penstock.protocol.intents import Assignment, End, EndReason, Place, StatusUpdate, WorkloadStatus
+from penstock.protocol.intents import Assignment, End, EndReason, Evict, Place, StatusUpdate, WorkloadStatus
 from tests.backends.kube_client import FakeClient
 from tests.backends.kube_objects import job, node, owned_by, pod
 from tests.backends.kube_server import Server
@@ -424,3 +425,31 @@ def test_a_running_pod_that_cannot_be_decoded_is_not_gone(is_known: bool) -> Non
         assert cpu == (1000 if is_known else 0), "its last known requests count"
 
     asyncio.run(scenario())
+
+
+def test_an_unexpected_exception_about_one_status_or_intent_does_not_end_the_backend(run: Run) -> None:
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[pod("a"), pod("b")]))
+
+    async def scenario() -> None:
+        async with harness.running():
+            await harness.until(harness.snapshots)
+            first, second = (one.workload for one in harness.snapshots()[0].workloads)
+            harness.backend.publish_status(
+                [
+                    # No calendar has this time.
+                    StatusUpdate(first, 5, WorkloadStatus.UNSATISFIABLE, "never", 1e300),
+                    StatusUpdate(second, 6, WorkloadStatus.UNSATISFIABLE, "never"),
+                ]
+            )
+            await harness.until(lambda: "patch" in harness.client.verbs())
+            with patch.object(executor.IntentExecutor, "put", side_effect=ZeroDivisionError("unexpected")):
+                await harness.backend.apply(1, [Evict(7, 5, ("uid-a",))])
+            harness.backend.refresh()
+            await harness.until(lambda: len(harness.snapshots()) == 2)
+
+    run(harness, scenario)
+    (what,) = (what for verb, what in harness.client.requests if verb == "patch")
+    assert what[0] == PODS.path("default", "b", "status")
+    (result,) = (fact for fact in harness.facts if isinstance(fact, IntentResult))
+    assert (result.member, result.outcome) == ("uid-a", Outcome.CONFLICT)
+    assert "unexpected" in result.detail

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from penstock.backends.kube import cache as cache_module
+from penstock.backends.kube import workloads as workloads_module
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.volumes import VolumeTracker
 from penstock.protocol.facts import ExternalUsageSet, MemberGone, MemberSet, NodeSet, WorkloadSet
@@ -214,3 +218,61 @@ def test_an_absent_owner_is_missing_again_when_another_pod_names_it() -> None:
     put(cache, pod("b", owner=owner))
     new_facts(cache)
     assert list(cache.missing_controllers()) == ["uid-train"]
+
+
+# Unexpected exceptions: they concern one object
+
+
+def failing(function: Callable[..., Any], is_culprit: Callable[..., bool]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        if is_culprit(*args):
+            raise ZeroDivisionError("unexpected")
+        return function(*args)
+
+    return call
+
+
+def members(cache: ClusterCache) -> list[str]:
+    return [fact.member for fact in new_facts(cache) if isinstance(fact, MemberSet)]
+
+
+@pytest.mark.parametrize("stage", ["membership_of", "member_of"])
+def test_a_pod_that_cannot_be_read_has_a_problem_and_the_others_are_reported(stage: str) -> None:
+    original = getattr(cache_module, stage)
+    with patch.object(cache_module, stage, failing(original, lambda one, *_: one.metadata.name == "odd")):
+        cache = cache_of(pod("odd"), pod("usual"))
+        assert members(cache) == ["uid-usual"]
+        problem = cache.problems["uid-odd"]
+        assert problem.reason == "InternalError"
+        assert "ZeroDivisionError: unexpected" in problem.message
+    put(cache, pod("odd", cpu="2"))
+    assert members(cache) == ["uid-odd"]
+    assert cache.problems == {}
+
+
+def test_a_workload_that_cannot_be_read_is_a_problem_of_its_pods() -> None:
+    original = workloads_module.workload_fact
+    with patch.object(
+        workloads_module, "workload_fact", failing(original, lambda found, *_: found[0].name == "odd")
+    ):
+        cache = cache_of(pod("odd"), pod("usual"))
+        assert members(cache) == ["uid-usual"]
+        assert cache.problems["uid-odd"].reason == "InternalError"
+    put(cache, pod("odd", annotations={"penstock.dev/urgency": "3"}))
+    assert members(cache) == ["uid-odd"]
+
+
+def test_a_pod_of_ours_on_a_node_stays_as_it_was_if_it_cannot_be_read() -> None:
+    cache = cache_of(pod("a", node="n1", placed=True))
+    new_facts(cache)
+    with patch.object(cache_module, "member_status_of", failing(lambda *_: None, lambda *_: True)):
+        put(cache, pod("a", node="n1", placed=True, phase="Running"))
+        assert new_facts(cache) == []
+
+
+def test_a_node_that_cannot_be_read_is_not_up() -> None:
+    with patch.object(cache_module, "node_fact", failing(lambda *_: None, lambda *_: True)):
+        (fact,) = new_facts(cache_of(node("n1")))
+    assert isinstance(fact, NodeSet)
+    assert not fact.up
+    assert "unexpected" in fact.why

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from unittest.mock import patch
 
 import pytest
 
 from penstock.backends.sim.backend import uniform_nodes
 from penstock.backends.sim.mock import MockBackend
-from penstock.errors import Unavailable
+from penstock.errors import Defect, Unavailable
 from penstock.instance import loop as loop_module
 from penstock.instance.cadence import Cadence, CadenceSettings
 from penstock.instance.loop import Instance
 from penstock.protocol.backend import Sink
-from penstock.protocol.commands import Submit
+from penstock.protocol.commands import Command, Drain, Submit
 from penstock.protocol.facts import Capacity, ExternalUsageSet, Snapshot
 from penstock.protocol.intents import Intent, StatusUpdate
+from penstock.sched import commands
 from penstock.sched.records import Change
+from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
+from penstock.sched.state import SchedulerState
 from penstock.store.memory import MemoryStore
 from penstock.store.port import Fenced
 from tests.sched.driving import submission
@@ -185,5 +189,73 @@ def test_callers_that_wait_when_the_loop_is_stopped_get_unavailable() -> None:
             running.cancel()
             with pytest.raises(Unavailable):
                 await asyncio.wait_for(waiting, 10)
+
+    asyncio.run(scenario())
+
+
+# Unexpected exceptions
+
+
+def test_commands_that_wait_are_executed_after_a_command_of_their_batch_has_failed() -> None:
+    apply = commands.apply_command
+
+    def failing(state: SchedulerState, command: Command, now: float) -> object:
+        if isinstance(command, Drain):
+            raise ZeroDivisionError("unexpected")
+        return apply(state, command, now)
+
+    async def scenario() -> None:
+        async with running_instance(MemoryStore()) as (instance, running):
+            epoch = instance.epoch
+            with patch("penstock.sched.scheduler.apply_command", failing):
+                submits = [asyncio.create_task(instance.execute(Submit((submission(),)))) for _ in range(3)]
+                drain = asyncio.create_task(instance.execute(Drain(("node0",), "x")))
+                later = asyncio.create_task(instance.execute(Submit((submission(),))))
+                query = asyncio.create_task(instance.query(lambda scheduler, _now: len(scheduler.jobs)))
+                with pytest.raises(Defect, match="internal error while a command was handled: Zero"):
+                    await drain
+                found = await asyncio.gather(*submits, later)
+                assert len(set(found)) == 4
+                assert await query == 4
+            await ended_term(instance, epoch)
+            assert instance.epoch == epoch + 1
+            assert not running.done()
+            assert b'penstock_quarantined_total{kind="command"} 1.0' in instance.metrics()
+
+    asyncio.run(scenario())
+
+
+def test_an_exception_without_a_culprit_ends_the_term_and_not_the_instance() -> None:
+    async def scenario() -> None:
+        backend = EndingBackend()
+        async with running_instance(MemoryStore(), backend) as (instance, running):
+            epoch = instance.epoch
+            with patch.object(Scheduler, "_settle", side_effect=ZeroDivisionError("unexpected")):
+                with pytest.raises(Unavailable, match="internal error: ZeroDivisionError: unexpected"):
+                    await instance.execute(Submit((submission(),)))
+                async with asyncio.timeout(10):
+                    while instance.readiness.current.is_ready:
+                        await asyncio.sleep(0.001)
+                assert "ZeroDivisionError" in str(instance.readiness.current)
+            await ended_term(instance, epoch)
+            assert await instance.execute(Submit((submission(),)))
+            assert not running.done()
+
+    asyncio.run(scenario())
+
+
+def test_an_unexpected_exception_of_the_backend_ends_the_term_and_not_the_instance() -> None:
+    class Raising(EndingBackend):
+        async def run(self, epoch: int, sink: Sink) -> None:
+            await super().run(epoch, sink)
+            raise ZeroDivisionError("unexpected")
+
+    async def scenario() -> None:
+        backend = Raising()
+        async with running_instance(MemoryStore(), backend) as (instance, running):
+            epoch = instance.epoch
+            backend.may_end.set()
+            await ended_term(instance, epoch)
+            assert not running.done()
 
     asyncio.run(scenario())

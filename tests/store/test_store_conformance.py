@@ -43,7 +43,7 @@ from penstock.store.transactions import SUBMISSION_KEY_TTL_S, TRANSACTIONS
 
 Instances = Callable[[], Store]
 
-READS = {"jobs", "log", "members", "placed_jobs"}
+READS = {"accepts", "jobs", "log", "members", "placed_jobs"}
 LIFECYCLE = {"open", "close"}
 
 
@@ -569,5 +569,28 @@ def test_many_complete_jobs_in_one_record_leave_only_history(instance: Instances
         async with opened(instance) as (store,):
             assert len(await store.jobs(JobFilter(states=("INACTIVE",)))) == 300
             assert len(await store.log(300)) == 11
+
+    run(scenario())
+
+
+# Changes that a store does not accept
+
+
+def test_a_store_says_which_changes_it_would_not_accept_and_writes_nothing(instance: Instances) -> None:
+    async def scenario() -> None:
+        async with opened(instance) as (store,):
+            epoch, before = await store.take_over(1000.0)
+            good, bad = (new(1), live(1)), (new(2), replace(new(3), name="a\x00b"))
+            assert await store.accepts(epoch, good)
+            assert not await store.accepts(epoch, (*good, *bad))
+            assert not await store.accepts(epoch, (IntentDone(77),))
+            await store.record(epoch, good)
+            assert await store.accepts(epoch, (live(1),))
+            assert len(await store.jobs(JobFilter())) == 1
+            later, _ = await store.take_over(1001.0)
+            assert later == epoch + 1
+            with pytest.raises(Fenced):
+                await store.accepts(epoch, good)
+            assert before.jobs == ()
 
     run(scenario())

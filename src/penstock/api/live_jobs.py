@@ -24,8 +24,9 @@ from penstock.model.job import URGENCY_HOLD, JobEvent, JobState
 from penstock.sched.job import Job, live_of, member_record
 from penstock.sched.queue import OrderKey, order_key
 from penstock.sched.reasons import WaitCause, WaitReason, redacted
-from penstock.sched.records import JobNew, JobOverview, JobSizes, MemberRecord
+from penstock.sched.records import JobNew, JobOverview, JobRow, JobSizes, MemberRecord
 from penstock.sched.scheduler import Scheduler
+from penstock.sched.set_aside import SetAsideJob
 
 __all__ = [
     "count",
@@ -80,12 +81,23 @@ def members_of(job: Job) -> list[MemberRecord]:
 
 def find(scheduler: Scheduler, job_id: int) -> JobOverview | None:
     job = scheduler.state.jobs.get(job_id)
-    return overview_of(job) if job is not None else None
+    if job is not None:
+        return overview_of(job)
+    aside = scheduler.state.set_aside.get(job_id)
+    return _overview_of_row(aside.row) if aside is not None else None
 
 
 def find_with_members(scheduler: Scheduler, job_id: int) -> tuple[JobOverview, list[MemberRecord]] | None:
     job = scheduler.state.jobs.get(job_id)
-    return (overview_of(job), members_of(job)) if job is not None else None
+    if job is not None:
+        return overview_of(job), members_of(job)
+    aside = scheduler.state.set_aside.get(job_id)
+    return (_overview_of_row(aside.row), list(aside.row.members)) if aside is not None else None
+
+
+def _overview_of_row(row: JobRow) -> JobOverview:
+    nodes = frozenset(member.node for member in row.members if member.node)
+    return JobOverview(row.new, row.live, JobSizes(len(row.members), nodes, row.resources_by_node))
 
 
 def log_of(scheduler: Scheduler, job_id: int) -> list[JobEvent] | None:
@@ -126,16 +138,40 @@ def list_summaries(
     ahead = scheduler.jobs_ahead() if len(scheduler.state.queue) else {}
     chosen = select(scheduler, query, namespaces)[: query.limit]
     jobs = (scheduler.state.jobs[job_id] for job_id in chosen)
-    return [_summary(scheduler, job, now, memo, ahead, namespaces) for job in jobs]
+    found = [_summary(scheduler, job, now, memo, ahead, namespaces) for job in jobs]
+    aside = (scheduler.state.set_aside.get(job_id) for job_id in scheduler.state.set_aside)
+    rest = [
+        _summary_set_aside(scheduler, one)
+        for one in aside
+        if one is not None and _matches(one.row, query) and sees(namespaces, one.row.new.owner)
+    ]
+    return (found + rest)[: query.limit]
+
+
+def _matches(row: JobRow, query: JobsQuery) -> bool:
+    return (
+        row.live.state in query.states
+        and (query.ids is None or row.new.id in query.ids)
+        and query.queue in ("", row.live.queue)
+        and query.name in ("", row.new.name)
+        and query.owner in ("", row.new.owner)
+    )
+
+
+def _summary_set_aside(scheduler: Scheduler, job: SetAsideJob) -> JobSummary:
+    """A job that is set aside, as recorded."""
+    pending = PendingInfo(reason=WaitReason(WaitCause.SET_ASIDE, job.reason))
+    return job_summary(_overview_of_row(job.row), scheduler.state.nodes.ranks, pending)
 
 
 def summary_of(
     scheduler: Scheduler, now: float, job_id: int, namespaces: Namespaces = None
 ) -> JobSummary | None:
     job = scheduler.state.jobs.get(job_id)
-    if job is None:
-        return None
-    return _summary(scheduler, job, now, {}, scheduler.jobs_ahead(), namespaces)
+    if job is not None:
+        return _summary(scheduler, job, now, {}, scheduler.jobs_ahead(), namespaces)
+    aside = scheduler.state.set_aside.get(job_id)
+    return _summary_set_aside(scheduler, aside) if aside is not None else None
 
 
 def _summary(
@@ -177,6 +213,10 @@ def explain_wait(
     scheduler: Scheduler, now: float, job_id: int, namespaces: Namespaces = None
 ) -> WaitExplanation | None:
     job = scheduler.state.jobs.get(job_id)
+    aside = scheduler.state.set_aside.get(job_id)
+    if aside is not None:
+        set_aside = WaitReason(WaitCause.SET_ASIDE, aside.reason)
+        return wait_explanation(job_id, aside.row.live.state, set_aside, PendingInfo(reason=set_aside), ())
     if job is None:
         return None
     reason = redacted(scheduler.wait_reason(job_id, now), namespaces)

@@ -299,6 +299,8 @@ class InstanceService:
             if error is not None:
                 is_inactive = await self._records.exists(job_id)
                 message = "job is inactive" if is_inactive else "no such job"
+                if not isinstance(error, UnknownJobId):
+                    message = str(error)
                 failures.append(CancelFailure(encode_jobid(job_id), message))
         return CancelResult(canceled, failures)
 

@@ -67,6 +67,9 @@ def _assignments(state: SchedulerState) -> tuple[dict[str, GraphMember], dict[st
         if holder.kind is not AllocationKind.ALLOCATED:
             continue
         slots = {slot.number: slot for part in holder.parts.values() for slot in part.slots}
+        if number in state.set_aside:
+            members.update(_members_set_aside(state, number, slots))
+            continue
         job = state.jobs.get(number)
         taken: set[int] = set() if job is None else _kept_slots(job)
         for member in job.live_members() if job is not None else ():
@@ -78,6 +81,16 @@ def _assignments(state: SchedulerState) -> tuple[dict[str, GraphMember], dict[st
             unassigned = (slot for slot in slots.values() if slot.number not in taken)
             empty.update((f"{number}/{slot.number}", _node_name(slot)) for slot in unassigned)
     return members, empty
+
+
+def _members_set_aside(state: SchedulerState, number: int, slots: dict[int, Slot]) -> dict[str, GraphMember]:
+    """The members of a job that is set aside, as recorded, with what is booked for them."""
+    job = state.set_aside.get(number)
+    return {
+        member.key: GraphMember(number, member.node, member.phase.value, _usage(slots[member.slot]))
+        for member in (job.row.members if job is not None else ())
+        if job is not None and member.key in job.slots and member.slot in slots
+    }
 
 
 def _kept_slots(job: Job) -> set[int]:

@@ -177,7 +177,7 @@ async def _serve(options: DaemonOptions, found: InstanceIdentity | None) -> None
     retention = options.configuration.retention
     instance = Instance(runtime.settings, handle.store, runtime.backend, retention=retention)
     monitor = DatabaseMonitor(handle, identity.database)
-    context = _service_context(options, identity, monitor, runtime, stop)
+    context = _service_context(options, identity, monitor, runtime, instance, stop)
     app = create_app(InstanceService(instance, context))
     servers = [asyncio.create_task(serve(app, [*listening, *tcp], token, options.tls))]
     running = asyncio.create_task(_run(runtime, instance))
@@ -292,6 +292,7 @@ def _service_context(
     identity: InstanceIdentity,
     monitor: DatabaseMonitor,
     runtime: Runtime,
+    instance: Instance,
     stop: Callable[[bool], None],
 ) -> ServiceContext:
     settings = options.configuration.settings
@@ -318,6 +319,6 @@ def _service_context(
         settings=instance_settings,
         output_paths=runtime.output_paths(),
         shutdown=stop,
-        metrics=runtime.metrics,
+        metrics=lambda: runtime.metrics() + instance.metrics(),
         accepts_submissions=runtime.ends_tasks,
     )

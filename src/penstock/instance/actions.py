@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NoReturn, Protocol
 
 from penstock.instance.cadence import (
     Action,
@@ -24,11 +24,15 @@ from penstock.instance.cadence import (
     RunCycle,
     SendHeartbeat,
 )
-from penstock.instance.inbox import Inbox
+from penstock.instance.inbox import Inbox, InputBatch
+from penstock.instance.isolation import AtFault, FaultIsolation, TermAborted
 from penstock.instance.progress import LoopProgress
 from penstock.instance.readiness import ReadinessMonitor
 from penstock.instance.steps import CycleSteps, HandleCall, StepRunner, advance_once, run_inline
+from penstock.protocol.commands import Command
+from penstock.protocol.facts import Fact
 from penstock.sched.scheduler import Scheduler, Step
+from penstock.sched.subjects import CulpritKind, Fault
 from penstock.store.port import Retention, Store
 
 __all__ = ["ActionRunner", "Clock", "SystemClock"]
@@ -69,6 +73,7 @@ class ActionRunner:
     cadence: Cadence
     clock: Clock
     retention: Retention
+    isolation: FaultIsolation
     progress: LoopProgress = field(default_factory=LoopProgress)
 
     @property
@@ -112,11 +117,27 @@ class ActionRunner:
     async def _handle_inputs(self) -> Step:
         batch = self.inbox.take_batch()
         in_thread = batch.has_snapshot and self.cadence.snapshot_in_thread()
+        inputs: list[Fact | Command] = batch.inputs
         try:
-            step = await self.steps.step(
-                batch.inputs, self.clock.now(), handle=_run_in_thread if in_thread else run_inline
-            )
-            batch.reply(step.replies)
+            now = self.clock.now()
+            inputs = self.isolation.admit(inputs, self.scheduler, now)
+            step = await self.steps.step(inputs, now, handle=_run_in_thread if in_thread else run_inline)
+        except TermAborted:
+            self.inbox.hold(batch.waiting())
+            raise
+        except Fault as fault:
+            self._abort_term(fault, inputs, batch)
+        except BaseException as error:
+            batch.fail(error)
+            raise
+        batch.reply(step.replies)
+        quarantine = self.isolation.quarantine
+        quarantine.committed(inputs)
+        if len(quarantine):
+            updates = (*step.status_updates, *quarantine.take_status_updates())
+            step = replace(step, status_updates=updates)
+        try:
+            await self.steps.act(step)
         except BaseException as error:
             batch.fail(error)
             raise
@@ -130,19 +151,39 @@ class ActionRunner:
         began = self.clock.steady()
         self.cadence.cycle_begun(began)
         # Starts and reservations do not depend on the inputs that wait, only the forecasts are cut short.
-        step = await self.steps.decide(
-            self.clock.now(), deep=cycle.deep, advance=self._advance, hurry=lambda: len(self.inbox) > 0
-        )
+        try:
+            step = await self.steps.decide(
+                self.clock.now(), deep=cycle.deep, advance=self._advance, hurry=lambda: len(self.inbox) > 0
+            )
+        except Fault as fault:
+            self._abort_term(fault, (), InputBatch())
         self.cadence.cycle_done(cycle, began, self.clock.steady(), was_cut=len(self.inbox) > 0)
         return step
 
+    def _abort_term(self, fault: Fault, inputs: Sequence[Fact | Command], batch: InputBatch) -> NoReturn:
+        """Goes on without the culprit, in another term: its other commands and queries are kept for that."""
+        try:
+            self.isolation.isolate(fault, inputs, self.clock.now())
+        except AtFault as error:
+            batch.fail(error)
+            raise
+        subject = fault.subject
+        refused = int(subject.key) if subject is not None and subject.kind is CulpritKind.COMMAND else None
+        if refused is not None:
+            batch.refuse(refused, fault)
+        self.inbox.hold(batch.waiting(refused))
+        raise TermAborted(str(fault)) from fault
+
     async def _prove_requests(self) -> Step:
         is_over = self.cadence.proofs_begun(self.clock.steady())
-        return await self.steps.prove(
-            self.clock.now(),
-            lambda: len(self.inbox) > 0 or is_over(self.clock.steady()),
-            advance=self._advance,
-        )
+        try:
+            return await self.steps.prove(
+                self.clock.now(),
+                lambda: len(self.inbox) > 0 or is_over(self.clock.steady()),
+                advance=self._advance,
+            )
+        except Fault as fault:
+            self._abort_term(fault, (), InputBatch())
 
     async def _advance(self, cycle: CycleSteps) -> Step | None:
         """Runs a cycle up to its next match or proof and lets other tasks run now and then."""

@@ -1,13 +1,14 @@
 """The inbox of an instance: facts, commands and queries in the order in which they arrived.
 
 A command or query may have somebody who waits for its answer. At the end of a term everybody who waits gets
-the same error.
+the same error, unless the term ended because of another input: then commands and queries are held, and follow
+the first snapshot of the next term.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -58,6 +59,23 @@ class InputBatch:
     def has_snapshot(self) -> bool:
         return any(isinstance(fact, Snapshot) for fact in self.inputs)
 
+    def waiting(self, left_out: int | None = None) -> list[Command | PendingCommand | PendingQuery]:
+        """The commands and queries as they arrived, without the command at one position."""
+        commands = [one for one in self.inputs if isinstance(one, Command)]
+        pairs = zip(commands, self._answers, strict=True)
+        kept: list[Command | PendingCommand | PendingQuery] = [
+            command if answer is None else PendingCommand(command, answer)
+            for index, (command, answer) in enumerate(pairs)
+            if index != left_out
+        ]
+        return [*kept, *self.queries]
+
+    def refuse(self, index: int, error: Exception) -> None:
+        """Answers one command, by its position among the commands, with an error."""
+        answer = self._answers[index]
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+
     def add(self, item: Fact | Command | PendingCommand | PendingQuery) -> None:
         if isinstance(item, PendingQuery):
             self.queries.append(item)
@@ -100,6 +118,7 @@ class InputBatch:
 class Inbox:
     def __init__(self) -> None:
         self._items: deque[Fact | Command | PendingCommand | PendingQuery] = deque()
+        self._held: list[Command | PendingCommand | PendingQuery] = []  # until the next snapshot
 
     def __len__(self) -> int:
         return len(self._items)
@@ -107,6 +126,9 @@ class Inbox:
     def put(self, item: Fact | Command) -> None:
         """Adds a fact, or a command whose answer nobody waits for. Facts are never refused."""
         self._items.append(item)
+        if isinstance(item, Snapshot):
+            self._items.extend(self._held)
+            self._held = []
 
     def put_pending(self, item: PendingCommand | PendingQuery) -> None:
         if len(self._items) > _INBOX_MAX:
@@ -119,9 +141,16 @@ class Inbox:
             batch.add(self._items.popleft())
         return batch
 
+    def hold(self, items: Sequence[Command | PendingCommand | PendingQuery]) -> None:
+        """Keeps these commands and queries, and those that wait, for the next term. Facts are dropped."""
+        waiting = (one for one in self._items if isinstance(one, Command | PendingCommand | PendingQuery))
+        self._held = [*self._held, *items, *waiting]
+        self._items.clear()
+
     def fail(self, reason: str) -> None:
         """Drops all inputs. Everybody who waits gets `Unavailable`."""
-        for item in self._items:
+        for item in (*self._items, *self._held):
             if isinstance(item, PendingCommand | PendingQuery) and not item.answer.done():
                 item.answer.set_exception(Unavailable(reason))
         self._items.clear()
+        self._held = []

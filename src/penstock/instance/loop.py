@@ -5,7 +5,7 @@ this module waits: for inputs, for the time of the next action, for the store an
 
 A *term* lasts from taking over until the store or the backend becomes unavailable. At its end all waiting
 callers get `Unavailable`; the loop then pauses (`backoff`), waits for the store, takes over again and
-continues from the recorded state. `Fenced` ends
+continues from the recorded state. An unexpected exception ends the term as well (`isolation`). `Fenced` ends
 the instance, because another instance has taken over. An empty transaction every few seconds serves as a
 heartbeat that detects a lost or fenced store while nothing else is written.
 """
@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
-from penstock.errors import Unavailable
+from penstock.errors import Conflict, Unavailable
 from penstock.instance.actions import ActionRunner, SystemClock
 from penstock.instance.backoff import Backoff
 from penstock.instance.cadence import Cadence, Pause
 from penstock.instance.feed import Feed
 from penstock.instance.inbox import Inbox, PendingCommand, PendingQuery
+from penstock.instance.isolation import FaultIsolation, TermAborted
 from penstock.instance.progress import LoopProgress
 from penstock.instance.readiness import ReadinessMonitor
 from penstock.instance.steps import StepRunner
@@ -60,7 +61,8 @@ class Instance:
         self.progress = LoopProgress()
         self._clock = SystemClock(clock)
         self._inbox = Inbox()
-        self._steps = StepRunner(settings, store, backend, self.feed.publish)
+        self.isolation = FaultIsolation()
+        self._steps = StepRunner(settings, store, backend, self.feed.publish, self.isolation)
         self._actions = ActionRunner(
             self._steps,
             store,
@@ -69,6 +71,7 @@ class Instance:
             Cadence(),
             self._clock,
             retention,
+            self.isolation,
             self.progress,
         )
         self._wakeup = asyncio.Event()
@@ -79,6 +82,10 @@ class Instance:
     @property
     def epoch(self) -> int:
         return self._steps.epoch
+
+    def metrics(self) -> bytes:
+        """Metrics in the Prometheus text format."""
+        return self.isolation.metrics.render()
 
     # Interface
 
@@ -124,9 +131,19 @@ class Instance:
                     continue
                 try:
                     await self._run_term()
+                except TermAborted as error:
+                    self._inbox.hold(())
+                    await self._pause_after_term(str(error))
                 except Unavailable as error:
                     self._inbox.fail(str(error))
                     await self._pause_after_term(str(error))
+                except Conflict:
+                    raise  # Another instance has taken over.
+                except Exception as error:
+                    _LOG.exception("unexpected error")
+                    reason = f"internal error: {type(error).__name__}: {error}"
+                    self._inbox.fail(reason)
+                    await self._pause_after_term(reason)
         finally:
             self.readiness.term_ended("the instance is stopping")
             self._inbox.fail("the instance is stopping")

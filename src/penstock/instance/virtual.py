@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 from penstock.instance.actions import ActionRunner
 from penstock.instance.cadence import Action, Cadence, CadenceSettings, HandleInputs, Pause, RunCycle
 from penstock.instance.inbox import Inbox
+from penstock.instance.isolation import FaultIsolation, TermAborted
 from penstock.instance.readiness import ReadinessMonitor
 from penstock.instance.steps import ChangeListener, StepRunner
 from penstock.protocol.backend import Sink
@@ -90,7 +91,8 @@ class VirtualInstance:
         self._run = run
         self._inbox = Inbox()
         self.readiness: Final = ReadinessMonitor()
-        self._steps = StepRunner(settings, store, _BackendAdapter(backend), listener)
+        self.isolation: Final = FaultIsolation()
+        self._steps = StepRunner(settings, store, _BackendAdapter(backend), listener, self.isolation)
         self._actions = ActionRunner(
             self._steps,
             store,
@@ -99,6 +101,7 @@ class VirtualInstance:
             Cadence(cadence),
             _VirtualClock(backend),
             Retention(),
+            self.isolation,
         )
 
     @property
@@ -165,7 +168,12 @@ class VirtualInstance:
         return step
 
     def _carry_out(self, action: Action) -> Step | None:
-        step: Step | None = self._run(self._actions.carry_out(action))
+        try:
+            step: Step | None = self._run(self._actions.carry_out(action))
+        except TermAborted:
+            self._run(self._steps.begin(self.now))
+            self._inbox.put(self._backend.snapshot())
+            return self._carry_out(HandleInputs())
         if step is not None:
             self._after_step(self.scheduler, step)
         return step

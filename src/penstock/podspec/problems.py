@@ -10,6 +10,7 @@ from typing import Final
 
 __all__ = [
     "GROUP_INADMISSIBLE",
+    "INTERNAL_ERROR",
     "INVALID_SPEC",
     "LIMIT_EXCEEDED",
     "OWNER_NOT_FOUND",
@@ -28,6 +29,8 @@ POD_GROUP_NOT_FOUND: Final = "PodGroupNotFound"
 OWNER_NOT_SYNCED: Final = "OwnerNotSynced"  # the pod's controller has not been read yet
 OWNER_NOT_FOUND: Final = "OwnerNotFound"  # the pod's controller does not exist
 GROUP_INADMISSIBLE: Final = "GroupInadmissible"  # the job of the pod's group has ended
+
+INTERNAL_ERROR: Final = "InternalError"  # reading the pod or its group has failed unexpectedly
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class ClusterNode:
     rank: int
     vertex: Vertex
     is_drained: bool = False
+    is_blocked: bool = False  # what uses it is not known, so it gets nothing new
 
 
 class Cluster:
@@ -148,6 +149,13 @@ class Cluster:
             known.is_drained = is_drained
             self._update_vertex(known)
 
+    def block(self, node: str) -> None:
+        """Keeps everything off a node until the next term."""
+        known = self.nodes.get(node)
+        if known is not None:
+            known.is_blocked = True
+            self._update_vertex(known)
+
     def remove_retired(self, job: int) -> None:
         """Removes the retired units that a job has released."""
         graph = self.engine.graph
@@ -176,6 +184,8 @@ class Cluster:
                 self._note_change(name)
                 self._remove_vertices(known)
                 self._add(known.fact, known.rank, known.is_drained)
+                if known.is_blocked:
+                    self.block(name)
 
     # Changes of nodes
 
@@ -431,7 +441,8 @@ class Cluster:
         return self.engine.remove(known.vertex)
 
     def _update_vertex(self, known: ClusterNode) -> None:
-        self.engine.set_status(known.vertex, known.fact.up and not known.is_drained)
+        is_usable = known.fact.up and not known.is_drained and not known.is_blocked
+        self.engine.set_status(known.vertex, is_usable)
 
 
 def _unit_specs(capacity: Capacity, rank: int) -> list[VertexSpec]:

@@ -298,7 +298,8 @@ def _cancel(state: SchedulerState, command: Cancel, now: float) -> dict[int, Pen
     for number in dict.fromkeys(command.jobs):
         job = state.jobs.get(number)
         if job is None:
-            done[number] = UnknownJobId(number)
+            aside = state.set_aside.get(number)
+            done[number] = Conflict(aside.reason) if aside is not None else UnknownJobId(number)
             continue
         raise_exception(state, job, now, ExceptionType.CANCEL, command.note[:_NOTE_MAX])
         done[number] = None

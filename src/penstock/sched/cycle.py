@@ -77,6 +77,7 @@ class Cycle:
     queue_depth: int | None = None
     starts_max: int | None = None  # the cycle stops after this many starts
     chosen: frozenset[QueueEntry] | None = None  # restricts the cycle to these entries; None: all
+    on_entry: Callable[[QueueEntry], None] = lambda _: None  # called before each match
     is_short: Callable[[int], bool] = lambda _shape: False  # by shape: it may use claimed nodes
     holders: Sequence[Claimant] = ()  # jobs that have a claim, in order
     starving: Sequence[Claimant] = ()  # jobs that may get one, in order
@@ -135,6 +136,7 @@ def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
             _advance(heap, index, rest)
             claimant = claimants.get(entry)
             if claimant is not None and (plan.chosen is None or entry in plan.chosen):
+                plan.on_entry(entry)
                 yield
                 claim = _keep_claim if index == _HOLDERS else _seek_claim
                 yield from claim(plan, claimant, queues[claimant.queue], result)
@@ -150,6 +152,7 @@ def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
         if not bucket.is_late and entry.job in result.decided:
             continue
         queue.looked_at += 1
+        plan.on_entry(entry)
         if bucket.is_late:
             yield
             _extend(plan, entry, bucket, result)

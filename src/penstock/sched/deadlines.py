@@ -26,7 +26,9 @@ def fire_timers(state: SchedulerState, now: float) -> None:
     for number in state.timers.take_due(now):
         job = state.jobs.get(number)
         if job is not None:
+            state.subject = job
             _check_deadlines(state, job, now)
+    state.subject = None
     if state.queue.starving.take_due(now):
         state.queue.mark_dirty()
 

@@ -265,11 +265,13 @@ def advance_jobs(state: SchedulerState, now: float) -> None:
         for number in jobs:
             job = state.jobs.get(number)
             if job is not None:
+                state.subject = job
                 _note_running(state, job, now)
                 vacancies.settle(state, job, now)
                 free_ended_slots(state, job, now)
                 _drop_ended_members(state, job)
                 _settle_job(state, job, now)
+    state.subject = None
 
 
 def _drop_ended_members(state: SchedulerState, job: Job) -> None:

@@ -62,6 +62,7 @@ class WaitCause(enum.Enum):
     CLAIMED = "claimed"  # it fits only on nodes that a job before it claims
     UNPLANNED = "unplanned"  # it fits, and no scheduling cycle has considered it yet
     INCOMPLETE = "incomplete"  # it runs, and some of its members have no node
+    SET_ASIDE = "set-aside"  # handling it has failed with an unexpected exception
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ differences between record and snapshot; an interrupted watch and a restarted sc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import cast
 
 from penstock.errors import Corrupt
@@ -42,21 +44,41 @@ from penstock.sched.records import AllocationNew, IntentDone, IntentNew, JobRow,
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
 from penstock.sched.state import SchedulerState
+from penstock.sched.subjects import Fault, subject_of, subject_of_job
 from penstock.sched.submitted_jobs import SUBMITTED
 
 __all__ = ["scheduler_from"]
 
 
-def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Scheduler:
+def scheduler_from(
+    settings: Settings, recorded: Recorded, now: float, set_aside: Mapping[int, str] = MappingProxyType({})
+) -> Scheduler:
+    """Restores all jobs but those in `set_aside`, with the reason of each. Raises `Fault` with the job."""
     highest = recorded.highest
     ids = JobIds(recorded.began_at, highest.job)
     state = SchedulerState(settings, Cluster(settings.match_policy), ids, highest)
+    try:
+        _restore(state, recorded, now, set_aside)
+    except Fault:
+        raise
+    except Exception as error:
+        raise Fault(subject_of(state, state.subject), error) from error
+    return Scheduler(state)
+
+
+def _restore(state: SchedulerState, recorded: Recorded, now: float, set_aside: Mapping[int, str]) -> None:
     state.nodes.restore(recorded.nodes, recorded.drains)
     state.queue.restore(recorded.queues, recorded.keys)
     for record in recorded.inadmissible:
         state.workloads.restore_inadmissible(record)
     for row in recorded.jobs:
-        job = _job(state, row, now)
+        if row.new.id in set_aside:
+            state.set_aside.add(row, set_aside[row.new.id])
+            continue
+        try:
+            job = _job(state, row, now)
+        except Exception as error:
+            raise Fault(subject_of_job(row.new.id, row.new.workload), error) from error
         if job.state is JobState.INACTIVE:
             state.dependencies.add_finished(job.id, job.progress())
         else:
@@ -64,12 +86,18 @@ def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Schedu
     state.claims.restore(recorded.claims, state.jobs)
     for job in sorted(state.jobs.values(), key=lambda job: (job.seen_at, job.id)):
         if job.state.is_pending and job.ownership.is_controlled:
+            state.subject = job
             state.admission.add(job.id, job.owner, job.queue, job.seen_at)
             job.outside_reason = state.admission.outside_reason(job.id)
     for job in state.jobs.values():
+        state.subject = job
         _restore_indexes(state, job, now)
+    state.subject = None
     _allocations(state, recorded.allocations)
     for intent in recorded.intents:
+        if intent.job in state.set_aside:
+            continue  # It stays recorded, and is not applied.
+        state.subject = state.jobs.get(intent.job)
         found = _intent(state, intent)
         waits_for = set(cast(list[str], intent.payload["members"]))
         waits_for -= {key for key in waits_for if _is_resolved(state, found, key)}
@@ -77,7 +105,7 @@ def scheduler_from(settings: Settings, recorded: Recorded, now: float) -> Schedu
             state.intents.track(found, waits_for)
         else:
             state.journal.add(IntentDone(intent.id))
-    return Scheduler(state)
+    state.subject = None
 
 
 def _job(state: SchedulerState, row: JobRow, now: float) -> Job:
@@ -192,6 +220,8 @@ def _allocations(state: SchedulerState, records: tuple[AllocationNew, ...]) -> N
         if job is not None:
             state.cluster.restore_later(number, parts, parts_made=job.parts_made, slots_made=job.slots_made)
             job.has_allocation = True
+        elif number in state.set_aside:
+            state.cluster.restore_later(number, parts)
 
 
 def _intent(state: SchedulerState, row: IntentNew) -> Intent:

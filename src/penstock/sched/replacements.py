@@ -39,6 +39,7 @@ def place_replacements(state: SchedulerState, now: float, starts_max: int) -> Ge
         if left is None or not left.is_slot_kept:
             continue
         yield
+        state.subject = job
         vacancies.release_kept_slot(state, job, left, is_booked=False)
         free_slots(state, job, [left.slot], now)
         request = _on_node(state.queue.request_of(state.queue.shape_of(entry)), left.node)
@@ -46,6 +47,7 @@ def place_replacements(state: SchedulerState, now: float, starts_max: int) -> Ge
         if found is not None:
             place_late_member(state, job, member, found, now)
             placed += 1
+    state.subject = None
     return placed
 
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Final
 
 from penstock.engine.graph import Graph
-from penstock.errors import PenstockError
+from penstock.errors import Corrupt, PenstockError
 from penstock.model.job import JobState
 from penstock.protocol.commands import Command
 from penstock.protocol.facts import (
@@ -36,7 +36,7 @@ from penstock.protocol.facts import (
     WorkloadSet,
 )
 from penstock.protocol.intents import Intent, StatusUpdate, WorkloadStatus
-from penstock.sched import gangs, members, nodes
+from penstock.sched import gangs, members, nodes, set_aside
 from penstock.sched.claiming import ClaimDesk
 from penstock.sched.cluster import ClusterNode
 from penstock.sched.commands import apply_command
@@ -62,6 +62,7 @@ from penstock.sched.replacements import place_replacements
 from penstock.sched.snapshots import handle_snapshot
 from penstock.sched.starting import place_late_member, start_job
 from penstock.sched.state import Reply, SchedulerState
+from penstock.sched.subjects import CommandAt, Fault, subject_of
 
 __all__ = ["Scheduler", "Step"]
 
@@ -94,17 +95,30 @@ class Scheduler:
     # Facts and commands
 
     def handle(self, inputs: Sequence[Fact | Command], now: float) -> Step:
+        """An unexpected exception is raised as a `Fault`; this object must not be used after that."""
+        try:
+            return self._handle(inputs, now)
+        except Exception as error:
+            raise Fault(subject_of(self.state, self.state.subject), error) from error
+
+    def _handle(self, inputs: Sequence[Fact | Command], now: float) -> Step:
         state = self.state
         replies: list[Reply] = []
         for one in inputs:
             if isinstance(one, Command):
+                state.subject = None
                 state.cluster.apply_updates()
+                state.subject = CommandAt(len(replies))
                 try:
                     replies.append(Reply(apply_command(state, one, now)))
+                except Corrupt:
+                    raise  # It was found while the state changed.
                 except PenstockError as error:
                     replies.append(Reply(error=error))
             else:
+                state.subject = one
                 self._take(one, now)
+        state.subject = None
         if not state.cluster.is_synced:
             # Restored jobs are as they were recorded: the snapshot comes before what follows from their age.
             return self._step(replies)
@@ -125,13 +139,15 @@ class Scheduler:
         fact = valid_fact(state, reported, now)
         match fact:
             case MemberStatus():
-                members.member_status_changed(state, fact, now)
+                if not set_aside.status_changed(state, fact):
+                    members.member_status_changed(state, fact, now)
             case IntentResult():
                 members.intent_resolved(state, fact, now)
             case MemberSet():
                 gangs.member_set(state, fact, now)
             case MemberGone():
-                gangs.member_gone(state, fact.member, now)
+                if not set_aside.member_left(state, fact.member):
+                    gangs.member_gone(state, fact.member, now)
             case WorkloadSet():
                 gangs.workload_set(state, fact)
             case WorkloadGone():
@@ -155,7 +171,9 @@ class Scheduler:
         for number in state.worklist.take_jobs_to_assemble():
             job = state.jobs.get(number)
             if job is not None:
+                state.subject = job
                 gangs.assemble(state, job, now)
+        state.subject = None
 
     def _enqueue_assembled(self, now: float) -> None:
         """Enqueues groups that have assembled in this step."""
@@ -163,17 +181,19 @@ class Scheduler:
         for number in state.worklist.take_assembled_jobs():
             assembled = state.jobs.get(number)
             if assembled is not None:
+                state.subject = assembled
                 state.admission.set_request(assembled.id, assembled.spec.request)
                 state.update_outside(assembled)
                 leave_depend(state, assembled, now)
                 enqueue(state, assembled, now)  # Its request may have changed.
+        state.subject = None
 
     def _admit(self, now: float) -> None:
         """Lets jobs that waited outside the queue enter in place of others that have left."""
         state = self.state
         while entered := state.admission.take_entered():
             for number in entered:
-                job = state.jobs[number]
+                job = state.subject = state.jobs[number]
                 if job.is_assembled:
                     state.worklist.enqueue_assembled(number)
                 elif not state.update_outside(job):
@@ -195,8 +215,10 @@ class Scheduler:
         self._enqueue_assembled(now)
         for number, slots in state.worklist.take_slots_to_release().items():
             if number in state.jobs:
+                state.subject = state.jobs[number]
                 free_slots(state, state.jobs[number], slots, now)
         for member_fact in state.worklist.take_members_to_readmit():
+            state.subject = member_fact
             gangs.member_set(state, member_fact, now)
         self._assemble(now)
         self._enqueue_assembled(now)
@@ -206,7 +228,9 @@ class Scheduler:
             if begun is None or member is None or begun.state is not JobState.RUN:
                 continue
             if member.phase is MemberPhase.WAITING:
+                state.subject = begun
                 gangs.enqueue_late(state, begun, member)
+        state.subject = None
         advance_jobs(state, now)
         self._admit(now)
 
@@ -236,13 +260,24 @@ class Scheduler:
         """Finds pending jobs that the present nodes can never satisfy, or can satisfy again.
 
         Yields between two proofs. It ends when everything is proven, or after the first part at which
-        `enough` is true; the next call continues, whatever was handled meanwhile.
+        `enough` is true; the next call continues, whatever was handled meanwhile. An unexpected exception is
+        raised as a `Fault`, as in `handle`.
         """
+        try:
+            return (yield from self._prove(now, enough))
+        except Exception as error:
+            raise Fault(subject_of(self.state, self.state.subject), error) from error
+
+    def _prove(self, now: float, enough: Callable[[], bool]) -> Generator[None, None, Step]:
         state = self.state
+        state.subject = None
         state.cluster.apply_updates()
         while state.satisfiability.is_pending:
+            shape_job = state.satisfiability.next_job()
+            state.subject = None if shape_job is None else state.jobs[shape_job]
             for verdict in state.satisfiability.advance():
                 set_unsatisfiable(state, state.jobs[verdict.job], verdict.reason, now)
+            state.subject = None
             if enough():
                 break
             yield
@@ -260,9 +295,17 @@ class Scheduler:
     ) -> Generator[None, None, Step]:
         """Runs one scheduling cycle. A deep one also computes forecasts for `forecast_depth` jobs.
 
-        Starts and reservations never depend on `hurry`; it only shortens the forecasts.
+        Starts and reservations never depend on `hurry`; it only shortens the forecasts. An unexpected
+        exception is raised as a `Fault`, as in `handle`.
         """
+        try:
+            return (yield from self._plan(now, deep, hurry))
+        except Exception as error:
+            raise Fault(subject_of(self.state, self.state.subject), error) from error
+
+    def _plan(self, now: float, deep: bool, hurry: Callable[[], bool]) -> Generator[None, None, Step]:
         state = self.state
+        state.subject = None
         state.cluster.apply_updates()
         state.queue.sweep_shapes()
         replaced = yield from place_replacements(state, now, state.settings.starts_max)
@@ -277,16 +320,19 @@ class Scheduler:
             state.cluster.engine.release(entry.job)
         for entry, allocation in found.started:
             job = state.jobs[entry.job]
+            state.subject = job
             if entry.member:
                 place_late_member(state, job, job.members[entry.member], allocation, now)
             else:
                 start_job(state, job, allocation, now)
+        state.subject = None
         state.plans.heads = {queue: entry.job for queue, entry in found.heads.items()}
         starts: dict[int, PlannedStart] = {}
         if deep and state.settings.forecast_depth and len(state.queue):
             plan = replace(self._cycle_plan(now), holders=ClaimDesk(state, now).holders())
             entries = self._forecast_entries(plan)
             starts = yield from forecast(plan, entries, state.settings.forecast_matches_max, hurry)
+        state.subject = None
         update_forecasts(state, found, starts, now, deep)
         if deep:
             self._publish_waiting(now)
@@ -307,6 +353,7 @@ class Scheduler:
         explained = 0
         for entry in state.queue.in_order():
             job = state.jobs[entry.job]
+            state.subject = job
             if not job.ownership.is_controlled:
                 continue
             if explained >= state.settings.forecast_depth and state.queue.shape_of(entry) not in memo:
@@ -334,8 +381,12 @@ class Scheduler:
             made=lambda job: (state.jobs[job].parts_made, state.jobs[job].slots_made),
             reservation_horizon_s=state.settings.reservation_horizon_s,
             queue_depth=state.settings.queue_depth,
+            on_entry=self._note_entry,
             is_short=state.queue.is_short,
         )
+
+    def _note_entry(self, entry: QueueEntry) -> None:
+        self.state.subject = entry
 
     def _forecast_entries(self, plan: Cycle) -> list[QueueEntry]:
         merged = heapq.merge(*(bucket.entries() for bucket in plan.buckets))

@@ -7,8 +7,8 @@ is in docs/explanation/recovery.md.
 
 from __future__ import annotations
 
-from penstock.protocol.facts import EndCause, Snapshot
-from penstock.sched import gangs, members, nodes, vacancies
+from penstock.protocol.facts import EndCause, ExternalUsageGone, NodeGone, Snapshot, WorkloadGone
+from penstock.sched import gangs, members, nodes, set_aside, vacancies
 from penstock.sched.cluster import Restored
 from penstock.sched.job import Job
 from penstock.sched.lifecycle import member_ended, node_failed, return_to_queue
@@ -26,9 +26,12 @@ def handle_snapshot(state: SchedulerState, fact: Snapshot, now: float) -> None:
     for node in sorted(
         fact.nodes, key=lambda node: (state.nodes.ranks.get(node.node, 1 << 62), _natural_key(node.node))
     ):
+        state.subject = node
         nodes.node_set(state, node)
     for name in [name for name in state.cluster.nodes if name not in node_names]:
+        state.subject = NodeGone(name)
         nodes.node_gone(state, name, now)
+    state.subject = None
     state.cluster.apply_updates()
     _restore_allocations(state, now)
     if not state.cluster.is_synced:
@@ -37,19 +40,32 @@ def handle_snapshot(state: SchedulerState, fact: Snapshot, now: float) -> None:
     reported = {status.member for status in fact.statuses}
     _replace_external_usage(state, fact, reported)
     for workload in fact.workloads:
+        state.subject = workload
         gangs.workload_set(state, workload)
     for member in fact.members:
+        state.subject = member
         gangs.member_set(state, member, now)
     for status in fact.statuses:
-        members.member_status_changed(state, status, now)
+        state.subject = status
+        if not set_aside.status_changed(state, status):
+            members.member_status_changed(state, status, now)
     _end_absent_workloads(state, fact, reported, now)
     _end_absent_members(state, node_names, reported, now)
+    state.subject = None
+    set_aside.sweep_members(state, fact)
     state.intents.resend_all()
 
 
 def _restore_allocations(state: SchedulerState, now: float) -> None:
     for recorded in state.cluster.take_recorded():
-        if recorded.job in state.jobs:
+        aside = state.set_aside.get(recorded.job)
+        if aside is not None:
+            try:
+                state.cluster.restore(recorded)
+            except Exception:  # It is set aside because of errors like this one.
+                set_aside.block_nodes_of(state, aside)
+        elif recorded.job in state.jobs:
+            state.subject = state.jobs[recorded.job]
             _note_restored(state, state.cluster.restore(recorded), now)
 
 
@@ -73,8 +89,10 @@ def _replace_external_usage(state: SchedulerState, fact: Snapshot, reported: set
     present |= {nodes.ORPHAN_KEY + member for member in reported}
     for key in state.cluster.external_usage_keys():
         if key not in present:
+            state.subject = ExternalUsageGone(key)
             nodes.external_usage_gone(state, key)
     for usage in fact.external_usage:
+        state.subject = usage
         nodes.external_usage_set(state, usage)
 
 
@@ -84,6 +102,7 @@ def _drop_unrestored_members(state: SchedulerState, node_names: set[str], now: f
     If such a member still runs, its usage counts as external usage. Slots without a member are released.
     """
     for job in [job for job in state.jobs.values() if job.ownership.is_controlled]:
+        state.subject = job
         assignments = state.cluster.assignments(job.id)
         kept = _restore_kept_slots(state, job, assignments)
         empty = assignments.keys() - {member.slot for member in job.live_members()} - kept
@@ -117,9 +136,11 @@ def _end_absent_workloads(state: SchedulerState, fact: Snapshot, reported: set[s
     """Workloads that the snapshot does not contain are gone, and so are their members."""
     workloads = {workload.workload for workload in fact.workloads}
     for key in [key for key in state.workloads.known() if key not in workloads]:
+        state.subject = WorkloadGone(key)
         gangs.workload_gone(state, key, now)
     present = {member.member for member in fact.members} | reported
     for job in [job for job in state.jobs.values() if job.ownership.is_controlled]:
+        state.subject = job
         for key in [key for key in job.members if key not in present]:
             gangs.member_gone(state, key, now)
         if job.workload not in workloads:
@@ -132,6 +153,7 @@ def _end_absent_members(state: SchedulerState, node_names: set[str], reported: s
     A member on a node that is down may still run. A member with an open intent is decided by that intent.
     """
     for job in [job for job in state.jobs.values() if not job.ownership.is_controlled]:
+        state.subject = job
         for member in list(job.members.values()):
             if not member.phase.is_live or member.key in reported:
                 continue

@@ -25,8 +25,10 @@ from penstock.sched.node_records import NodeRecords
 from penstock.sched.open_intents import OpenIntents
 from penstock.sched.records import Change, IdHighest
 from penstock.sched.satisfiability import Satisfiability
+from penstock.sched.set_aside import SetAsideJobs
 from penstock.sched.settings import Settings
 from penstock.sched.step_work import StepWork
+from penstock.sched.subjects import Noted
 from penstock.sched.timers import Timers
 from penstock.sched.workloads import Workloads
 
@@ -101,6 +103,8 @@ class SchedulerState:
         self.satisfiability = Satisfiability(cluster)
         self.admission = Admission(settings)
         self.worklist = StepWork()
+        self.set_aside = SetAsideJobs()
+        self.subject: Noted = None  # what is being looked at, see `subjects`
         self._recorded_highest = highest
 
     def copy(self) -> SchedulerState:
@@ -120,6 +124,7 @@ class SchedulerState:
         made.satisfiability = self.satisfiability.copy(made.cluster)
         made.admission = self.admission.copy()
         made.worklist = self.worklist.copy()
+        made.set_aside = self.set_aside.copy()
         return made
 
     def job_of_member(self, member: str) -> Job | None:

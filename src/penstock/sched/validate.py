@@ -232,7 +232,7 @@ def _allocations(state: SchedulerState) -> Iterator[str]:
         return  # Recorded allocations are booked with the first snapshot.
     engine = state.cluster.engine
     for number in engine.jobs:
-        if number not in state.jobs:
+        if number not in state.jobs and number not in state.set_aside:
             yield f"job {number} has an allocation and is not active"
     for job in state.jobs.values():
         if (job.id in engine.jobs) is not job.has_allocation:
@@ -343,7 +343,7 @@ def _nodes(state: SchedulerState) -> Iterator[str]:
             yield f"{name} has rank {node.rank}, recorded is {state.nodes.ranks.get(name)}"
         if node.is_drained is not (name in state.nodes.drains):
             yield f"{name} is {'' if node.is_drained else 'not '}drained, unlike its record"
-        if node.vertex.up is not (node.fact.up and not node.is_drained):
+        if node.vertex.up is not (node.fact.up and not node.is_drained and not node.is_blocked):
             yield f"{name} is {'up' if node.vertex.up else 'down'} in the graph"
         yield from _units(name, node)
     for key in state.cluster.external_usage_keys():

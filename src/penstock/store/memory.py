@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from penstock.errors import PenstockError
 from penstock.model.job import JobEvent, JobState
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.records import (
@@ -82,6 +83,19 @@ class MemoryStore:
                 applier.apply(change)
 
         transaction.run("record", write)
+
+    async def accepts(self, epoch: int, changes: Sequence[Change]) -> bool:
+        self._check_epoch(epoch)
+        transaction = Transaction()
+        try:
+            applier = Applier(self.tables, transaction)
+            for change in changes:
+                applier.apply(change)
+        except PenstockError:
+            return False
+        finally:
+            transaction.undo()
+        return True
 
     async def jobs(self, job_filter: JobFilter) -> list[JobOverview]:
         limit = max(0, job_filter.limit)

@@ -68,6 +68,10 @@ class Store(Protocol):
         After `Unavailable` the outcome is unknown, and only `take_over` makes the store writable again.
         """
 
+    async def accepts(self, epoch: int, changes: Sequence[Change]) -> bool:
+        """Whether `record` would write these changes. Nothing is written; raises as `record` does if the
+        store is lost or the epoch has ended."""
+
     async def jobs(self, job_filter: JobFilter) -> list[JobOverview]:
         """Returns jobs of the history, without their eventlogs and members."""
 

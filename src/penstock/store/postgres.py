@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from penstock.errors import Corrupt, Unavailable
+from penstock.errors import Corrupt, PenstockError, Unavailable
 from penstock.model.job import JobEvent
 from penstock.sched.records import Change, IdHighest, JobOverview, MemberRecord, Recorded
 from penstock.store import rows
@@ -107,6 +107,19 @@ class PostgresStore:
             await _check_epoch(connection, epoch, "lock_epoch" if changes else "read_epoch")
             await _write(connection, batch)
 
+    async def accepts(self, epoch: int, changes: Sequence[Change]) -> bool:
+        try:
+            batch = build_batch(changes)
+            async with self._transaction("") as connection:
+                await _check_epoch(connection, epoch)
+                async with connection.transaction(force_rollback=True):
+                    await _write(connection, batch)
+        except (Unavailable, Fenced):
+            raise
+        except PenstockError:
+            return False
+        return True
+
     async def prune(self, epoch: int, now: float, retention: Retention) -> int:
         limits = {
             "count": retention.count,
@@ -160,7 +173,7 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _transaction(self, name: str) -> AsyncIterator[Connection]:
-        """A transaction of the write connection, between the two failpoints of `name`."""
+        """A transaction of the write connection, between the two failpoints of `name` if it writes."""
         async with self._writing:
             connection = self._writer
             if connection is None:
@@ -170,7 +183,8 @@ class PostgresStore:
             try:
                 async with connection.transaction():
                     yield connection
-                    reach_before(name)
+                    if name:
+                        reach_before(name)
             except psycopg.Error as error:
                 raise await self._classify_write_error(error) from error
             except Exception:
@@ -180,7 +194,8 @@ class PostgresStore:
                 await self._discard_writer()
                 raise
             self._connector.note_success()
-            reach_after(name)
+            if name:
+                reach_after(name)
 
     async def _classify_write_error(self, error: psycopg.Error) -> Exception:
         """Returns the error to raise. Discards a connection whose commit may be lost."""

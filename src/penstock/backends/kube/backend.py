@@ -34,9 +34,10 @@ from penstock.kube.resources import ApiResource
 from penstock.kube.types import OwnerReference, Pod, UnstructuredObject
 from penstock.kube.watch import Deleted, Relisted, Upserted, WatchEvent, WatchState, reflect
 from penstock.podspec.controller_kinds import require_controller_kind
+from penstock.podspec.pod_status import full_name
 from penstock.protocol.backend import Sink
-from penstock.protocol.facts import Fact
-from penstock.protocol.intents import Intent, StatusUpdate, WorkloadStatus
+from penstock.protocol.facts import Fact, IntentResult, Outcome
+from penstock.protocol.intents import Intent, Place, StatusUpdate, WorkloadStatus
 
 __all__ = ["KubeBackend"]
 
@@ -91,7 +92,18 @@ class KubeBackend:
     async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
         if epoch == self._epoch and self._has_snapshot:
             for intent in intents:
-                self._executor.put(intent)
+                try:
+                    self._executor.put(intent)
+                except Exception as error:
+                    _LOG.exception("cannot execute intent %d", intent.intent)
+                    self._refuse(intent, f"internal error: {error}")
+
+    def _refuse(self, intent: Intent, why: str) -> None:
+        members = (
+            intent.members if not isinstance(intent, Place) else [one.member for one in intent.assignments]
+        )
+        for member in members:
+            self.report(IntentResult(intent.intent, member, Outcome.CONFLICT, why))
 
     async def probe(self, members: Sequence[str]) -> None:
         if self._epoch is not None and self._has_snapshot:
@@ -104,14 +116,20 @@ class KubeBackend:
 
     def publish_status(self, status_updates: Sequence[StatusUpdate]) -> None:
         for update in status_updates:
-            if update.status is WorkloadStatus.FINISHED:
-                continue
-            condition = condition_of_update(update)
-            is_over = update.status is WorkloadStatus.INADMISSIBLE
-            if not is_over and self._epoch is not None and self._has_snapshot:
-                self._executor.restore_deadlines(update.workload)
-            for pod in self.cache.waiting_pods(update.workload):
-                self._condition_writer.set(pod.metadata.uid, condition)
+            try:
+                self._publish(update)
+            except Exception:
+                _LOG.exception("cannot publish the status of workload %s", update.workload)
+
+    def _publish(self, update: StatusUpdate) -> None:
+        if update.status is WorkloadStatus.FINISHED:
+            return
+        condition = condition_of_update(update)
+        is_over = update.status is WorkloadStatus.INADMISSIBLE
+        if not is_over and self._epoch is not None and self._has_snapshot:
+            self._executor.restore_deadlines(update.workload)
+        for pod in self.cache.waiting_pods(update.workload):
+            self._condition_writer.set(pod.metadata.uid, condition)
 
     def problem(self) -> str:
         """Why the cache may be out of date, for longer than a watch takes to be opened again."""
@@ -165,9 +183,9 @@ class KubeBackend:
                     watch.replace(items)
                     self._synced.add(watch.resource)
                 case Upserted(item):
-                    watch.set(item)
+                    _isolated(watch, watch.set, item)
                 case Deleted(item):
-                    watch.remove(item)
+                    _isolated(watch, watch.remove, item)
             self._changed.set()
 
         state = self._states[watch.resource] = WatchState()
@@ -234,6 +252,14 @@ class KubeBackend:
             controller = read_controller(kind, found)
             if controller is not None:
                 cache.set_controller_from_read(controller)
+
+
+def _isolated(watch: Watch, action: Callable[[Any], None], item: Any) -> None:
+    """Lets one object of a watch fail by itself."""
+    try:
+        action(item)
+    except Exception:
+        _LOG.exception("cannot handle %s %s", watch.resource.plural, full_name(item.metadata))
 
 
 def _decisive_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -12,6 +12,9 @@ A pod is in one of four states:
 - *with a problem*: of ours, on no node, and not schedulable as it is: an unsupported requirement, a missing
   object. Its condition says so; the scheduler does not know of it.
 
+An unexpected exception about one object concerns that object alone: a waiting pod has a problem, a node is
+not up, an external pod counts as one pod, and a pod that we have bound stays as it was last reported.
+
 Relations between objects are tracked elsewhere: pods and their controllers in `controllers`, workloads and
 PodGroups in `workloads`, claims and volumes in `volumes`, anti-affinity rules in `anti_affinity`, usage per
 node in `node_usage`. What one object means by itself is in `penstock.podspec`.
@@ -19,8 +22,10 @@ node in `node_usage`. What one object means by itself is in `penstock.podspec`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from penstock.backends.kube.anti_affinity import EXTERNAL_PODS, AntiAffinityTracker
 from penstock.backends.kube.controllers import ControllerTracker
@@ -47,22 +52,35 @@ from penstock.podspec.controllers import Controller
 from penstock.podspec.grouping import GroupMembership, membership_of
 from penstock.podspec.members import member_of
 from penstock.podspec.nodes import node_fact
+from penstock.podspec.pod_resources import PODS
 from penstock.podspec.pod_status import (
     external_usage_of,
+    full_name,
     is_bound_by_us,
     is_terminal,
     member_status_of,
 )
 from penstock.podspec.problems import (
+    INTERNAL_ERROR,
     LIMIT_EXCEEDED,
     OWNER_NOT_FOUND,
     OWNER_NOT_SYNCED,
     PodProblem,
 )
 from penstock.podspec.settings import TranslationSettings
-from penstock.protocol.facts import Fact, MemberSet, MemberStatus, NodeGone, NodeSet, Snapshot
+from penstock.protocol.facts import (
+    ExternalUsageSet,
+    Fact,
+    MemberSet,
+    MemberStatus,
+    NodeGone,
+    NodeSet,
+    Snapshot,
+)
 
 __all__ = ["ClusterCache"]
+
+_LOG: Final = logging.getLogger("penstock.kube")
 
 
 class ClusterCache:
@@ -80,6 +98,7 @@ class ClusterCache:
         self._unsynced: dict[str, None] = {}  # pods whose controllers are not known
         self.problems: dict[str, PodProblem] = {}  # by pod
         self._changed_problems: dict[str, None] = {}  # pods
+        self._faults: dict[str, PodProblem] = {}  # by pod or workload: an unexpected exception
         self._dirty_nodes: dict[str, None] = {}
         self._dirty_pods: dict[str, None] = {}
 
@@ -174,7 +193,7 @@ class ClusterCache:
         self._pods[uid] = pod
         self._dirty_pods[uid] = None
         if before is None or is_terminal(pod) or not _declares_the_same(before, pod):
-            self._track(uid, pod)
+            self._track_isolated(uid, pod)
 
     def remove_pod(self, pod: Pod) -> None:
         self._remove_pod(pod.metadata.uid)
@@ -183,9 +202,17 @@ class ClusterCache:
         pod = self._pods.pop(uid, None)
         if pod is not None:
             self._dirty_pods[uid] = None
+            self._faults.pop(uid, None)
             self._node_usage.replace(pod, None)
             self._untrack(uid)
             self._anti_affinity.remove(uid)
+
+    def _track_isolated(self, uid: str, pod: Pod) -> None:
+        self._faults.pop(uid, None)
+        try:
+            self._track(uid, pod)
+        except Exception as error:
+            self._faults[uid] = _fault(f"pod {full_name(pod.metadata)}", error)
 
     def _track(self, uid: str, pod: Pod) -> None:
         """Tracks the relations of a pod. External and terminated pods have at most anti-affinity."""
@@ -281,7 +308,7 @@ class ClusterCache:
         gone_nodes: list[NodeGone] = []
         self._apply_controller_changes()
         for uid in self._anti_affinity.take_retries():
-            self._track(uid, self._pods[uid])
+            self._track_isolated(uid, self._pods[uid])
             self._dirty_pods[uid] = None
         self._mark_pods(self._anti_affinity.take_dirty())
         self._report_nodes(facts, gone_nodes)
@@ -289,9 +316,7 @@ class ClusterCache:
             pods, self._dirty_pods = self._dirty_pods, {}
             workloads, self._workloads.dirty = self._workloads.dirty, {}
             for workload in workloads:
-                fact = self._workloads.fact(workload)
-                if fact is not None:
-                    self._reported.report_workload(fact, facts)
+                self._report_workload(workload, facts)
             self._mark_pods(self._workloads.take_pods_to_examine())
             for uid in pods:
                 self._report_pod(uid, facts, now)
@@ -299,13 +324,26 @@ class ClusterCache:
             self._report_ended_workloads(workloads, facts)
         return [*facts, *gone_nodes]
 
+    def _report_workload(self, workload: str, facts: list[Fact]) -> None:
+        had_fault = self._faults.pop(workload, None) is not None
+        try:
+            fact = self._workloads.fact(workload)
+        except Exception as error:
+            self._faults[workload] = _fault(f"workload {workload}", error)
+            self._mark_pods(self._workloads.pods(workload))
+            return
+        if had_fault:
+            self._mark_pods(self._workloads.pods(workload))
+        if fact is not None:
+            self._reported.report_workload(fact, facts)
+
     def _apply_controller_changes(self) -> None:
         """Pods below controllers that have changed may belong to another workload."""
         pods, workloads = self._controllers.take_changes()
         self._workloads.dirty.update(dict.fromkeys(workloads))
         self._mark_pods(pods)
         for uid in pods:
-            self._track(uid, self._pods[uid])
+            self._track_isolated(uid, self._pods[uid])
 
     def _report_nodes(self, facts: list[Fact], gone_nodes: list[NodeGone]) -> None:
         dirty, self._dirty_nodes = self._dirty_nodes, {}
@@ -322,7 +360,9 @@ class ClusterCache:
     def _node_fact(self, node: Node) -> NodeSet:
         try:
             return node_fact(node, self._settings.topology_levels)
-        except BadRequest as error:
+        except Exception as error:
+            if not isinstance(error, BadRequest):
+                _LOG.exception("cannot read node %s", node.metadata.name)
             return NodeSet(node.metadata.name, (), up=False, why=f"the Node cannot be read: {error}")
 
     def _report_ended_workloads(self, workloads: Iterable[str], facts: list[Fact]) -> None:
@@ -333,6 +373,29 @@ class ClusterCache:
 
     def _report_pod(self, uid: str, facts: list[Fact], now: float) -> None:
         pod = self._pods.get(uid)
+        try:
+            member, status, usage = self._state_of(uid, pod, now)
+        except Exception as error:
+            assert pod is not None
+            member, status, usage = _fault(f"pod {full_name(pod.metadata)}", error), None, None
+            if self.is_ours(pod) and is_bound_by_us(pod):
+                return
+            if pod.spec.node_name:
+                key, node = pod.metadata.uid, pod.spec.node_name
+                usage = ExternalUsageSet(
+                    key, node, ((PODS, 1),), name=full_name(pod.metadata), owner=pod.metadata.namespace
+                )
+        problem = member if isinstance(member, PodProblem) else None
+        if member is None or (problem is not None and problem.reason != LIMIT_EXCEEDED):
+            self._key_limits.remove(uid)
+        self._set_problem(uid, problem)
+        self._reported.report_external_usage(uid, usage, facts)
+        self._reported.report_member(uid, None if isinstance(member, PodProblem) else member, status, facts)
+
+    def _state_of(
+        self, uid: str, pod: Pod | None, now: float
+    ) -> tuple[MemberSet | PodProblem | None, MemberStatus | None, ExternalUsageSet | None]:
+        """A waiting pod has the first, one that we have bound the second, an external one the third."""
         usage = status = None
         member: MemberSet | PodProblem | None = None
         if pod is not None and pod.spec.node_name:
@@ -345,13 +408,9 @@ class ClusterCache:
         elif pod is not None:
             membership = self._workloads.membership(uid)
             if membership is not None and pod.metadata.deletion_timestamp is None:
-                member = self._member(pod, membership)
-        problem = member if isinstance(member, PodProblem) else None
-        if member is None or (problem is not None and problem.reason != LIMIT_EXCEEDED):
-            self._key_limits.remove(uid)
-        self._set_problem(uid, problem)
-        self._reported.report_external_usage(uid, usage, facts)
-        self._reported.report_member(uid, None if isinstance(member, PodProblem) else member, status, facts)
+                member = self._faults.get(membership.workload) or self._member(pod, membership)
+            member = self._faults.get(uid, member)
+        return member, status, usage
 
     def _set_problem(self, uid: str, problem: PodProblem | None) -> None:
         self._unsynced.pop(uid, None)
@@ -402,6 +461,11 @@ class ClusterCache:
         if not brings or not status.usage:
             return status  # A pod that uses nothing has ended.
         return replace(status, brings=_joined(status.brings, brings))
+
+
+def _fault(what: str, error: Exception) -> PodProblem:
+    _LOG.error("cannot read %s", what, exc_info=error)
+    return PodProblem(INTERNAL_ERROR, f"reading {what} has failed: {type(error).__name__}: {error}")
 
 
 def _joined(own: Iterable[ExclusionKey], more: Iterable[ExclusionKey]) -> tuple[ExclusionKey, ...]:

@@ -161,7 +161,10 @@ class ConditionWriter:
                 await asyncio.sleep(1.0)
                 continue
             has_backlog = len(self._events) > self._settings.status_writes_per_s
-            await self._write_next(_BACKLOG_SPEEDUP if has_backlog else 2)
+            try:
+                await self._write_next(_BACKLOG_SPEEDUP if has_backlog else 2)
+            except Exception:  # It concerns one pod, whose condition is dropped.
+                _LOG.exception("cannot write a condition or an event")
             await asyncio.sleep(pause_s / _BACKLOG_SPEEDUP if has_backlog else pause_s)
 
     async def _write_next(self, condition_every: int) -> None:

@@ -58,11 +58,13 @@ def resource_of_kind(kind: ControllerKind) -> ApiResource:
 
 
 def read_controller(kind: ControllerKind, found: UnstructuredObject) -> Controller | None:
-    """None, and a log entry, for an object that is malformed."""
+    """None, and a log entry, for an object that cannot be read."""
     try:
         return controller_of(kind, found)
-    except BadRequest as error:
-        _LOG.error("cannot read %s %s: %s", kind.name, full_name(found.metadata), error)
+    except Exception as error:
+        is_expected = isinstance(error, BadRequest)
+        name = full_name(found.metadata)
+        _LOG.error("cannot read %s %s: %s", kind.name, name, error, exc_info=None if is_expected else error)
         return None
 
 

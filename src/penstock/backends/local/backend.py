@@ -9,6 +9,7 @@ disconnected has the outcome `UNKNOWN`, not `CONFLICT`: an earlier instance may 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,7 @@ _OUTCOMES: Final = {
 # With several results for one member, the first outcome in this order is reported.
 _PRECEDENCE: Final = (Outcome.APPLIED, Outcome.UNKNOWN, Outcome.CONFLICT, Outcome.GONE)
 
+_LOG: Final = logging.getLogger("penstock.local")
 _RELEASE_BATCH: Final = 1000  # members per message
 
 
@@ -126,13 +128,25 @@ class LocalBackend:
                 continue
             points = INTENTS[type(intent)]
             reach(points.before)
-            match intent:
-                case Place():
-                    self._place(epoch, intent)
-                case End():
-                    self._end(epoch, intent)
+            try:
+                self._start(epoch, intent)
+            except Exception as error:
+                _LOG.exception("cannot execute intent %d", intent.intent)
+                self._refuse(intent, f"internal error: {error}")
             reach(points.after)
             await asyncio.sleep(0)
+
+    def _start(self, epoch: int, intent: Place | End) -> None:
+        match intent:
+            case Place():
+                self._place(epoch, intent)
+            case End():
+                self._end(epoch, intent)
+
+    def _refuse(self, intent: Place | End, why: str) -> None:
+        members = intent.members if isinstance(intent, End) else [one.member for one in intent.assignments]
+        for member in members:
+            self._report_result(intent.intent, member, Outcome.CONFLICT, why)
 
     async def probe(self, members: Sequence[str]) -> None:
         for member in members:
