@@ -16,12 +16,12 @@ BIN := .venv/bin
 ARGS ?=
 KUBECONFIG ?=
 UPGRADE ?=
-N ?= 100
+N ?=
 SEED ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint format types contracts conformance torture bench controlplane e2e bench-kube lock clean
+.PHONY: help setup demo test lint format types contracts conformance torture fuzz bench controlplane e2e bench-kube lock clean
 
 help: ## list all targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,7 +58,11 @@ conformance: $(READY) ## run only the tests that compare the output with Fluxion
 	@$(BIN)/pytest -n 2 tests/conformance $(ARGS)
 
 torture: $(READY) ## kill N processes of a running instance and check that it recovers (N=100, SEED=)
-	@$(BIN)/python -m tests.torture $(N) $(SEED)
+	@$(BIN)/python -m tests.torture $(or $(N),100) $(SEED)
+
+fuzz: $(READY) ## handle N fuzzed facts and commands, and a tenth of them with PostgreSQL (N=1000000, SEED=1)
+	@$(BIN)/python -m tests.fuzz --inputs $(or $(N),1000000) --seed $(or $(SEED),1)
+	@$(BIN)/python -m tests.fuzz --inputs $$(( $(or $(N),1000000) / 10 )) --seed $(or $(SEED),1) --postgres
 
 bench: $(READY) ## run the benchmarks and print the results
 	@$(BIN)/python -m bench $(ARGS)
