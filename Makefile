@@ -17,11 +17,12 @@ ARGS ?=
 KUBECONFIG ?=
 UPGRADE ?=
 N ?=
+MINUTES ?= 10
 SEED ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint format types contracts conformance torture fuzz bench controlplane e2e bench-kube lock clean
+.PHONY: help setup demo test lint format types contracts conformance torture fuzz soak bench controlplane e2e bench-kube lock clean
 
 help: ## list all targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +64,9 @@ torture: $(READY) ## kill N processes of a running instance and check that it re
 fuzz: $(READY) ## handle N fuzzed facts and commands, and a tenth of them with PostgreSQL (N=1000000, SEED=1)
 	@$(BIN)/python -m tests.fuzz --inputs $(or $(N),1000000) --seed $(or $(SEED),1)
 	@$(BIN)/python -m tests.fuzz --inputs $$(( $(or $(N),1000000) / 10 )) --seed $(or $(SEED),1) --postgres
+
+soak: $(READY) ## keep a simulated cluster busy and faulty, then check that all is in order (MINUTES=10, SEED=)
+	@$(BIN)/python -m tests.kubernetes.soak $(MINUTES) $(SEED)
 
 bench: $(READY) ## run the benchmarks and print the results
 	@$(BIN)/python -m bench $(ARGS)

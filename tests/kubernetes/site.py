@@ -51,6 +51,7 @@ ROOT = Path(__file__).parents[2]
 MANIFESTS = (ROOT / "deploy" / "rbac.yaml", ROOT / "deploy" / "podgroup-crd.yaml")
 SCHEDULERS = ("penstock", "fluence", "fluxnetes")
 _CONFIG = """
+{configuration}
 gang_repair_timeout = "{gang_repair_timeout}"
 [kube]
 audit_every = "{audit_every}"
@@ -101,6 +102,7 @@ class Replica:
         site = self.site
         config.write_text(
             _CONFIG.format(
+                configuration=site.configuration,
                 gang_repair_timeout=site.gang_repair_timeout,
                 assembly_timeout=site.assembly_timeout,
                 audit_every=site.audit_every,
@@ -206,6 +208,7 @@ class Site:
     gang_repair_timeout: str = "20s"  # short, so that tests do not have to wait long
     assembly_timeout: str = "1h"
     audit_every: str = "2s"
+    configuration: str = ""  # further settings, before the first section of the file
     replicas: list[Replica] = field(default_factory=list)
 
     def replica(self, name: str = "penstock", *arguments: str, **environ: str) -> Replica:
