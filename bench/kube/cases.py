@@ -181,7 +181,7 @@ async def _measured(
         nodes=plane.nodes,
         pods=case.pods,
         bound=len(times),
-        up_s=up_s - began_s,
+        up_s=min(up_s, *times) - began_s,  # Its log is read now and then, and a pod may be bound before.
         first_s=min(times) - began_s,
         last_s=max(times) - began_s,
         first_group_s=_first_group(case, binds, began_s),
