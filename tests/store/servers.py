@@ -73,8 +73,17 @@ def kill_server(server: Server) -> None:
     """Kills the postmaster with SIGKILL, and waits until it and its children are gone."""
     pid = server.embedded.pid()
     assert pid is not None
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: server.embedded.pid() is None)
+    # A backend that has not noticed yet would still commit.
+    wait_until(lambda: server.embedded.pid() is None and not any(map(_is_postgres, children)))
+
+
+def _is_postgres(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="ascii").startswith("postgres")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
