@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.cli.jobspecs import (
     JobRequest,
@@ -159,9 +161,42 @@ def test_time_limits_and_urgencies() -> None:
     for bad in ("32", "-1", "fast", "٣"):
         with pytest.raises(BadRequest):
             parse_urgency(bad)
-    for bad in ("inf", "x"):
-        with pytest.raises(BadRequest):
-            parse_time_limit(bad)
+
+
+SLURM_TIMES = {
+    "00:30": 30,
+    "90:00": 5400,
+    "01:30:00": 5400,
+    "1-0": 86_400,
+    "2-12": 2 * 86_400 + 12 * 3600,
+    "1-02:30": 86_400 + 2 * 3600 + 30 * 60,
+    "1-02:03:04": 86_400 + 2 * 3600 + 3 * 60 + 4,
+    "0:90:00": 5400,
+}
+
+
+@pytest.mark.parametrize("text", SLURM_TIMES)
+def test_time_limits_can_be_written_as_in_slurm(text: str) -> None:
+    assert parse_time_limit(text) == SLURM_TIMES[text]
+
+
+@given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
+def test_a_slurm_time_is_the_sum_of_its_parts(days: int, hours: int, minutes: int, seconds: int) -> None:
+    of_day = 3600 * hours + 60 * minutes + seconds
+    assert parse_time_limit(f"{hours}:{minutes:02}:{seconds:02}") == of_day
+    assert parse_time_limit(f"{days}-{hours:02}:{minutes:02}:{seconds:02}") == 86_400 * days + of_day
+    assert parse_time_limit(f"{days}-{hours}:{minutes}") == 86_400 * days + of_day - seconds
+    assert parse_time_limit(f"{minutes}:{seconds}") == 60 * minutes + seconds
+    assert parse_time_limit(str(minutes)) == 60 * minutes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "inf", "UNLIMITED", ":", "1:", ":30", "1:2:3:4", "1-", "-1", "1-2-3", "1:2h", "1:-2", "٣:٠٠"],
+)
+def test_other_time_limits_are_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="--time-limit"):
+        parse_time_limit(text)
 
 
 def test_signals() -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from penstock.model.idset import BadIdset, parse_idset
 __all__ = ["JobOptions", "job_options", "submissions_of"]
 
 _COPIES_MAX: Final = 100_000
+_MAY_BE_EMPTY: Final = ("signal",)  # the default signal and time
 
 
 class _Count(click.IntRange):
@@ -52,7 +53,12 @@ _OPTIONS: Final = (
     click.option(
         "-x", "--exclusive", is_flag=True, help="Do not share the nodes with other jobs (needs -N)."
     ),
-    click.option("-t", "--time-limit", metavar="MINUTES|FSD", help="Time limit: 30 (minutes), 90s, 1.5h."),
+    click.option(
+        "-t",
+        "--time-limit",
+        metavar="TIME",
+        help="Time limit: 30 (minutes), 90s, 1.5h, MM:SS, HH:MM:SS, D-HH, D-HH:MM:SS.",
+    ),
     click.option("-q", "--queue", metavar="NAME", help="Queue to submit to."),
     click.option("--urgency", metavar="N", default="default", help="0 to 31, hold, default or expedite."),
     click.option(
@@ -108,10 +114,11 @@ class JobOptions:
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options and the command arguments, which the function receives as one `JobOptions`."""
-    names = [name for option in _OPTIONS for name in _names(option)]
+    names = [str(option.name) for option in _parameters()]
 
     def call(client: Any, command: tuple[str, ...], **values: Any) -> Any:
         own = {name: values.pop(name) for name in names}
+        _refuse_empty(own)
         return function(client, JobOptions(own, command), **values)
 
     call.__doc__, call.__name__ = function.__doc__, function.__name__
@@ -122,11 +129,21 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
-def _names(option: Callable[..., Any]) -> list[str]:
+def _parameters() -> list[click.Option]:
     def probe() -> None: ...
 
-    option(probe)
-    return [parameter.name for parameter in probe.__click_params__]  # type: ignore[attr-defined]
+    for option in _OPTIONS:
+        option(probe)
+    return list(probe.__click_params__)  # type: ignore[attr-defined]
+
+
+def _refuse_empty(values: Mapping[str, Any]) -> None:
+    """An empty value is refused: it comes from an unset variable in a script, and would mean the default."""
+    for option in _parameters():
+        found = values[str(option.name)]
+        if option.name not in _MAY_BE_EMPTY and "" in (found if isinstance(found, tuple) else (found,)):
+            where = max(option.opts, key=len)
+            raise BadRequest("the value is empty", where=where, found="''", expected=str(option.metavar))
 
 
 def submissions_of(options: JobOptions) -> list[dict[str, Any]]:

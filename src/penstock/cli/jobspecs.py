@@ -28,11 +28,17 @@ __all__ = [
     "parse_time_limit",
     "parse_urgency",
     "select_environment",
+    "signal_number",
     "substitute",
 ]
 
 _URGENCIES: Final = {"hold": 0, "default": 16, "expedite": 31}
 _SIGNAL_DEFAULT_S: Final = 60.0
+# days-hours[:minutes[:seconds]], or [hours:]minutes:seconds. As in Slurm, a part may exceed 59.
+_SLURM_TIME: Final = re.compile(
+    r"([0-9]{1,6})-([0-9]{1,6})(?::([0-9]{1,6})(?::([0-9]{1,6}))?)?|(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,6})"
+)
+_TIME_FORMS: Final = "minutes such as 30, MM:SS, HH:MM:SS, D-HH, D-HH:MM:SS, or 90s, 1.5h, 2d"
 # A jobspec is stored, and every caller of the API can read it. `--env` submits them nevertheless.
 _SECRET_VARIABLES: Final = ("PENSTOCK_DATABASE", "PENSTOCK_TOKEN")
 
@@ -195,19 +201,29 @@ def _shell_options(request: JobRequest) -> dict[str, Any]:
 
 
 def parse_time_limit(text: str) -> float:
-    """A time limit in seconds. A number without a unit is in minutes."""
-    if re.fullmatch(r"[0-9]+(\.[0-9]*)?", text):
+    """A time limit in seconds, in the forms of Slurm and Flux. A number without a unit is in minutes."""
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", text):
         return float(text) * 60
-    expected = "minutes such as 30, or a number with ms, s, m, h or d such as 90s"
-    try:
-        seconds = parse_duration(text)
-    except BadDuration as error:
-        raise BadDuration(error.summary, where="--time-limit", found=error.found, expected=expected) from None
-    if math.isinf(seconds):
-        raise BadDuration(
-            "the time limit must be finite", where="--time-limit", found=repr(text), expected=expected
+    if match := _SLURM_TIME.fullmatch(text):
+        days, day_hours, day_minutes, day_seconds, hours, minutes, seconds = (
+            int(part or 0) for part in match.groups()
         )
-    return seconds
+        if match[1] is not None:
+            return float(86_400 * days + 3600 * day_hours + 60 * day_minutes + day_seconds)
+        return float(3600 * hours + 60 * minutes + seconds)
+    if text.lower() in ("unlimited", "infinite", "inf", "infinity"):
+        raise BadDuration(
+            "a time limit is finite",
+            where="--time-limit",
+            found=repr(text),
+            expected="a time, or no -t for the limit of the queue",
+        )
+    try:
+        return parse_duration(text)
+    except BadDuration as error:
+        raise BadDuration(
+            "invalid time limit", where="--time-limit", found=error.found, expected=_TIME_FORMS
+        ) from None
 
 
 def parse_urgency(text: str) -> int:
@@ -236,15 +252,18 @@ def parse_signal(text: str) -> dict[str, Any]:
     """`[SIG][@TIME]`: by default USR1, 60 seconds before the time limit."""
     name, at, time_left = text.partition("@")
     seconds = parse_span(time_left, "--signal") if at and time_left else _SIGNAL_DEFAULT_S
-    if not name:
-        return {"signum": int(signal.SIGUSR1), "timeleft": seconds}
-    if name.isdecimal() and 1 <= int(name) <= 64:
-        return {"signum": int(name), "timeleft": seconds}
+    return {"signum": signal_number(name, "--signal") if name else int(signal.SIGUSR1), "timeleft": seconds}
+
+
+def signal_number(name: str, option: str) -> int:
+    """The number of a signal that the user named with `option`: `USR1`, `SIGTERM` or `15`."""
+    if name.isdecimal() and name.isascii() and 1 <= int(name) <= 64:
+        return int(name)
     word = name.upper()
     found = getattr(signal, word if word.startswith("SIG") else f"SIG{word}", None)
     if not isinstance(found, signal.Signals):
-        _refuse("unknown signal", "--signal", repr(name), "a number or a name such as USR1 or SIGTERM")
-    return {"signum": int(found), "timeleft": seconds}
+        _refuse("unknown signal", option, repr(name), "a number or a name such as USR1 or SIGTERM")
+    return int(found)
 
 
 def select_environment(
