@@ -97,6 +97,7 @@ JSON_COMMANDS = [
     ["timeline", "-o", "json"],
     ["status", "-o", "json"],
     ["submit", "-o", "json", "app"],
+    ["job", "kill", "fSZYcoq", "-o", "json"],
 ]
 
 
@@ -157,7 +158,12 @@ REFUSALS = [
     (["jobs", "fNK"], 1, "did you mean 'ƒN"),
     (["job", "show", "fNK"], 1, "did you mean 'ƒN"),
     (["job", "show", "f0"], 2, "not a job id"),
-    (["job", "wait", "fNJ"], 1, "fNJ: Exit 3"),
+    (["job", "wait", "fNJ"], 3, "fNJ: Exit 3"),
+    (["job", "kill", "-s", "NOPE", "fNH"], 2, "--signal: unknown signal (found 'NOPE'; "),
+    (["submit", "-t", "", "app"], 2, "--time-limit: the value is empty (found ''; expected TIME)"),
+    (["submit", "--cc", "", "app"], 2, "--cc: the value is empty (found ''; expected IDSET)"),
+    (["submit", "-q", "", "app"], 2, "--queue: the value is empty (found ''; expected NAME)"),
+    (["run", "--dependency", "", "app"], 2, "--dependency: the value is empty"),
     (["cancel", "fNK"], 1, "ƒNK: unknown job id; did you mean"),
     (["cancel"], 2, "--all"),
     (["stop", "--timeout", "abc"], 2, "'abc' is not a valid number of seconds"),

@@ -53,6 +53,31 @@ def test_an_unknown_command_suggests_the_nearest_one() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--stat", "x"], "penstock: no option '--stat'; did you mean '--state'?"),
+        (["--state"], "penstock: --state: the value is missing"),
+        (["--server"], "penstock: --server: the value is missing"),
+        (["completion"], "penstock: Missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish"),
+        (["jobs", "--wacth"], "penstock: No such option '--wacth'. Did you mean '--watch'?"),
+        (["demo", "--plam"], "penstock demo: option --plam not recognized"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_wrong_option_is_explained_in_one_line(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[0].removesuffix(".") == message
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_the_address_of_an_instance_can_precede_the_command() -> None:
+    done = run("--server", "http://192.0.2.1:1", "jobs")
+    assert done.returncode == 2
+    assert "PENSTOCK_SERVER: the token would be readable" in done.stderr
+
+
 @pytest.mark.parametrize("group", ["job", "queue", "resource", "dev"])
 def test_a_group_without_a_subcommand_shows_its_help_as_an_error(group: str) -> None:
     done = run(group)

@@ -42,7 +42,7 @@ FLAGS = [
     (
         ["submit", "-t5x", "true"],
         2,
-        "--time-limit: invalid duration (found '5x'; expected minutes such as 30",
+        "--time-limit: invalid time limit (found '5x'; expected minutes such as 30",
     ),
     (["submit", "--signal=USR1@x", "true"], 2, "--signal: invalid duration (found 'x'; "),
     (["submit", "-qnosuch", "true"], 2, "--queue: no such queue (found 'nosuch'; expected batch, debug)"),

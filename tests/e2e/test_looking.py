@@ -181,7 +181,7 @@ def test_when_shows_the_promise_before_and_the_start_after(instance: Running, mi
 
 def test_wait_ends_with_the_jobs_and_fails_with_them(instance: Running, mixed: dict[str, str]) -> None:
     assert instance.ok("job", "wait", mixed["good"]) == ""
-    message = instance.refused("job", "wait", mixed["good"], mixed["bad"], code=1)
+    message = instance.refused("job", "wait", mixed["good"], mixed["bad"], code=3)
     assert f"{mixed['bad']}: Exit 3" in message
     message = instance.refused("job", "wait", "-t", "0.2s", mixed["runs"], code=1)
     assert "still RUN after 0.2s" in message

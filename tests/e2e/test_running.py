@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -174,3 +175,58 @@ def test_much_output_is_complete_and_in_order(instance: Running) -> None:
 
 def test_run_starts_one_job_only(instance: Running) -> None:
     assert "run starts one job" in instance.refused("run", "--cc=1-2", "true", code=2)
+
+
+# submit --wait and job kill
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        (["true"], 0, ""),
+        (["sh", "-c", "exit 3"], 3, "Exit 3"),
+        (["sh", "-c", "kill -KILL $$"], 137, "Killed"),
+        (["no-such-command"], 127, "command not found"),
+    ],
+    ids=["0", "3", "KILL", "127"],
+)
+def test_submit_waits_for_the_job_and_exits_with_its_code(
+    instance: Running, command: list[str], code: int, message: str
+) -> None:
+    done = instance.call("submit", "--wait", *command)
+    job = done.stdout.strip()
+    assert done.returncode == code
+    assert done.stderr == (f"penstock: {job}: {message}\n" if code else "")
+    assert instance.job(job)["state"] == "INACTIVE"
+    assert instance.call("job", "wait", job).returncode == code
+
+
+def test_the_largest_code_of_all_jobs_counts(instance: Running) -> None:
+    done = instance.call("submit", "--wait", "--cc=0-3", "sh", "-c", "exit {cc}")
+    assert (done.returncode, len(done.stdout.splitlines())) == (3, 4)
+    shown = instance.call("submit", "--wait", "-o", "json", "--cc=0-1", "sh", "-c", "exit {cc}")
+    assert (shown.returncode, shown.stderr) == (1, "")
+    assert [job["returncode"] for job in json.loads(shown.stdout)["jobs"]] == [0, 1]
+
+
+def test_a_signal_is_sent_to_all_tasks_of_running_jobs(instance: Running, tmp_path: Path) -> None:
+    trap = f"trap 'echo got' USR1; trap 'exit 5' TERM; echo > {tmp_path}/{{cc}}.$FLUX_TASK_RANK; "
+    jobs = instance.ok(
+        "submit", "--cc=1-2", "-n2", "sh", "-c", f"{trap} while :; do sleep 0.02; done"
+    ).split()
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
+    assert instance.ok("job", "kill", "-s", "usr1", *jobs) == ""
+    for job in jobs:
+        reader = instance.launch("job", "attach", job)
+        assert reader.stdout is not None
+        assert [reader.stdout.readline() for _ in range(2)] == ["got\n"] * 2  # The job goes on.
+        instance.ok("job", "kill", job)
+        assert finished(reader)[0] == 5
+
+
+def test_only_running_jobs_can_be_signaled(instance: Running) -> None:
+    held = instance.submit("--urgency=hold", "true")
+    assert instance.refused("job", "kill", held, code=1) == f"penstock: {held} is not running\n"
+    both = instance.refused("job", "kill", held, "f1", code=1)
+    assert both.splitlines()[0] == f"penstock: {held} is not running"
+    assert len(both.splitlines()) == 2

@@ -24,9 +24,10 @@ from penstock.cli.client import ApiClient, Doc, NoInstance, RequestRefused, Stre
 from penstock.cli.fields import job_field
 from penstock.cli.terminal import SLOW_S, is_terminal, print_error, printable, styled, width
 from penstock.cli.times import clock, span
+from penstock.cli.waiting import exit_code
 from penstock.errors import Unavailable
 
-__all__ = ["attach_to", "exit_code", "report_failure"]
+__all__ = ["attach_to", "report_failure"]
 
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 _TWICE_S: Final = 2.0
@@ -53,20 +54,6 @@ def attach_to(client: ApiClient, job: str, *, label: bool = False) -> int:
             signal.signal(number, handler)
     report_failure(end)
     return exit_code(end)
-
-
-def exit_code(job: Doc) -> int:
-    """As in Flux: the job's exit code, or 128 + signal, or 1 if it never ran or had a fatal exception."""
-    status = job.get("waitstatus")
-    if status is None:
-        return exits.FAILED
-    if status & 0x7F:
-        return 128 + int(status & 0x7F)
-    code = int(status >> 8)
-    exception = job.get("exception") or {}
-    if code == 0 and exception.get("occurred") and exception.get("severity") == 0:
-        return exits.FAILED
-    return code
 
 
 def report_failure(job: Doc) -> None:

@@ -1,7 +1,8 @@
 """Exit codes that scripts can rely on, and the exception that ends a command with one of them.
 
 `CommandExit` carries a code and at most one line to `main`, which prints the line to standard error as
-`penstock: ...`. The codes are the same for every command; `run` and `job attach` return the job's own code.
+`penstock: ...`. The codes are the same for every command; `run`, `job attach`,
+`job wait` and `submit --wait` return the job's own code.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ NO_INSTANCE: Final = 3  # no instance runs, or it does not answer
 
 TEXT: Final = (
     "Exit codes: 0 success; 1 the job or the operation failed, or the job can never run here;\n"
-    "2 invalid usage or request; 3 no instance runs, or it does not answer. run and job attach\n"
-    "exit with the job's code."
+    "2 invalid usage or request; 3 no instance runs, or it does not answer. run, job attach,\n"
+    "job wait and submit --wait exit with the job's code."
 )
 
 

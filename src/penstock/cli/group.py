@@ -110,7 +110,9 @@ def _usage_error(error: click.ClickException) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):  # A group without a subcommand.
         print(error.format_message(), file=sys.stderr)
         return exits.USAGE
-    print_error(error.format_message().rstrip("."))
+    print_error(
+        " ".join(error.format_message().split()).rstrip(".")
+    )  # click breaks lines in lists of choices
     context = getattr(error, "ctx", None)
     if isinstance(context, click.Context):
         print(f"Try `{context.command_path} --help`.", file=sys.stderr)

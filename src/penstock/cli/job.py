@@ -10,10 +10,11 @@ from typing import Any, Final
 import click
 
 from penstock.cli import exits
-from penstock.cli.client import ApiClient, Doc, job_path
+from penstock.cli.client import ApiClient, Doc, RequestRefused, job_path
 from penstock.cli.eventlogs import EventLines
 from penstock.cli.fields import job_field, reason_text
 from penstock.cli.group import SETTINGS, json_option, with_client
+from penstock.cli.jobspecs import signal_number
 from penstock.cli.terminal import (
     has_colours,
     is_terminal,
@@ -29,7 +30,6 @@ from penstock.model.jobid import ENCODINGS, encode_jobid, parse_jobid
 
 __all__ = ["job"]
 
-_WAIT_STEP_S: Final = 30.0
 _MEMBERS_MAX: Final = 32
 _BLOCKERS_MAX: Final = 3
 
@@ -280,36 +280,57 @@ def when(client: ApiClient, id_: str, output_format: str) -> None:
 @job.command(context_settings=SETTINGS, short_help="Wait until jobs are inactive.")
 @with_client
 @json_option
-@click.argument("ids", nargs=-1, required=True)
-@click.option("-t", "--timeout", metavar="FSD", help="Stop waiting after this duration.")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option("-t", "--timeout", metavar="FSD", help="Stop waiting after this duration: 30 (seconds), 5m.")
 def wait(client: ApiClient, ids: tuple[str, ...], timeout: str | None, output_format: str) -> int:
-    """Wait until jobs are inactive; exit 1 if one of them did not complete."""
-    deadline = None if timeout is None else time.monotonic() + parse_span(timeout, "--timeout")
-    inactive: list[Doc] = []
-    code = exits.OK
+    """Wait until jobs are inactive; exit with the largest of their exit codes.
+
+    A job that was canceled before it ran, or that is still active after the timeout, counts as 1.
+    """
+    from penstock.cli.waiting import wait_for_jobs
+
+    timeout_s = None if timeout is None else parse_span(timeout, "--timeout")
     for id_ in ids:
         parse_jobid(id_)
         client.remember("job", id_)
-        found = _wait_for(client, id_, deadline)
-        inactive.append(found)
-        if found["state"] != "INACTIVE":
-            print_error(f"{id_}: still {found['state']} after {timeout}")
-            code = exits.FAILED
-        elif found["result"] != "COMPLETED":
-            if output_format != "json":
-                print_error(f"{id_}: {job_field(found, 'inactive_reason', 0.0)}")
-            code = exits.FAILED
+    code, inactive = wait_for_jobs(client, ids, timeout_s, quiet=output_format == "json")
     if output_format == "json":
         print_json({"jobs": inactive})
     return code
 
 
-def _wait_for(client: ApiClient, id_: str, deadline: float | None) -> Doc:
-    while True:
-        remaining_s = _WAIT_STEP_S if deadline is None else max(0.0, deadline - time.monotonic())
-        found = client.get(job_path(id_, "wait"), timeout_s=min(remaining_s, _WAIT_STEP_S))
-        if found["state"] == "INACTIVE" or (deadline is not None and time.monotonic() >= deadline):
-            return found
+@job.command(context_settings=SETTINGS, short_help="Send a signal to the tasks of running jobs.")
+@with_client
+@json_option
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option(
+    "-s", "--signal", "name", metavar="SIG", default="TERM", help="Name or number of the signal (TERM)."
+)
+def kill(client: ApiClient, ids: tuple[str, ...], name: str, output_format: str) -> int:
+    """Send a signal to all tasks of running jobs: to each task and the processes in its process group.
+
+    The job goes on if its tasks survive the signal; `penstock cancel` ends a job in any state.
+    """
+    number = signal_number(name, "--signal")
+    for id_ in ids:
+        parse_jobid(id_)
+        client.remember("job", id_)
+    signaled: list[str] = []
+    errors: list[Doc] = []
+    for id_ in ids:
+        try:
+            client.post(job_path(id_, "signal"), {"signal": number})
+            signaled.append(id_)
+        except RequestRefused as error:
+            if len(ids) == 1 and output_format != "json":
+                raise
+            errors.append({"id": id_, "message": str(error)})
+    if output_format == "json":
+        print_json({"signaled": signaled, "errors": errors})
+    else:
+        for failed in errors:
+            print_error(str(failed["message"]))
+    return exits.FAILED if errors else exits.OK
 
 
 @job.command(context_settings=SETTINGS, short_help="Show the output of a job until it ends.")

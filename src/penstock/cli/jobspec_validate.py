@@ -21,7 +21,10 @@ def main(argv: list[str]) -> int:
         print(USAGE)
         return 0
     if len(argv) > 1:
-        print(USAGE, file=sys.stderr)
+        print(
+            "penstock jobspec-validate: more than one FILE\nTry `penstock jobspec-validate --help`.",
+            file=sys.stderr,
+        )
         return 1
     source = argv[0] if argv else "standard input"
     try:

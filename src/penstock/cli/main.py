@@ -30,6 +30,8 @@ class CommandEntry:
 _JOBS: Final = "Jobs"
 _CLUSTER: Final = "Cluster"
 _TOOLS: Final = "Tools"
+_OPTIONS: Final = ("--state", "--server", "--help", "--version")  # before the command
+_VARIABLES: Final = {"--state": "PENSTOCK_STATE", "--server": "PENSTOCK_SERVER"}
 
 COMMANDS: Final[dict[str, CommandEntry]] = {
     "submit": CommandEntry("penstock.cli.submit:submit", "submit jobs and print their ids", _JOBS),
@@ -102,7 +104,7 @@ def _usage() -> str:
 
 
 def main() -> None:
-    argv = _take_state(sys.argv[1:])
+    argv = _take_options(sys.argv[1:])
     if "_PENSTOCK_COMPLETE" in os.environ:
         from penstock.cli.group import complete
 
@@ -117,21 +119,24 @@ def main() -> None:
         sys.exit(0)
     entry = COMMANDS.get(argv[0])
     if entry is None:
-        print(f"penstock: no command {argv[0]!r}{_near(argv[0])}\nTry `penstock --help`.", file=sys.stderr)
+        print(f"penstock: {_unknown(argv)}\nTry `penstock --help`.", file=sys.stderr)
         sys.exit(exits.USAGE)
     sys.exit(_run(entry, argv))
 
 
-def _take_state(argv: list[str]) -> list[str]:
-    """Removes `--state DIR` before the command and passes it on in the environment."""
-    if argv and argv[0].startswith("--state="):
-        state, rest = argv[0].removeprefix("--state="), argv[1:]
-    elif len(argv) > 1 and argv[0] == "--state":
-        state, rest = argv[1], argv[2:]
-    else:
+def _take_options(argv: list[str]) -> list[str]:
+    """Removes `--state DIR` or `--server URL` before the command and passes it on in the environment."""
+    if not argv:
         return argv
-    os.environ["PENSTOCK_STATE"] = state
-    os.environ.pop("PENSTOCK_SERVER", None)
+    name, equals, value = argv[0].partition("=")
+    rest = argv[1:]
+    if name not in _VARIABLES or (not equals and not rest):
+        return argv
+    if not equals:
+        value, rest = rest[0], rest[1:]
+    if name == "--state":
+        os.environ.pop("PENSTOCK_SERVER", None)
+    os.environ[_VARIABLES[name]] = value
     return rest
 
 
@@ -154,8 +159,13 @@ def _run(entry: CommandEntry, argv: list[str]) -> int:
     return code
 
 
-def _near(name: str) -> str:
+def _unknown(argv: list[str]) -> str:
+    """What is wrong with the first argument, which is no command."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, COMMANDS, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    word = argv[0]
+    if word in _OPTIONS:
+        return f"{word}: the value is missing"
+    kind, known = ("option", _OPTIONS) if word.startswith("-") else ("command", tuple(COMMANDS))
+    near = get_close_matches(word.partition("=")[0], known, n=1)
+    return f"no {kind} {word!r}" + (f"; did you mean {near[0]!r}?" if near else "")

@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict
 from typing import Final
 
+from penstock.cli import exits
 from penstock.cli.demo_plan import CORES, GPUS, NODES_DEFAULT, NODES_MAX, DemoJob, DemoPlan, plan
 from penstock.cli.plan_chart import draw, show
 from penstock.engine import Reason
@@ -69,8 +70,8 @@ def main(argv: list[str]) -> int:
 
 
 def _usage_error(message: str) -> int:
-    print(f"penstock demo: {message}\n\n{USAGE}", file=sys.stderr)
-    return 1
+    print(f"penstock demo: {message}\nTry `penstock demo --help`.", file=sys.stderr)
+    return exits.USAGE
 
 
 def to_json(planned: DemoPlan) -> dict[str, object]:

@@ -41,7 +41,7 @@ def main(argv: list[str], streams: Streams | None = None) -> int:
         print(f"penstock resource-query: {error}", file=streams.stderr)
         return 1
     except UsageError as error:
-        print(f"penstock resource-query: {error}\n\n{USAGE}", file=streams.stderr)
+        print(f"penstock resource-query: {error}\nTry `penstock resource-query --help`.", file=streams.stderr)
         return 1
     if options.help:
         print(USAGE, file=streams.stderr)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any, Final
 
 import click
 
+from penstock.cli import exits
 from penstock.cli.client import ApiClient, Doc, RequestRefused, StreamBroken
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.job_options import JobOptions, job_options, submissions_of
@@ -35,19 +37,31 @@ _OPTIONS_BY_PATH: Final = {
 @with_client
 @job_options
 @json_option
-def submit(client: ApiClient, options: JobOptions, output_format: str) -> None:
-    """Submit COMMAND as a job, or as one job per id with --cc, and print the job ids."""
+@click.option("-W", "--wait", is_flag=True, help="Wait until the jobs are inactive; exit with their code.")
+def submit(client: ApiClient, options: JobOptions, output_format: str, wait: bool) -> int:
+    """Submit COMMAND as a job, or as one job per id with --cc, and print the job ids.
+
+    With --wait, the exit code is the largest exit code of the jobs; ctrl-C stops waiting, not the jobs.
+    """
     jobs = submissions_of(options)
     if options.values["dry_run"]:
         for job in jobs:
             print_line(json.dumps(job["jobspec"]))
-        return
+        return exits.OK
     done = send(client, jobs, options)
+    if output_format != "json":
+        for job in done:
+            print_line(printable(job["id"]))
+    code = exits.OK
+    if wait:
+        from penstock.cli.waiting import wait_for_jobs
+
+        sys.stdout.flush()
+        ids = [str(job["id"]) for job in done]
+        code, done = wait_for_jobs(client, ids, None, quiet=output_format == "json")
     if output_format == "json":
         print_json({"jobs": done})
-        return
-    for job in done:
-        print_line(printable(job["id"]))
+    return code
 
 
 def send(client: ApiClient, jobs: list[dict[str, Any]], options: JobOptions) -> list[Doc]:
