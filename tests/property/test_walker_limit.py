@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from penstock.engine import Allocation, Engine, Graph, Placement, VertexSpec
+from penstock.engine import Allocation, Engine, Graph, NodeOrder, Placement, Preference, VertexSpec
 from penstock.engine.engine import MatchOp
 from penstock.engine.policies import MostFreeOrder
 from penstock.engine.request import SLOT, Group, Request
+from penstock.model.constraint import HostIn
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobspec import Count, Resource
 
@@ -52,7 +53,12 @@ def request(chance: random.Random) -> Request:
     placement = Placement(chance.random() < 0.3, chance.choice(["", "", "zone"]))
     keys = chance.choice([(), (), (PORT,), (ZONE,), (PORT, ZONE), (RULE,)])
     forbids = () if keys == (RULE,) else keys
-    return Request((Group((slot,), None, keys, forbids),), chance.choice([None, 60]), placement)
+    liked = HostIn(frozenset(f"node{chance.randrange(12)}" for _ in range(3)))
+    prefers = chance.choice([(), (), (Preference(liked, 5),)])
+    order = chance.choice(list(NodeOrder))
+    return Request(
+        (Group((slot,), None, keys, forbids, prefers),), chance.choice([None, 60]), placement, order
+    )
 
 
 def paths(answer: object) -> object:

@@ -32,7 +32,7 @@ from penstock.engine.filters import DEFAULT_FILTERS
 from penstock.engine.graph import CONTAINMENT, BadGraph, Graph, Vertex, VertexSpec, VertexTree
 from penstock.engine.graph_updates import Removal
 from penstock.engine.policies import NAMED_POLICIES, Policy, parse_policy
-from penstock.engine.request import Group, Placement, Request, request_of, slot_request
+from penstock.engine.request import Group, NodeOrder, Placement, Preference, Request, request_of, slot_request
 from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = [
@@ -49,10 +49,12 @@ __all__ = [
     "MatchOp",
     "MatchResult",
     "Never",
+    "NodeOrder",
     "NotNow",
     "Pick",
     "Placement",
     "Policy",
+    "Preference",
     "Reason",
     "Removal",
     "Request",

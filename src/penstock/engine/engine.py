@@ -44,7 +44,13 @@ from penstock.engine.plain_slots import PlainRequest, plain_request
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import MostFreeOrder, Policy, SearchOrder, Usage, parse_policy
 from penstock.engine.refusals import Refusals
-from penstock.engine.request import Placement, Request, check_distinct, check_exclusive, compile_demands
+from penstock.engine.request import (
+    NodeOrder,
+    Placement,
+    Request,
+    check_rules,
+    compile_demands,
+)
 from penstock.engine.search import BookingTimes, PreparedRequest, Search
 from penstock.errors import BadRequest, Conflict
 from penstock.model.exclusion_key import ExclusionKey
@@ -244,6 +250,7 @@ class Engine:
             self._prepare(replace(request, duration_s=duration_s, placement=holder.placement)),
             top=holder.top,
             excluded_nodes=excluded_nodes | own,
+            own_slots=holder.slots_by_node() if request.order is NodeOrder.SPREAD else {},
         )
         found = self._search.select(prepared, now, now)
         if found is None:
@@ -436,14 +443,7 @@ class Engine:
         demands = tuple(
             compile_demands(group.resources, tracked, whole_nodes=whole_nodes) for group in request.groups
         )
-        if not demands:
-            raise BadRequest("the request has no groups", expected="at least one group")
-        if request.placement.distinct_nodes:
-            for compiled in demands:
-                check_distinct(compiled)
-        for group, compiled in zip(request.groups, demands, strict=True):
-            if group.brings or group.forbids:
-                check_exclusive(compiled)
+        check_rules(request, demands)
         exclusions = tuple(exclusion_of(group, request.placement) for group in request.groups)
         return PreparedRequest(request, demands, exclusions)
 

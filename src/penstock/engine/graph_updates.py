@@ -19,7 +19,7 @@ from penstock.engine.allocation_table import AllocationTable
 from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.filters import Filters
 from penstock.engine.graph import BadGraph, Graph, Vertex, VertexTree
-from penstock.engine.vertex_state import refresh_excess
+from penstock.engine.vertex_state import forget_usage, refresh_excess
 
 __all__ = ["GraphUpdater", "Removal"]
 
@@ -44,6 +44,7 @@ class GraphUpdater:
 
     def add(self, parent: Vertex, tree: VertexTree) -> Vertex:
         added = self._graph.add_tree(parent, tree)
+        forget_usage((parent, *parent.ancestors()))
         kept = self._filters.keep_leaves(added)
         is_known = any(
             self._graph.number_of(resource_type) > sum(vertex.type == resource_type for vertex in added)
@@ -60,6 +61,7 @@ class GraphUpdater:
 
     def attach(self, read: Callable[[Graph], list[Vertex]]) -> list[Vertex]:
         added = read(self._graph)
+        forget_usage(self._graph.vertices.values())
         self._recount()
         self._external_usage.redistribute(added, added)
         return added
@@ -71,6 +73,7 @@ class GraphUpdater:
             raise BadGraph("the root cannot be removed", where=top.path(), expected="a vertex below the root")
         inside = graph.subtree(top)
         ancestors = list(top.ancestors())
+        forget_usage(ancestors)
         # A job that holds an ancestor as a whole holds the subtree too, so it loses something as well.
         jobs = sorted({job for vertex in (*inside, *ancestors) for job in _holders(vertex)})
         shortened = {job: self._table.release_vertices(self._table.jobs[job], inside) for job in jobs}
@@ -100,6 +103,7 @@ class GraphUpdater:
         added_units = size - vertex.size
         vertex.size = size
         refresh_excess(vertex)
+        forget_usage(vertex.ancestors())
         if self._graph.is_tree:
             self._filters.count_resized(vertex, added_units)
         else:

@@ -169,12 +169,16 @@ class JobAllocation:
 
     def nodes(self) -> Set[int]:
         """Indexes of the nodes of its slots: a view."""
+        return self.slots_by_node().keys()
+
+    def slots_by_node(self) -> Mapping[int, int]:
+        """The number of its slots by index of the node: a view."""
         if self._slots_on_node is None:
             self._slots_on_node = {}
             for part in self.parts.values():
                 for slot in part.slots:
                     self._shift_node(slot, 1)
-        return self._slots_on_node.keys()
+        return self._slots_on_node
 
     def part_of_slot(self, number: int) -> int | None:
         """The key of the part that has a slot."""

@@ -8,6 +8,7 @@ needs below, so that the walker can prune early.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
@@ -24,11 +25,12 @@ __all__ = [
     "Demand",
     "Group",
     "InvalidResources",
+    "NodeOrder",
     "NothingAllocated",
     "Placement",
+    "Preference",
     "Request",
-    "check_distinct",
-    "check_exclusive",
+    "check_rules",
     "compile_demands",
     "request_of",
     "slot_request",
@@ -53,12 +55,29 @@ class NothingAllocated(InvalidResources):
         )
 
 
+class NodeOrder(enum.Enum):
+    """Which of the nodes with equal preference get slots first, before the match policy decides."""
+
+    POLICY = ""  # the match policy alone
+    PACK = "pack"  # the fullest node first
+    SPREAD = "spread"  # the node with fewest slots of the job first, then the emptiest
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Nodes that a group prefers. The weights of all that a node satisfies are added up."""
+
+    constraint: Constraint
+    weight: int  # 1 or more
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     resources: tuple[Resource, ...]
     constraint: Constraint | None = None
     brings: tuple[ExclusionKey, ...] = ()  # in use at the vertices of their levels that contain a slot
     forbids: tuple[ExclusionKey, ...] = ()  # no slot is below a vertex at which one of them is in use
+    prefers: tuple[Preference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,7 @@ class Request:
     groups: tuple[Group, ...]
     duration_s: int | None = None  # None: until it is released
     placement: Placement = _ANYWHERE
+    order: NodeOrder = NodeOrder.POLICY  # of the nodes for its slots (see `ranking`)
 
 
 class Demand:
@@ -109,11 +129,13 @@ def slot_request(
     placement: Placement = _ANYWHERE,
     brings: tuple[ExclusionKey, ...] = (),
     forbids: tuple[ExclusionKey, ...] = (),
+    prefers: tuple[Preference, ...] = (),
+    order: NodeOrder = NodeOrder.POLICY,
 ) -> Request:
     """Equal slots with the same resource requests: the form of most jobs."""
     inner = tuple(Resource(resource_type, Count(units, units)) for resource_type, units in requests.items())
     slot = Resource(SLOT, Count(slots, slots), with_=inner, label="default")
-    return Request((Group((slot,), constraint, brings, forbids),), duration_s, placement)
+    return Request((Group((slot,), constraint, brings, forbids, prefers),), duration_s, placement, order)
 
 
 def compile_demands(
@@ -175,18 +197,31 @@ def _compile(
     return tuple(demands)
 
 
-def check_distinct(demands: tuple[Demand, ...]) -> None:
+def check_rules(request: Request, demands: tuple[tuple[Demand, ...], ...]) -> None:
+    """Checks that the rules of a request apply to its compiled groups."""
+    if not demands:
+        raise BadRequest("the request has no groups", expected="at least one group")
+    for group, compiled in zip(request.groups, demands, strict=True):
+        if request.placement.distinct_nodes:
+            _check_distinct(compiled)
+        if group.brings or group.forbids:
+            _check_slots(compiled, "exclusion keys")
+        if group.prefers or request.order is not NodeOrder.POLICY:
+            _check_slots(compiled, "an order of nodes")
+
+
+def _check_distinct(demands: tuple[Demand, ...]) -> None:
     """Checks that slots can be on distinct nodes: they are outermost, or one in each named node."""
     for demand in demands:
         if demand.type != SLOT:
             _check_one_slot(demand, inside_node=False)
 
 
-def check_exclusive(demands: tuple[Demand, ...]) -> None:
-    """Checks that exclusion keys apply: they belong to slots, which must be the outermost resource."""
+def _check_slots(demands: tuple[Demand, ...], what: str) -> None:
+    """Checks that exclusion keys or an order apply: they belong to slots as the outermost resource."""
     if len(demands) != 1 or demands[0].type != SLOT:
         raise InvalidResources(
-            "exclusion keys without slots",
+            f"{what} without slots",
             where="resources",
             found=", ".join(demand.type for demand in demands),
             expected="slots as the outermost resource",

@@ -11,8 +11,8 @@ bookings; `BookingTimes` keeps them.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.engine.booking import Booker, Claims, Span, claims_of, slots_of
@@ -21,6 +21,7 @@ from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import Policy, SearchOrder, Usage
+from penstock.engine.ranking import ranking_of
 from penstock.engine.request import SLOT, Demand, Request
 from penstock.engine.vertex_state import TimeView, Window, expected_free_below, free_below
 from penstock.engine.walker import Walk
@@ -42,6 +43,7 @@ class PreparedRequest:
     exclusions: tuple[Exclusion, ...]  # one per group
     top: Vertex | None = None  # None: the root, or each domain of `placement.within`
     excluded_nodes: Set[int] = frozenset()
+    own_slots: Mapping[int, int] = field(default_factory=dict)  # of its job already, by index of the node
 
 
 class BookingTimes:
@@ -222,7 +224,7 @@ class Search:
         full_nodes: set[int] | None = None,
     ) -> Selection | None:
         request = prepared.request
-        constraint = request.groups[group].constraint
+        constraint, prefers = request.groups[group].constraint, request.groups[group].prefers
         walk = Walk(
             self._graph,
             self._policy,
@@ -233,6 +235,7 @@ class Search:
             prepared.exclusions[group],
             excluded_nodes,
             full_nodes if _is_slots_alone(prepared.demands[group]) else None,
+            ranking_of(prefers, request.order, prepared.own_slots, self._policy),
         )
         found = walk.select(top)
         self.preorder += walk.preorder

@@ -17,13 +17,16 @@ A `Window` is the time span of a query, the current time, and the view (`TimeVie
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from penstock.engine.graph import Vertex
 from penstock.engine.planner import FOREVER, Planner
 from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = [
+    "USAGE_MAX_PPM",
     "Booking",
     "BookingKey",
     "ExternalShare",
@@ -31,12 +34,17 @@ __all__ = [
     "VertexState",
     "Window",
     "expected_free_below",
+    "forget_usage",
     "free_below",
     "free_units",
     "is_idle",
     "is_key_in_use",
     "refresh_excess",
+    "usage_ppm",
 ]
+
+USAGE_MAX_PPM: Final = 1_000_000
+_NOT_COUNTED: Final = -1
 
 
 class TimeView(enum.Enum):
@@ -119,6 +127,7 @@ class VertexState:
         "standing_excess",
         "standing_excess_below",
         "transient_shares",
+        "usage_ppm",
     )
 
     def __init__(self) -> None:
@@ -137,6 +146,7 @@ class VertexState:
         self.excess_below: dict[str, int] = {}
         self.standing_excess = 0  # the same for standing usage alone
         self.standing_excess_below: dict[str, int] = {}
+        self.usage_ppm = _NOT_COUNTED  # see the function `usage_ppm`
 
     def copy(self) -> VertexState:
         other = VertexState.__new__(VertexState)
@@ -155,6 +165,7 @@ class VertexState:
         other.excess_below = dict(self.excess_below)
         other.standing_excess = self.standing_excess
         other.standing_excess_below = dict(self.standing_excess_below)
+        other.usage_ppm = self.usage_ppm
         return other
 
     def is_empty(self) -> bool:
@@ -162,6 +173,7 @@ class VertexState:
 
     def book(self, key: BookingKey, booking: Booking) -> None:
         self.bookings[key] = booking
+        self.usage_ppm = _NOT_COUNTED
         self.exclusive_bookings += 1 if booking.exclusive else 0
         self.plan.add(booking.start, booking.end, booking.units)
         self.presence.add(booking.start, booking.end, 1)
@@ -179,6 +191,7 @@ class VertexState:
 
     def unbook(self, key: BookingKey) -> None:
         booking = self.bookings.pop(key)
+        self.usage_ppm = _NOT_COUNTED
         self.exclusive_bookings -= 1 if booking.exclusive else 0
         self.plan.remove(booking.start, booking.end, booking.units)
         self.presence.remove(booking.start, booking.end, 1)
@@ -199,6 +212,7 @@ class VertexState:
         """Replaces a booking by one for the same time with fewer units, types or keys."""
         before = self.bookings[key]
         self.bookings[key] = booking
+        self.usage_ppm = _NOT_COUNTED
         start, end = booking.start, booking.end
         self.exclusive_bookings += booking.exclusive - before.exclusive
         self.plan.remove(start, end, before.units - booking.units)
@@ -237,6 +251,7 @@ class VertexState:
 
     def _shift_external_usage(self, share: ExternalShare, sign: int) -> None:
         which = 1 if share.standing else 0
+        self.usage_ppm = _NOT_COUNTED
         self.external_units[which] += sign * share.units
         for resource_type, units in share.below.items():
             external_units = self.external_below.setdefault(resource_type, [0, 0])
@@ -362,6 +377,38 @@ def is_key_in_use(vertex: Vertex, key: ExclusionKey, window: Window) -> bool:
     if window.start > window.now:
         return False
     return any(booking.keys and key in booking.keys for booking in state.overdue(window.now))
+
+
+def usage_ppm(node: Vertex) -> int:
+    """The part of a node that is in use at present: of the resource of which most is in use.
+
+    Running jobs and external usage count, reservations do not. Counted once after each change.
+    """
+    state = node.state
+    if state is None:
+        return 0
+    if state.usage_ppm == _NOT_COUNTED:
+        sizes: dict[str, int] = {}
+        pending = list(node.below())
+        for vertex in pending:  # grows during the iteration
+            sizes[vertex.type] = sizes.get(vertex.type, 0) + vertex.size
+            pending.extend(vertex.below())
+        used = {name: sum(units) for name, units in state.external_below.items()}
+        for booking in state.bookings.values():
+            for resource_type, units in booking.below.items() if booking.live else ():
+                used[resource_type] = used.get(resource_type, 0) + units
+        shares = (
+            units * USAGE_MAX_PPM // sizes[name] for name, units in used.items() if sizes.get(name, 0) > 0
+        )
+        state.usage_ppm = min(max(shares, default=0), USAGE_MAX_PPM)
+    return state.usage_ppm
+
+
+def forget_usage(vertices: Iterable[Vertex]) -> None:
+    """Must be called for the vertices above a change of the graph."""
+    for vertex in vertices:
+        if vertex.state is not None:
+            vertex.state.usage_ppm = _NOT_COUNTED
 
 
 def refresh_excess(vertex: Vertex) -> None:

@@ -29,6 +29,7 @@ from penstock.engine.candidates import Candidate, Choice, Found, Selection, bund
 from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.policies import NODE_FACTOR, Policy, SearchOrder, Usage
+from penstock.engine.ranking import Ranking
 from penstock.engine.request import SLOT, SLOTS_MAX, Demand
 from penstock.engine.vertex_state import (
     TimeView,
@@ -50,7 +51,7 @@ _MET: Final = 1  # the score of a vertex before its id
 _USAGE_SHIFT: Final = 104  # usage outweighs the position of a node, which outweighs every id
 _PLACE_SHIFT: Final = 64
 _PPM: Final = 1_000_000
-_NO_NODE_SCORE: Final = 1 << 200  # above the score of any node
+_NO_SCORE: Final = 1 << 256  # above any score
 
 
 class Walk:
@@ -67,6 +68,7 @@ class Walk:
         exclusion: Exclusion,
         excluded_nodes: Set[int] = frozenset(),
         full_nodes: set[int] | None = None,
+        ranking: Ranking | None = None,
     ) -> None:
         self._graph = graph
         self._policy = policy
@@ -78,6 +80,9 @@ class Walk:
         self._one_slot_per = exclusion.one_slot_per
         self._excluded_nodes = excluded_nodes  # already used by a placement on distinct nodes
         self._full_nodes = full_nodes  # nodes known to fit no slot; None: not recorded
+        self._ranking = ranking
+        # A ranking compares all nodes.
+        self._stops_on_first = policy.stop_on_first and ranking is None
         self._cutoff = _cutoff(policy, order, demands)
         if graph.has_shared and any(level != NODE for level in exclusion.one_slot_per):
             self._cutoff = None  # Which vertices can discard a slot depends on the path to it.
@@ -133,7 +138,7 @@ class Walk:
                 slot = demand
         if vertex.type == NODE and self._cutoff is not None and slot is not None:
             node_score = self._node_score(vertex, demands)
-            if node_score >= self._cutoff.beyond:
+            if self._cutoff.excludes(node_score, self._ranking.score(vertex) if self._ranking else 0):
                 return None
         if matched is None and slot is None and not pristine:
             return None
@@ -237,13 +242,13 @@ class Walk:
             return
         children: Iterable[Vertex] = vertex.below()
         tallies: dict[str, _Tally] | None = None
-        if self._policy.stop_on_first:
+        if self._stops_on_first:
             children = self._order.ordered(children, self._window.now)
             tallies = {demand.type: _Tally(demand.count.pick(UINT_MAX), shares) for demand in demands}
         named = {demand.type for demand in demands}
         is_slot_wanted = SLOT in named
         # On a large cluster most nodes are skipped here, at the cost of one comparison each.
-        cutoff = self._cutoff if is_slot_wanted and self._policy.node_centric else None
+        cutoff = self._cutoff if is_slot_wanted and self._policy.node_centric and not self._ranking else None
         for child in children:
             if child.type == NODE:
                 if cutoff is not None and (child.id + 2) * NODE_FACTOR >= cutoff.beyond:
@@ -280,12 +285,15 @@ class Walk:
             if any(candidate.divisible for candidate in candidates):
                 most = min(most, slot.count.pick(UINT_MAX))  # A large pool would yield too many slots.
             piles.append(bundles(candidates, per_slot))
-        step = self._slot_step(vertex, slot)
+        rank, step = 0, self._slot_step(vertex, slot)
+        if self._ranking is not None:
+            rank = self._ranking.score(_node_of(vertex))
+            step += self._ranking.step()
         # Usage counts once per slot, independent of the number of its vertices.
         shared = node_score if self._policy.usage is not Usage.IGNORED else 0
         slots = found.setdefault(SLOT, [])
         for place, parts in zip(range(most), zip(*piles, strict=False), strict=False):
-            score = _MET + shared + place * step
+            score = _MET + rank + shared + place * step
             choices: list[Choice] = []
             for bundle in parts:
                 for candidate, units in bundle:
@@ -378,15 +386,16 @@ class Walk:
 class _ScoreCutoff:
     """The best scores found so far, as many as slots are needed."""
 
-    __slots__ = ("_base", "_best", "_count", "_weight", "beyond")
+    __slots__ = ("_base", "_best", "_count", "_weight", "_worst", "beyond")
 
     def __init__(self, count: int, base: int, weight: int) -> None:
         self._best: list[int] = []  # negated: the worst is first
+        self._worst = _NO_SCORE  # of the best scores, once there are enough
         self._count = count
         self._base = base  # the least score of a slot on any node
         self._weight = weight  # how often the score of the node counts in it
         # Nodes with at least this score are skipped: of equal scores, the first found wins.
-        self.beyond = _NO_NODE_SCORE
+        self.beyond = _NO_SCORE
 
     def note(self, score: int) -> None:
         if len(self._best) < self._count:
@@ -394,7 +403,12 @@ class _ScoreCutoff:
         elif score < -self._best[0]:
             heapq.heapreplace(self._best, -score)
         if len(self._best) == self._count:
+            self._worst = -self._best[0]
             self.beyond = -((self._base + self._best[0]) // self._weight)
+
+    def excludes(self, node_score: int, rank: int) -> bool:
+        """Whether no slot on a node with this score and rank can be among the best."""
+        return rank + self._base + self._weight * node_score >= self._worst
 
 
 def _cutoff(policy: Policy, order: SearchOrder, demands: tuple[Demand, ...]) -> _ScoreCutoff | None:
@@ -435,6 +449,10 @@ class _Tally:
 
     def is_enough(self) -> bool:
         return self._missing <= 0
+
+
+def _node_of(vertex: Vertex) -> Vertex | None:
+    return next((one for one in (vertex, *vertex.ancestors()) if one.type == NODE), None)
 
 
 def _can_bundle(vertex: Vertex, slot: Demand) -> bool:
