@@ -2,8 +2,8 @@
 
 `HYPOTHESIS_PROFILE=thorough pytest tests/property` also draws new examples each time.
 
-A shell without job control starts background processes with SIGINT ignored, and children inherit that. Tests
-press Ctrl-C, so the signal gets its usual effect here.
+`nohup` ignores SIGHUP, and a shell without job control starts background processes with SIGINT ignored;
+children inherit both. Tests send these signals, so they get their usual effect here.
 """
 
 from __future__ import annotations
@@ -22,5 +22,10 @@ settings.register_profile("default", _ALWAYS, derandomize=True, max_examples=100
 settings.register_profile("thorough", _ALWAYS, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)

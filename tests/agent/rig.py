@@ -181,7 +181,15 @@ class Rig:
         path = self.base / "log"
         return path.read_text() if path.exists() else ""
 
-    def launch(self, failpoints: str = "", *extra: str) -> subprocess.Popen[bytes]:
+    def launch(
+        self, failpoints: str = "", *extra: str, ignores: tuple[signal.Signals, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Starts an agent; `ignores` are the signals that it inherits as ignored, as from `nohup`."""
+
+        def ignore() -> None:
+            for number in ignores:
+                signal.signal(number, signal.SIG_IGN)
+
         environment = {**os.environ, "PENSTOCK_FAILPOINTS": failpoints}
         command = [sys.executable, "-m", "penstock.agent", "--node", "node0", "--dir", str(self.directory)]
         with open(self.base / "log", "ab") as log:
@@ -192,6 +200,7 @@ class Rig:
                 stderr=log,
                 env=environment,
                 start_new_session=True,
+                preexec_fn=ignore,
             )
         self.agents.append(agent)
         return agent

@@ -53,6 +53,15 @@ def test_a_task_gets_its_environment_and_its_output_and_status_are_kept() -> Non
         until(lambda: not os.path.exists(tmpdir), "the job's directory is removed")
 
 
+def test_a_task_ignores_no_signal_that_its_agent_inherited_as_ignored() -> None:
+    with Rig() as rig:
+        rig.launch(ignores=(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
+        client = rig.connect()
+        client.start(rig.spec("grep SigIgn /proc/self/status"))
+        assert client.wait("1/1/0").status == 0
+        assert rig.stdout() == "SigIgn:\t0000000000000000\n"
+
+
 def test_labelled_output_loses_no_line() -> None:
     with Rig() as rig:
         client = rig.agent()

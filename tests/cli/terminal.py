@@ -12,6 +12,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -68,8 +69,19 @@ class Terminal:
     """A command that runs in a terminal; keys can be sent while it does."""
 
     def __init__(
-        self, state: Path, *arguments: str, columns: int = 80, still: bool = True, **extra: str
+        self,
+        state: Path,
+        *arguments: str,
+        columns: int = 80,
+        still: bool = True,
+        ignores: tuple[signal.Signals, ...] = (),  # as `nohup` does
+        **extra: str,
     ) -> None:
+        def prepare() -> None:
+            _own_terminal()
+            for number in ignores:
+                signal.signal(number, signal.SIG_IGN)
+
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self._process = subprocess.Popen(
@@ -78,7 +90,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             env=environment(state, **extra),
-            preexec_fn=_own_terminal,
+            preexec_fn=prepare,
         )
         os.close(slave)
         self.raw = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -342,8 +343,9 @@ def test_signals_are_passed_on(at: Path, running: SimpleNamespace) -> None:
     assert ("signal", FIRST, 10) in running.service.calls
 
 
-def test_the_watched_table_is_drawn_until_ctrl_c(at: Path) -> None:
-    terminal = Terminal(at, "jobs", "--watch", columns=100, still=False)
+@pytest.mark.parametrize("ignores", [(), (signal.SIGINT,)])
+def test_the_watched_table_is_drawn_until_ctrl_c(at: Path, ignores: tuple[signal.Signals, ...]) -> None:
+    terminal = Terminal(at, "jobs", "--watch", columns=100, still=False, ignores=ignores)
     terminal.until("FORECAST")
     terminal.until("sim-longn+")
     terminal.press("\x03")

@@ -40,8 +40,12 @@ class User:
             check=False,
         )
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, ignores_sigint: bool = False) -> subprocess.Popen[str]:
         """Starts a cluster; returns when it has printed its usage hints."""
+
+        def ignore_sigint() -> None:  # as a shell without job control does for a background process
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
         running = subprocess.Popen(
             [PENSTOCK, "dev", "cluster", "--nodes", "1", *arguments],
             env=self.environ,
@@ -49,6 +53,7 @@ class User:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=ignore_sigint if ignores_sigint else None,
         )
         assert running.stdout is not None
         for line in running.stdout:
@@ -93,7 +98,7 @@ def test_kubectl_works_while_a_cluster_runs_in_the_foreground(
     user: User, stop_signal: signal.Signals
 ) -> None:
     needs_controlplane()
-    running = user.start("--no-penstock")
+    running = user.start("--no-penstock", ignores_sigint=True)
     done = user.run("kubectl", "get", "nodes", "-o", "json")
     assert [node["metadata"]["name"] for node in json.loads(done.stdout)["items"]] == ["node-0"]
     assert user.run("kubectl", "get", "nobody").returncode == 1

@@ -179,8 +179,9 @@ def _exec_command(
             os.sched_setaffinity(0, {machine[core % len(machine)] for core in spec.cores})
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:  # By Python, or by `nohup penstock start`.
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.execvpe(spec.command[0], spec.command, environment_of(accepted))
 

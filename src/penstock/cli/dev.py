@@ -12,8 +12,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +22,7 @@ from penstock.cli import exits
 from penstock.cli.client import ApiClient
 from penstock.cli.daemon_process import DATABASE_VARIABLE, serve_command
 from penstock.cli.group import SETTINGS
+from penstock.cli.interrupts import interruptible
 from penstock.cli.terminal import command_name
 from penstock.devcluster.registry import (
     CLUSTER,
@@ -124,7 +123,7 @@ def cluster(
         cleanup=CleanupPaths((paths.runtime, entry_path), (paths.runtime.parent, home)),
         inherited_fds=(descriptor,),
     )
-    with _terminated_as_interrupted():
+    with interruptible(signal.SIGTERM):
         try:
             with dev_cluster:
                 write_entry(
@@ -172,15 +171,6 @@ def _manifests() -> tuple[Path, ...]:
     """The manifests that Penstock needs in a cluster. They are in the source checkout."""
     checkout = Path(penstock.__file__).resolve().parents[2]
     return tuple(path for name in _MANIFESTS if (path := checkout / name).is_file())
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _start_penstock(dev_cluster: DevCluster, paths: InstancePaths) -> None:

@@ -10,6 +10,7 @@ from penstock.cli.client import ApiClient, NoInstance, StreamBroken
 from penstock.cli.exits import USAGE, CommandExit
 from penstock.cli.fields import HEADINGS
 from penstock.cli.formats import parse_format
+from penstock.cli.interrupts import interruptible
 from penstock.cli.jobs import job_table
 from penstock.cli.terminal import is_terminal
 from penstock.cli.times import day_and_time
@@ -49,7 +50,7 @@ def watch(client: ApiClient, query: dict[str, object], form: str) -> None:
         return Text.from_ansi("\n".join([title, "", *lines]), no_wrap=True)
 
     try:
-        with Live(render(), console=console, auto_refresh=False, screen=True) as live:
+        with interruptible(), Live(render(), console=console, auto_refresh=False, screen=True) as live:
             while True:
                 live.refresh()
                 time.sleep(_STEP_S)
