@@ -47,14 +47,16 @@ def test_a_drained_node_starts_no_job_and_running_jobs_continue(instance: Runnin
     assert instance.end(waiting)[0]["nodelist"] == "node0"
 
 
-def test_a_reason_is_kept_unless_it_is_forced(instance: Running) -> None:
+def test_another_reason_is_refused_unless_it_is_forced(instance: Running) -> None:
     instance.ok("resource", "drain", "2-3", "first")
-    done = instance.call("resource", "drain", "node[2-3]", "second")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.splitlines() == [
-        f"penstock: {node}: already drained (first); --force replaces the reason"
-        for node in ("node2", "node3")
-    ]
+    assert instance.refused("resource", "drain", "node[1-3]", "second", code=1) == (
+        "penstock: already drained with another reason: node2 (first), node3 (first); "
+        "--force (`overwrite` in the API) replaces the reason\n"
+    )
+    assert "node1" not in instance.ok("resource", "drain")  # Refused for all, so that nothing is half done.
+    instance.ok("resource", "drain", "node[1-3]")  # Without a reason, as with the same one: done already.
+    instance.ok("resource", "undrain", "node1")
+    instance.ok("resource", "drain", "node[2-3]", "first")
     assert "first" in instance.ok("resource", "drain")
     instance.ok("resource", "drain", "--force", "node[2-3]", "second")
     assert "second" in instance.ok("resource", "drain")

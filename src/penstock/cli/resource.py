@@ -11,13 +11,12 @@ import click
 from penstock.cli.client import ApiClient, Doc
 from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
-from penstock.cli.terminal import print_error, print_json, print_line, styled
+from penstock.cli.terminal import print_json, print_line, styled
 from penstock.errors import BadRequest
 from penstock.model.hostlist import BadHostlist, encode_hostlist, parse_hostlist
 
 __all__ = ["resource"]
 
-_REASON_MAX = 1024  # The instance cuts longer reasons.
 _LIST = (
     "{state:>10} ?:{properties:<10.10+} {nnodes:>6} +:{ncores:>6} ?+:{ngpus:>5} ?+:{memory:>8} "
     "?+:{reason:<6} {nodelist}"
@@ -244,11 +243,6 @@ def drain(
     body: Doc = {"targets": targets, "reason": " ".join(reason), "overwrite": force}
     response = client.post("/v1/resources/drain", body)
     _print_response(response, output_format)
-    for node in response["nodes"]:
-        if reason and node["drain_reason"] != body["reason"][:_REASON_MAX]:
-            print_error(
-                f"{node['name']}: already drained ({node['drain_reason']}); --force replaces the reason"
-            )
 
 
 @resource.command(context_settings=SETTINGS, short_help="Undrain nodes.")

@@ -56,6 +56,7 @@ __all__ = [
 ]
 
 _NOTE_MAX: Final = 1024
+_NAMED_MAX: Final = 8  # nodes in a message
 
 
 class CanNeverRun(BadRequest):
@@ -359,6 +360,8 @@ def _drain(state: SchedulerState, command: Drain, now: float) -> tuple[str, ...]
     for node in command.nodes:
         if node not in state.cluster.nodes:
             raise UnknownNode(node, sorted(state.cluster.nodes))
+    if not command.overwrite:
+        _check_reasons(state, command)
     fresh = tuple(node for node in command.nodes if command.overwrite or node not in state.nodes.drains)
     for node in fresh:
         since = state.nodes.drains[node].at if node in state.nodes.drains else now
@@ -369,6 +372,20 @@ def _drain(state: SchedulerState, command: Drain, now: float) -> tuple[str, ...]
         state.plans.slip_cause = SlipCause(f"{node} was drained")
     state.queue.mark_dirty()
     return fresh
+
+
+def _check_reasons(state: SchedulerState, command: Drain) -> None:
+    """Refuses a reason that would not be recorded, because some nodes are drained for another one."""
+    reason = command.reason[:_NOTE_MAX]
+    drains = [drain for node in command.nodes if (drain := state.nodes.drains.get(node)) is not None]
+    others = [drain for drain in drains if reason not in ("", drain.reason)]
+    if others:
+        named = ", ".join(f"{drain.node} ({drain.reason or 'no reason'})" for drain in others[:_NAMED_MAX])
+        more = f" and {len(others) - _NAMED_MAX} more" if len(others) > _NAMED_MAX else ""
+        raise Conflict(
+            f"already drained with another reason: {named}{more}; "
+            "--force (`overwrite` in the API) replaces the reason"
+        )
 
 
 def _undrain(state: SchedulerState, command: Undrain) -> tuple[str, ...]:
