@@ -99,6 +99,7 @@ class CycleResult:
     claimed: set[int] = field(default_factory=set)  # nodes of the claims that are in force, by index
     matches: int = 0
     is_cut: bool = False  # the cycle stopped at `starts_max`
+    extra_s: int = 0  # of `Cycle`: what reservations have beyond the limits of their jobs
 
 
 @dataclass(slots=True)
@@ -115,7 +116,7 @@ class _Queue:
 
 def run_cycle(plan: Cycle) -> Generator[None, None, CycleResult]:
     """Runs one cycle; yields between matches. Starts and reservations stay booked in the engine."""
-    result = CycleResult()
+    result = CycleResult(extra_s=plan.extra_s)
     queues: dict[str, _Queue] = {}
     heap: list[tuple[QueueEntry, int, Iterator[QueueEntry]]] = []
     for index, bucket in enumerate(plan.buckets):

@@ -35,13 +35,15 @@ class PlannedStart:
     is_reservation: bool
 
 
-def planned_of(allocation: Allocation, is_reservation: bool) -> PlannedStart:
+def planned_of(allocation: Allocation, is_reservation: bool, extra_s: int = 0) -> PlannedStart:
+    """The planned start of an allocation; `extra_s` is booked beyond the limit of the job, see `Cycle`."""
     milli: dict[str, int] = {}
     for pick in allocation.picks:
         above = pick.above or pick.vertex.parent()
         if above is not None and above.type == "node":
             milli[above.name] = milli.get(above.name, 0) + pick.units * _MILLI.get(pick.vertex.type, 0)
-    return PlannedStart(allocation.start_s, allocation.end_s, tuple(milli.items()), is_reservation)
+    end_s = None if allocation.end_s is None else allocation.end_s - extra_s
+    return PlannedStart(allocation.start_s, end_s, tuple(milli.items()), is_reservation)
 
 
 def forecast(

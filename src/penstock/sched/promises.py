@@ -7,6 +7,7 @@ than a minute and a tenth of the wait is a slip, and is recorded with its cause.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from penstock.model.job import JobState
@@ -28,16 +29,23 @@ _SLIP_SHARE: Final = 0.1
 def update_forecasts(
     state: SchedulerState, cycle: CycleResult, starts: dict[int, PlannedStart], now: float, deep: bool
 ) -> None:
-    """Sets the forecast of each planned job, and records promises that were made or have slipped."""
-    reserved = {entry.job: planned_of(allocation, True) for entry, allocation in cycle.reserved}
+    """Sets the forecast of each planned job, and records promises that were made or have slipped.
+
+    Where a job has a reservation and a forecast, the forecast is the more precise one: the last second of a
+    job is partly used if it starts within a second, so a reservation begins and ends up to a second later.
+    """
+    extra_s = cycle.extra_s
+    reserved = {entry.job: planned_of(allocation, True, extra_s) for entry, allocation in cycle.reserved}
     state.plans.reservations = {number: float(planned.start_s) for number, planned in reserved.items()}
-    fresh = {**starts, **reserved}
+    forecast_too = {
+        number: replace(starts[number], is_reservation=True) for number in starts.keys() & reserved
+    }
+    fresh = {**starts, **reserved, **forecast_too}
     if deep:  # Without a forecast of their own, these are the best that is known.
-        fresh = {**{entry.job: planned_of(found, False) for entry, found in cycle.beyond_horizon}, **fresh}
+        beyond = {entry.job: planned_of(found, False, extra_s) for entry, found in cycle.beyond_horizon}
+        fresh = {**beyond, **fresh}
     for number, planned in fresh.items():
-        # The forecast is more precise than the reservation it starts from.
-        exact = starts.get(number, planned)
-        _update_promise(state, state.jobs[number], float(exact.start_s), number in reserved, now)
+        _update_promise(state, state.jobs[number], float(planned.start_s), planned.is_reservation, now)
     if deep:
         for number in state.plans.planned_starts.keys() - fresh.keys():
             job = state.jobs.get(number)
