@@ -68,7 +68,7 @@ def test_another_reason_is_refused_unless_it_is_forced(instance: Running) -> Non
 def test_an_unknown_node_is_reported_with_a_suggestion(instance: Running) -> None:
     message = instance.refused("resource", "drain", "nod3", "x", code=1)
     assert "did you mean 'node3'?" in message
-    assert "no such rank (found 7; expected 0-3)" in instance.refused("resource", "drain", "7", code=2)
+    assert "no such rank 7; there are 0-3" in instance.refused("resource", "drain", "7", code=1)
     assert not any(node["drained"] for node in instance.json("resource", "list", "-o", "json")["nodes"])
 
 

@@ -38,12 +38,17 @@ class Checker:
 
     def ask(self, socket_path: Path, method: str, target: str, body: object = None, events: int = 0) -> Any:
         """The document of one response. A stream is read to its end, or until `events` events have come."""
+        return self.reply(socket_path, method, target, body, events).document
+
+    def reply(
+        self, socket_path: Path, method: str, target: str, body: object = None, events: int = 0
+    ) -> Reply:
         connection = UnixConnection(socket_path)
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         try:
             with suppress(BrokenPipeError):  # The server may respond before it has read the whole body.
                 connection.request(method, target, data)
-            return self.check(method, target, connection.getresponse(), events).document
+            return self.check(method, target, connection.getresponse(), events)
         finally:
             connection.close()
 

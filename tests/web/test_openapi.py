@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ from penstock.sched.settings import Settings
 from penstock.store.memory import MemoryStore
 from penstock.web.app import create_app
 from penstock.web.bodies import BODY_BYTES_MAX
+from penstock.web.errors import STATUS_BY_ERROR
 from penstock.web.openapi import describe
 from penstock.web.routes import ENDPOINTS
 from penstock.web.server import listen_tcp, make_socket, serve
@@ -152,7 +154,7 @@ class Exercise:
         for action in ("stop", "start", "disable", "enable"):
             self.post(f"/v1/queues/-/{action}", {"reason": "test"})
             self.get(f"/v1/jobs/{waiting}/why")
-        self.fail(running)
+        self.fail(ended, running)
         self.post("/v1/jobs/cancel", {"all": True})
 
     def prepare_jobs(self) -> tuple[str, str, str]:
@@ -167,16 +169,41 @@ class Exercise:
         wait_until(lambda: self.get(f"/v1/jobs/{waiting}")["forecast"]["start_at"] is not None, 20.0)
         return ended, running, waiting
 
-    def fail(self, running: str) -> None:
-        """Every error that a client can cause on this socket."""
+    def fail(self, ended: str, running: str) -> None:
+        """Every error that a client can cause on this socket has the status that the reference gives."""
+        unknown, too_large = f"/v1/jobs/{UNKNOWN}", jobspec(NODES * CORES + 1, "true")
+        self.post("/v1/queues/-/disable", {"reason": "test"})
+        self.post("/v1/resources/drain", {"targets": "node2", "reason": "test"})
         for rest in ("", "/eventlog", "/eventlog?follow=1", "/why", "/wait", "/output"):
-            self.get(f"/v1/jobs/{UNKNOWN}{rest}")  # 404
-        self.post("/v1/resources/drain", {"targets": "nowhere"})  # 404
-        self.get("/v1/jobs?states=nothing")  # 400
-        self.post("/v1/queues/nothing/stop", {})  # 400
-        self.post(f"/v1/jobs/{running}/urgency", {"urgency": 3})  # 409
-        self.post("/v1/jobs/cancel", b" " * (BODY_BYTES_MAX + 1))  # 413
-        self.post("/v1/jobs", {"jobs": [{"jobspec": jobspec(NODES * CORES + 1, "true")}]})  # 422
+            self.refused(404, "GET", f"{unknown}{rest}")
+        for status, target, body in (
+            (404, f"{unknown}/urgency", {"urgency": 3}),
+            (404, f"{unknown}/signal", {"signal": 15}),
+            (404, "/v1/resources/drain", {"targets": "nowhere"}),
+            (404, "/v1/resources/drain", {"targets": str(NODES)}),
+            (404, "/v1/resources/undrain", {"targets": str(NODES)}),
+            (404, "/v1/queues/nothing/stop", {}),
+            (400, "/v1/queues/-/stop", {"why": "unknown field"}),
+            (400, f"/v1/jobs/{running}/urgency", {"urgency": 99}),
+            (400, f"/v1/jobs/{running}/signal", {"signal": 999}),
+            (400, "/v1/jobs", {"jobs": [{"jobspec": {}}]}),
+            (409, f"/v1/jobs/{running}/urgency", {"urgency": 3}),
+            (409, f"/v1/jobs/{ended}/urgency", {"urgency": 3}),
+            (409, f"/v1/jobs/{ended}/signal", {"signal": 15}),
+            (409, "/v1/resources/undrain", {"targets": "node1"}),
+            (409, "/v1/resources/drain", {"targets": "node2", "reason": "another"}),
+            (409, "/v1/jobs", {"jobs": [{"jobspec": jobspec(1, "true")}]}),
+            (413, "/v1/jobs/cancel", b" " * (BODY_BYTES_MAX + 1)),
+        ):
+            self.refused(status, "POST", target, body)
+        self.refused(400, "GET", "/v1/jobs?states=nothing")
+        self.post("/v1/queues/-/enable", {})
+        self.post("/v1/resources/undrain", {"targets": "node2"})
+        self.refused(422, "POST", "/v1/jobs", {"jobs": [{"jobspec": too_large}]})
+
+    def refused(self, status: int, method: str, target: str, body: object = None) -> None:
+        reply = self.checker.reply(self.socket, method, target, body)
+        assert reply.status == status, (method, target, body, reply)
 
 
 SHUTDOWN = ("POST", "/v1/shutdown", "200", "application/json")
@@ -228,6 +255,12 @@ def test_the_check_notices_an_undeclared_field_a_missing_one_and_an_undescribed_
         checker.validate({"queues": [queue]}, reference)
     with pytest.raises(AssertionError, match="not described"):
         checker._path("GET", "/v1/nothing")
+
+
+def test_the_reference_lists_the_statuses_of_all_errors() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "http-api.md").read_text(encoding="utf-8")
+    listed = {int(number) for number in re.findall(r"^\| (4\d\d|5\d\d) \|", text, re.MULTILINE)}
+    assert listed == set(STATUS_BY_ERROR.values())
 
 
 def test_no_described_object_admits_undeclared_fields() -> None:

@@ -26,7 +26,7 @@ from penstock.api.documents import (
     job_summary,
     wait_explanation,
 )
-from penstock.api.errors import DependencyRefused, UnknownJobId
+from penstock.api.errors import DependencyRefused, UnknownJobId, UnknownObject
 from penstock.api.identity import Caller, Namespaces
 from penstock.api.interface import ALL_QUEUES
 from penstock.api.job_records import JobRecords
@@ -73,7 +73,7 @@ from penstock.api.responses import (
     WaitExplanation,
 )
 from penstock.api.timeline import begin_of, live_timeline, with_history
-from penstock.errors import BadRequest, Conflict, PenstockError
+from penstock.errors import Conflict, PenstockError
 from penstock.instance.loop import Instance
 from penstock.model.hostlist import parse_hostlist
 from penstock.model.idset import encode_idset, parse_idset
@@ -81,6 +81,7 @@ from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
 from penstock.protocol.commands import (
     Cancel,
+    Command,
     Drain,
     FinishedJob,
     QueueChange,
@@ -307,20 +308,24 @@ class InstanceService:
     async def set_urgency(self, caller: Caller, job: int, request: UrgencyRequest) -> UrgencyResult:
         await self._check_visible(caller, job)
         command = SetUrgency(job, request.urgency, caller.is_operator)
+        old = cast(int, await self._execute_on_active(job, command))
+        return UrgencyResult(old, request.urgency)
+
+    async def _execute_on_active(self, job: int, command: Command) -> object:
+        """Executes a command that needs an active job. An inactive job exists, but its state forbids it."""
         try:
-            old = cast(int, await self._instance.execute(command))
+            return await self._instance.execute(command)
         except UnknownJobId:
             if await self._records.exists(job):
                 raise Conflict(f"{encode_jobid(job)}: job is inactive") from None
             raise
-        return UrgencyResult(old, request.urgency)
 
     async def signal_job(self, caller: Caller, job: int, request: SignalRequest) -> EmptyResponse:
         await self._check_visible(caller, job)
         if self._is_of_pods:
             await self._records.overview(job)  # Raises if the job is unknown.
             raise Conflict("a pod cannot be sent a signal; `penstock cancel` ends the job")
-        await self._instance.execute(Signal(job, request.signal))
+        await self._execute_on_active(job, Signal(job, request.signal))
         return EmptyResponse()
 
     async def wait_for_job(self, caller: Caller, job: int, timeout_s: float) -> JobSummary:
@@ -379,9 +384,7 @@ class InstanceService:
         found: list[str] = []
         for rank in parse_idset(targets):
             if rank not in names:
-                raise BadRequest(
-                    "no such rank", where="targets", found=str(rank), expected=encode_idset(names)
-                )
+                raise UnknownObject(f"no such rank {rank}; there are {encode_idset(names)}")
             found.append(names[rank])
         return tuple(found)
 

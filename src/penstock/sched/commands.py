@@ -51,6 +51,7 @@ __all__ = [
     "UnknownJobId",
     "UnknownNode",
     "UnknownObject",
+    "UnknownQueue",
     "add_job",
     "apply_command",
 ]
@@ -79,6 +80,12 @@ class UnknownNode(UnknownObject):
             f"no node {node!r}; there are {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}"
         )
         self.node = node
+
+
+class UnknownQueue(UnknownObject):
+    def __init__(self, queue: str, known: list[str]) -> None:
+        super().__init__(f"no such queue {queue!r}; there are {', '.join(known)}")
+        self.queue = queue
 
 
 class QueueRefused(Conflict):
@@ -340,8 +347,10 @@ def _signal(state: SchedulerState, command: Signal) -> None:
 
 
 def _change_queue(state: SchedulerState, command: QueueChange, now: float) -> QueueSet:
-    name = state.settings.queue(command.queue).name
-    changed = state.queue.state_of(name)
+    known = [queue.name for queue in state.settings.queues]
+    if command.queue not in known:
+        raise UnknownQueue(command.queue, known)
+    changed = state.queue.state_of(command.queue)
     if command.enabled is not None:
         changed = replace(
             changed, enabled=command.enabled, reason_disabled="" if command.enabled else command.reason

@@ -29,7 +29,7 @@ _PATH_PARAMETERS: Final = {
 _ERRORS: Final = {
     400: "the request is not valid",
     401: "the bearer token is missing or wrong (TCP only)",
-    404: "the job or node does not exist",
+    404: "the job, node or queue does not exist",
     409: "the current state does not allow the request",
     413: "the request is too large",
     422: "the job can never run on this cluster",

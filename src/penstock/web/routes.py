@@ -123,6 +123,7 @@ def _queue_endpoint(action: QueueAction, summary: str) -> Endpoint:
         ),
         request=QueueRequest,
         response=QueueList,
+        errors=(404,),
     )
 
 
