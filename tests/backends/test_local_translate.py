@@ -52,6 +52,17 @@ def test_local_ids_and_node_ids_follow_the_ranks_of_the_nodes() -> None:
     assert {task.cores for task in tasks_of(placement(*assignments()), PATHS, RANKS, bind=False)} == {()}
 
 
+def test_the_rest_of_an_exclusive_node_is_dealt_to_its_slots() -> None:
+    held = {"node10": {"core": "0-7", "gpu": "0-3"}, "node2": {"core": "0-2,5"}}
+    tasks = tasks_of(placement(*assignments(), resources_by_node=held), PATHS, RANKS, bind=True)
+    assert [task.granted for task in tasks] == [(0, 1, 4, 6), (2, 3, 5, 7), (0, 1, 2, 5)]
+    assert [task.cores for task in tasks] == [task.granted for task in tasks]
+    assert [task.gpus for task in tasks] == ["0,1,2,3", "0,1,2,3", "-1"]
+    shared = tuple(Assignment(f"7/2/{index}", index, "node2", (("core", "0", 1),)) for index in range(3))
+    tasks = tasks_of(placement(*shared, resources_by_node=held), PATHS, RANKS, bind=False)
+    assert [task.granted for task in tasks] == [(0, 1, 2, 5)] * 3
+
+
 def test_without_a_template_each_task_has_its_own_files() -> None:
     task = tasks_of(placement(*assignments()), PATHS, RANKS, bind=False)[1]
     assert (task.stdout, task.stderr) == (f"/state/output/{JOB}/2-1.out", f"/state/output/{JOB}/2-1.err")

@@ -49,6 +49,13 @@ def test_any_bytes_come_through(instance: Running) -> None:
     assert os.fsencode(done.stdout) == b"\xff\x00x"
 
 
+def test_a_task_on_an_exclusive_node_has_all_its_cores(instance: Running) -> None:
+    script = 'echo "$PENSTOCK_CORES"'
+    assert instance.ok("run", "-N1", "sh", "-c", script) == "0,1\n"
+    assert instance.ok("run", "-n1", "sh", "-c", script) == "0\n"
+    assert sorted(instance.ok("run", "-N1", "-n2", "-x", "sh", "-c", script).split()) == ["0", "1"]
+
+
 def test_lines_can_be_labelled_with_the_rank(instance: Running) -> None:
     done = instance.call("run", "-n2", "-l", "sh", "-c", "echo a; echo b")
     assert sorted(done.stdout.splitlines()) == ["0: a", "0: b", "1: a", "1: b"]

@@ -35,7 +35,8 @@ class _SubmittedJobs:
         return pairs
 
     def backend_spec(self, job: Job) -> dict[str, object]:
-        return {**job.spec.payload, "id_f58": encode_jobid(job.id), "owner": job.owner}
+        own: dict[str, object] = {"id_f58": encode_jobid(job.id), "owner": job.owner}
+        return {**job.spec.payload, **own, "resources_by_node": job.resources_by_node}
 
     def is_elsewhere(self, member: Member, fact: MemberStatus) -> bool:
         del member, fact

@@ -51,6 +51,9 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     label_io: bool = False
     signal: WarningSignal | None = None
     owner: str = ""
+    # What the job holds on each node: ids of whole units, a count of others. More than its slots have, if it
+    # has the node exclusively.
+    resources_by_node: dict[str, dict[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,11 @@ def tasks_of(place: Place, paths: InstancePaths, ranks: Mapping[str, int], *, bi
     spec = read_spec(place.spec)
     if not spec.command:
         raise BadRequest("the command is empty", where="spec.command")
-    return [_task(place, spec, placement, paths, bind=bind) for placement in _placements(place, ranks)]
+    placements = _placements(place, spec, ranks)
+    return [_task(place, spec, placement, paths, bind=bind) for placement in placements]
 
 
-def _placements(place: Place, ranks: Mapping[str, int]) -> list[_TaskPlacement]:
+def _placements(place: Place, spec: LaunchSpec, ranks: Mapping[str, int]) -> list[_TaskPlacement]:
     by_node: dict[str, list[Assignment]] = {}
     for assignment in sorted(place.assignments, key=lambda assignment: assignment.index):
         by_node.setdefault(assignment.node, []).append(assignment)
@@ -107,6 +111,8 @@ def _placements(place: Place, ranks: Mapping[str, int]) -> list[_TaskPlacement]:
     placements: dict[str, _TaskPlacement] = {}
     for node_index, node in enumerate(ordered):
         assignments = by_node[node]
+        held = spec.resources_by_node.get(node, {})
+        cores_of_tasks = _cores_of_tasks(assignments, held)
         for local_id, assignment in enumerate(assignments):
             placements[assignment.member] = _TaskPlacement(
                 assignment=assignment,
@@ -115,11 +121,29 @@ def _placements(place: Place, ranks: Mapping[str, int]) -> list[_TaskPlacement]:
                 local_id=local_id,
                 nnodes=len(ordered),
                 size=place.size or len(place.assignments),
-                cores=_units((assignment,), "core"),
-                node_cores=_units(assignments, "core"),
-                node_gpus=_units(assignments, "gpu"),
+                cores=cores_of_tasks[local_id],
+                node_cores=_units_held(assignments, held, "core"),
+                node_gpus=_units_held(assignments, held, "gpu"),
             )
     return [placements[assignment.member] for assignment in place.assignments]
+
+
+def _cores_of_tasks(assignments: Sequence[Assignment], held: Mapping[str, str]) -> list[tuple[int, ...]]:
+    """The cores of each task: those of its slot, and a share of what the job holds on the node besides.
+
+    Tasks of one slot have the same cores, so the rest is dealt to slots.
+    """
+    of_tasks = [_units((assignment,), "core") for assignment in assignments]
+    slots: dict[tuple[int, ...], list[int]] = {cores: list(cores) for cores in of_tasks}
+    rest = sorted(set(_units_held(assignments, held, "core")) - {core for cores in slots for core in cores})
+    for position, core in enumerate(rest):
+        slots[list(slots)[position % len(slots)]].append(core)
+    return [tuple(sorted(slots[cores])) for cores in of_tasks]
+
+
+def _units_held(assignments: Sequence[Assignment], held: Mapping[str, str], resource: str) -> tuple[int, ...]:
+    units = {*_units(assignments, resource), *parse_idset(held.get(resource, ""))}
+    return tuple(sorted(units))
 
 
 def _units(assignments: Sequence[Assignment], resource: str) -> tuple[int, ...]:
