@@ -16,9 +16,9 @@ from penstock.instance.metrics import InstanceMetrics
 from penstock.instance.quarantine import Quarantine
 from penstock.protocol.commands import Command
 from penstock.protocol.facts import Fact, MemberSet, NodeSet, WorkloadSet
-from penstock.sched.records import JobRow
+from penstock.sched.records import IntentNew, JobRow
 from penstock.sched.scheduler import Scheduler
-from penstock.sched.subjects import CulpritKind, Fault
+from penstock.sched.subjects import Culprit, CulpritKind, Fault
 
 __all__ = ["AtFault", "FaultIsolation", "TermAborted"]
 
@@ -59,6 +59,10 @@ class FaultIsolation:
     def reason_of(self, row: JobRow) -> str:
         """Why a recorded job is not to be restored; empty if it is to be."""
         return self.quarantine.reason_of(row.new.id, row.new.workload)
+
+    def is_set_aside(self, intent: IntentNew) -> bool:
+        """Whether a recorded intent of no active job is not to be restored."""
+        return Culprit(CulpritKind.INTENT, str(intent.id)) in self.quarantine
 
     def admit(
         self, inputs: Sequence[Fact | Command], scheduler: Scheduler, now: float

@@ -4,6 +4,7 @@ A quarantined object is left out of every batch and every snapshot, so that the 
 
 - of a workload all facts are withheld; it is inadmissible, and its owner is told the error;
 - a job keeps what it has allocated, see `penstock.sched.set_aside`;
+- a recorded intent of no active job stays recorded, and is not carried out;
 - a node is reported as not up, with its last capacity that worked, so that its members stay;
 - external usage is withheld, and its node is reported as not up, since what is free there is not known.
 
@@ -45,6 +46,7 @@ _RETRY_FIRST_S: Final = 60.0  # before the second attempt
 _RETRY_MAX_S: Final = 3600.0
 _ATTEMPTS_KEPT_MAX: Final = 10_000
 _ERROR_MAX: Final = 500
+_WITHOUT_FACTS: Final = (CulpritKind.JOB, CulpritKind.INTENT)  # no snapshot tells that they are gone
 
 _FactKey = tuple[str, str]  # kind of the fact, and what it is about
 
@@ -84,6 +86,7 @@ class Quarantine:
         self._objects: dict[Culprit, QuarantinedObject] = {}
         self._workloads: dict[str, QuarantinedObject] = {}
         self._jobs: dict[str, QuarantinedObject] = {}
+        self._intents: dict[str, QuarantinedObject] = {}
         self._nodes: dict[str, QuarantinedObject] = {}
         self._usage: dict[str, QuarantinedObject] = {}  # by key, or by member
         self._usage_on: dict[str, dict[str, None]] = {}  # by node
@@ -149,8 +152,10 @@ class Quarantine:
 
     def forget_all(self) -> None:
         """Tries everything again; how often each object has failed is kept."""
-        for index in (self._objects, self._workloads, self._jobs, self._nodes, self._usage, self._usage_on):
+        for index in (self._workloads, self._jobs, self._intents, self._nodes, self._usage):
             index.clear()
+        self._objects.clear()
+        self._usage_on.clear()
         self._workload_of.clear()
         self._added_at.clear()
 
@@ -162,6 +167,8 @@ class Quarantine:
                 return self._nodes
             case CulpritKind.EXTERNAL_USAGE:
                 return self._usage
+            case CulpritKind.INTENT:
+                return self._intents
         return self._jobs
 
     def _remove(self, found: QuarantinedObject) -> None:
@@ -272,7 +279,7 @@ class Quarantine:
                 self._workload_of.pop(key[1], None)
             found.has_changed = found.has_changed or bool(gone)
             found.is_complete = True
-            if not found.facts and subject.kind is not CulpritKind.JOB:
+            if not found.facts and subject.kind not in _WITHOUT_FACTS:
                 self._remove(found)
         return admitted
 

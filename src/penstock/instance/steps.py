@@ -92,12 +92,13 @@ class StepRunner:
         return self.epoch
 
     def _restored(self, recorded: Recorded, now: float) -> Scheduler:
-        """Restores the scheduler; a job that cannot be restored is quarantined."""
+        """Restores the scheduler; a job or intent that cannot be restored is quarantined."""
         while True:
             reasons = {row.new.id: self._isolation.reason_of(row) for row in recorded.jobs}
             set_aside = {number: reason for number, reason in reasons.items() if reason}
+            intents = {one.id for one in recorded.intents if self._isolation.is_set_aside(one)}
             try:
-                return scheduler_from(self._settings, recorded, now, set_aside)
+                return scheduler_from(self._settings, recorded, now, set_aside, intents)
             except Fault as fault:
                 self._isolation.isolate(fault, (), now)
 

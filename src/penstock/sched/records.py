@@ -249,6 +249,7 @@ class IntentNew:
     job: int  # 0: an orphan, whose job may be pruned
     kind: IntentKind
     payload: JsonObject
+    error: str = ""  # why it cannot be read; the other fields are what can be
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,13 +376,17 @@ class JobOverview:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """An active job, or an inactive one without members and nodes."""
+    """An active job, or an inactive one without members and nodes.
+
+    If a row of it cannot be decoded, `error` says which, and the fields are what can be read.
+    """
 
     new: JobNew
     live: JobLive
     log: tuple[JobEvent, ...] = ()
     members: tuple[MemberRecord, ...] = ()  # by number
     resources_by_node: Mapping[str, NodeResources] = field(default_factory=dict)
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ differences between record and snapshot; an interrupted watch and a restarted sc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import cast
@@ -44,21 +44,31 @@ from penstock.sched.records import AllocationNew, IntentDone, IntentNew, JobRow,
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
 from penstock.sched.state import SchedulerState
-from penstock.sched.subjects import Fault, subject_of, subject_of_job
+from penstock.sched.subjects import Culprit, CulpritKind, Fault, subject_of, subject_of_job
 from penstock.sched.submitted_jobs import SUBMITTED
 
 __all__ = ["scheduler_from"]
 
 
 def scheduler_from(
-    settings: Settings, recorded: Recorded, now: float, set_aside: Mapping[int, str] = MappingProxyType({})
+    settings: Settings,
+    recorded: Recorded,
+    now: float,
+    set_aside: Mapping[int, str] = MappingProxyType({}),
+    intents_set_aside: Container[int] = (),
 ) -> Scheduler:
-    """Restores all jobs but those in `set_aside`, with the reason of each. Raises `Fault` with the job."""
+    """Restores all jobs but those in `set_aside`, with the reason of each, and all intents but these.
+
+    Raises `Fault` with the job or intent that cannot be restored.
+    """
     highest = recorded.highest
     ids = JobIds(recorded.began_at, highest.job)
     state = SchedulerState(settings, Cluster(settings.match_policy), ids, highest)
     try:
         _restore(state, recorded, now, set_aside)
+        for intent in recorded.intents:
+            if intent.job not in state.set_aside and intent.id not in intents_set_aside:
+                _restore_intent(state, intent)
     except Fault:
         raise
     except Exception as error:
@@ -76,6 +86,8 @@ def _restore(state: SchedulerState, recorded: Recorded, now: float, set_aside: M
             state.set_aside.add(row, set_aside[row.new.id])
             continue
         try:
+            if row.error:
+                raise Corrupt(row.error)
             job = _job(state, row, now)
         except Exception as error:
             raise Fault(subject_of_job(row.new.id, row.new.workload), error) from error
@@ -94,18 +106,6 @@ def _restore(state: SchedulerState, recorded: Recorded, now: float, set_aside: M
         _restore_indexes(state, job, now)
     state.subject = None
     _allocations(state, recorded.allocations)
-    for intent in recorded.intents:
-        if intent.job in state.set_aside:
-            continue  # It stays recorded, and is not applied.
-        state.subject = state.jobs.get(intent.job)
-        found = _intent(state, intent)
-        waits_for = set(cast(list[str], intent.payload["members"]))
-        waits_for -= {key for key in waits_for if _is_resolved(state, found, key)}
-        if waits_for:
-            state.intents.track(found, waits_for)
-        else:
-            state.journal.add(IntentDone(intent.id))
-    state.subject = None
 
 
 def _job(state: SchedulerState, row: JobRow, now: float) -> Job:
@@ -222,6 +222,24 @@ def _allocations(state: SchedulerState, records: tuple[AllocationNew, ...]) -> N
             job.has_allocation = True
         elif number in state.set_aside:
             state.cluster.restore_later(number, parts)
+
+
+def _restore_intent(state: SchedulerState, row: IntentNew) -> None:
+    """Opens a recorded intent again. One that is set aside stays recorded, and is not applied."""
+    try:
+        if row.error:
+            raise Corrupt(row.error)
+        found = _intent(state, row)
+        waits_for = set(cast(list[str], row.payload["members"]))
+        waits_for -= {key for key in waits_for if _is_resolved(state, found, key)}
+    except Exception as error:
+        job = state.jobs.get(row.job)
+        of_job = subject_of_job(job.id, job.workload) if job is not None else None
+        raise Fault(of_job or Culprit(CulpritKind.INTENT, str(row.id)), error) from error
+    if waits_for:
+        state.intents.track(found, waits_for)
+    else:
+        state.journal.add(IntentDone(row.id))
 
 
 def _intent(state: SchedulerState, row: IntentNew) -> Intent:

@@ -42,13 +42,14 @@ class CulpritKind(enum.Enum):
     JOB = "job"  # a submitted one
     NODE = "node"
     EXTERNAL_USAGE = "external-usage"
+    INTENT = "intent"  # a recorded one, of no active job
     COMMAND = "command"
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
     kind: CulpritKind
-    key: str  # of a job: its number; of a command: its position among the commands of the batch
+    key: str  # of a job or an intent: its number; of a command: its position among the commands of the batch
     node: str = ""  # of external usage: where it is
 
     def __str__(self) -> str:

@@ -57,7 +57,10 @@ def encode_member(job: int, member: MemberRecord) -> dict[str, object]:
 
 
 def decode_member(row: Mapping[str, Any]) -> MemberRecord:
-    return _decoded({**row["data"], **{column: row[column] for column in _MEMBER_COLUMNS}}, MemberRecord)
+    data = row["data"]
+    if not isinstance(data, dict):
+        raise Corrupt(f"a recorded MemberRecord is invalid: expected a JSON object, found {data!r}")
+    return _decoded({**data, **{column: row[column] for column in _MEMBER_COLUMNS}}, MemberRecord)
 
 
 def _changed(record: object, defaults: Mapping[str, object]) -> dict[str, object]:

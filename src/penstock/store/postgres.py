@@ -137,7 +137,7 @@ class PostgresStore:
         return [rows.job_overview(row) for row in found]
 
     async def members(self, job: int) -> list[MemberRecord]:
-        return [rows.member(row) for row in await self._read("read_members", {"job": job})]
+        return [rows.member(row, []) for row in await self._read("read_members", {"job": job})]
 
     async def log(self, job: int) -> list[JobEvent]:
         return [rows.event(row) for row in await self._read("read_log", {"job": job})]

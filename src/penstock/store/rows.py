@@ -1,13 +1,21 @@
-"""Converts database rows to the scheduler's records. The column order is that of `sql/queries.sql`."""
+"""Converts database rows to the scheduler's records. The column order is that of `sql/queries.sql`.
+
+A value that cannot be decoded must not keep the other rows from being read: it gets a default value, and an
+entry in `errors` says which it was. A job with such an entry is not restored, but its readable rows tell
+which nodes and slots it uses.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from penstock.model.job import JobEvent, JobState
+from penstock.errors import Corrupt
+from penstock.model.job import JobEvent, JobState, state_after
 from penstock.protocol.intents import IntentKind
+from penstock.sched.member_states import MemberPhase
 from penstock.sched.records import (
     AllocationNew,
     ClaimSet,
@@ -17,6 +25,7 @@ from penstock.sched.records import (
     JobLive,
     JobNew,
     JobOverview,
+    JobRecord,
     JobRow,
     JobSizes,
     MemberRecord,
@@ -45,50 +54,90 @@ __all__ = [
 
 Row = tuple[Any, ...]
 
+_FOUND_MAX: Final = 50  # characters shown of a value that is not as expected
 _MEMBER_COLUMNS: Final = ("key", "number", "index", "phase", "node", "slot", "data")
 
 
-def _new(row: Row) -> JobNew:
-    return JobNew(*row[:7])
+def _new(row: Row, errors: list[str]) -> JobNew:
+    new = JobNew(*row[:7])
+    return replace(new, spec=_object(new.spec, "jobs.spec", errors))
 
 
-def _live(row: Row) -> JobLive:
-    live = JobLive(row[0], JobState(row[7]), *row[8:15])
-    return replace(live, record=decode_record(row[15]))
+def _live(row: Row, errors: list[str], log: Sequence[JobEvent] = ()) -> JobLive:
+    """The mutable part of a job. A state that cannot be read is the one that the eventlog leads to."""
+    try:
+        state = JobState(row[7])
+    except ValueError:
+        errors.append(f"jobs.state: {row[7]!r} is not a state of a job")
+        state = _logged_state(log)
+    try:
+        record = decode_record(row[15])
+    except Corrupt as error:
+        errors.append(f"jobs.record: {error}")
+        record = JobRecord()
+    return replace(JobLive(row[0], state, *row[8:15]), record=record)
+
+
+def _logged_state(log: Sequence[JobEvent]) -> JobState:
+    try:
+        return state_after(log) if log else JobState.SCHED
+    except Corrupt:
+        return JobState.SCHED
+
+
+def _object(value: Any, where: str, errors: list[str]) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    errors.append(f"{where}: expected a JSON object, found {str(value)[:_FOUND_MAX]!r}")
+    return {}
 
 
 def job_overview(row: Row) -> JobOverview:
     count, nodes, resources = row[16:]
-    return JobOverview(_new(row), _live(row), JobSizes(count, frozenset(nodes), resources))
+    errors: list[str] = []  # of no interest in a list of jobs
+    by_node = {node: _object(units, "job_nodes.resources", errors) for node, units in resources.items()}
+    return JobOverview(_new(row, errors), _live(row, errors), JobSizes(count, frozenset(nodes), by_node))
 
 
 def job_rows(
     jobs: Sequence[Row], events: Sequence[Row], members: Sequence[Row], nodes: Sequence[Row]
 ) -> tuple[JobRow, ...]:
     """Joins jobs with their eventlogs, members and nodes, which must be sorted."""
-    logs: dict[int, list[JobEvent]] = {}
+    errors: defaultdict[int, list[str]] = defaultdict(list)
+    logs: defaultdict[int, list[JobEvent]] = defaultdict(list)
     for job, at, name, context in events:
-        logs.setdefault(job, []).append(JobEvent(at, name, context))
-    members_of: dict[int, list[MemberRecord]] = {}
+        logs[job].append(JobEvent(at, name, _object(context, "job_events.context", errors[job])))
+    members_of: defaultdict[int, list[MemberRecord]] = defaultdict(list)
     for job, *columns in members:
-        members_of.setdefault(job, []).append(member(tuple(columns)))
-    nodes_of: dict[int, dict[str, NodeResources]] = {}
+        members_of[job].append(member(tuple(columns), errors[job]))
+    nodes_of: defaultdict[int, dict[str, NodeResources]] = defaultdict(dict)
     for job, name, resources in nodes:
-        nodes_of.setdefault(job, {})[name] = resources
-    return tuple(
-        JobRow(
-            _new(row),
-            _live(row),
-            tuple(logs.get(row[0], ())),
-            tuple(members_of.get(row[0], ())),
-            nodes_of.get(row[0], {}),
-        )
-        for row in jobs
-    )
+        nodes_of[job][name] = _object(resources, "job_nodes.resources", errors[job])
+    found: list[JobRow] = []
+    for row in jobs:
+        job, log = row[0], tuple(logs[row[0]])
+        new, live = _new(row, errors[job]), _live(row, errors[job], log)
+        made = JobRow(new, live, log, tuple(members_of[job]), nodes_of[job])
+        found.append(replace(made, error=_error(errors[job])) if errors[job] else made)
+    return tuple(found)
 
 
-def member(row: Row) -> MemberRecord:
-    return decode_member(dict(zip(_MEMBER_COLUMNS, row, strict=True)))
+def _error(errors: list[str]) -> str:
+    more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
+    return f"a recorded value cannot be read: {errors[0]}{more}"
+
+
+def member(row: Row, errors: list[str]) -> MemberRecord:
+    columns: dict[str, Any] = dict(zip(_MEMBER_COLUMNS, row, strict=True))
+    try:
+        return decode_member(columns)
+    except Corrupt as error:
+        errors.append(f"members, key {columns['key']!r}: {error}")
+    try:
+        phase = MemberPhase(columns["phase"])
+    except ValueError:  # It may use its node.
+        phase = MemberPhase.RUNNING if columns["node"] else MemberPhase.WAITING
+    return decode_member({**columns, "phase": phase.value, "data": {}})
 
 
 def event(row: Row) -> JobEvent:
@@ -107,7 +156,14 @@ def allocations(parts: Sequence[Row], slots: Sequence[Row]) -> tuple[AllocationN
 
 def intent(row: Row) -> IntentNew:
     number, job, kind, payload = row
-    return IntentNew(number, job, IntentKind(kind), payload)
+    errors: list[str] = []
+    document = _object(payload, "intents.payload", errors)
+    try:
+        found = IntentKind(kind)
+    except ValueError:
+        errors.append(f"intents.kind: {kind!r} is not a kind of intent")
+        found = IntentKind.END
+    return IntentNew(number, job, found, document, _error(errors) if errors else "")
 
 
 def node(row: Row) -> NodeNew:

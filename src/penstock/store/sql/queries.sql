@@ -326,14 +326,22 @@ ORDER BY number, key COLLATE "C"
 SELECT at, name, context FROM job_events WHERE job_id = %(job)s ORDER BY number
 
 -- placed_jobs
--- Active jobs with at least one member that is assigned to a node: neither waiting nor ended.
+-- Active jobs with at least one member that is assigned to a node: neither waiting nor ended. A cast of a value of
+-- another type would fail for all jobs.
 SELECT
-    id, (record -> 'placed_at')::double precision, (record -> 'incomplete_since')::double precision,
+    id,
+    CASE jsonb_typeof(record -> 'placed_at') WHEN 'number' THEN (record -> 'placed_at')::double precision END,
+    CASE jsonb_typeof(record -> 'incomplete_since')
+        WHEN 'number' THEN (record -> 'incomplete_since')::double precision
+    END,
     coalesce(record ->> 'incomplete_reason', ''), record ? 'exception',
     array_agg(member.key ORDER BY number, member.key COLLATE "C"),
     array_agg(node ORDER BY number, member.key COLLATE "C"),
     array_agg(phase ORDER BY number, member.key COLLATE "C"),
-    array_agg(coalesce((data -> 'seen_at')::double precision, 0) ORDER BY number, member.key COLLATE "C")
+    array_agg(
+        CASE jsonb_typeof(data -> 'seen_at') WHEN 'number' THEN (data -> 'seen_at')::double precision ELSE 0 END
+        ORDER BY number, member.key COLLATE "C"
+    )
 FROM jobs
 JOIN members AS member ON member.job = id AND phase <> 'ended'
 WHERE state <> 'INACTIVE'
