@@ -149,11 +149,12 @@ class Cluster:
             known.is_drained = is_drained
             self._update_vertex(known)
 
-    def block(self, node: str) -> None:
-        """Keeps everything off a node until the next term."""
+    def block(self, node: str, is_blocked: bool) -> None:
+        """Keeps everything off a node whose usage is not known."""
         known = self.nodes.get(node)
         if known is not None:
-            known.is_blocked = True
+            self._note_change(node)
+            known.is_blocked = is_blocked
             self._update_vertex(known)
 
     def remove_retired(self, job: int) -> None:
@@ -185,7 +186,7 @@ class Cluster:
                 self._remove_vertices(known)
                 self._add(known.fact, known.rank, known.is_drained)
                 if known.is_blocked:
-                    self.block(name)
+                    self.block(name, True)
 
     # Changes of nodes
 

@@ -41,6 +41,7 @@ from penstock.sched.job import Job
 from penstock.sched.jobspec import SchedulingSpec, counts_of, spec_of_submission
 from penstock.sched.lifecycle import end_members, leave_depend, prioritise, raise_exception, release_singleton
 from penstock.sched.records import DrainSet, JobNew, QueueSet
+from penstock.sched.set_aside_cancel import cancel_set_aside
 from penstock.sched.state import SchedulerState, SlipCause
 from penstock.sched.submitted_jobs import SUBMITTED
 from penstock.sched.suggestions import nearest_fit
@@ -306,12 +307,23 @@ def _cancel(state: SchedulerState, command: Cancel, now: float) -> dict[int, Pen
     for number in dict.fromkeys(command.jobs):
         job = state.jobs.get(number)
         if job is None:
-            aside = state.set_aside.get(number)
-            done[number] = Conflict(aside.reason) if aside is not None else UnknownJobId(number)
+            done[number] = _cancel_set_aside(state, number, command.note[:_NOTE_MAX], now)
             continue
         raise_exception(state, job, now, ExceptionType.CANCEL, command.note[:_NOTE_MAX])
         done[number] = None
     return done
+
+
+def _cancel_set_aside(state: SchedulerState, number: int, note: str, now: float) -> PenstockError | None:
+    aside = state.set_aside.get(number)
+    if aside is None:
+        return UnknownJobId(number)
+    if aside.row.new.workload:
+        return Conflict(
+            f"{encode_jobid(number)} cannot be cancelled; delete its pods instead: {aside.reason}"
+        )
+    cancel_set_aside(state, aside, note, now)
+    return None
 
 
 def _set_urgency(state: SchedulerState, command: SetUrgency, now: float) -> int:

@@ -44,6 +44,7 @@ __all__ = [
     "return_to_queue",
     "set_unsatisfiable",
     "update_dependents",
+    "update_dependents_of",
 ]
 
 EXCESS_KEY: Final = "more: "  # keys of external usage: what members use beyond their requests
@@ -103,16 +104,17 @@ def set_unsatisfiable(state: SchedulerState, job: Job, reason: str, now: float) 
 
 def update_dependents(state: SchedulerState, job: Job, now: float) -> None:
     """Updates the dependencies on this job."""
-    waiting = state.dependencies.dependents_of(job.id)
-    if not waiting:
-        return
-    progress = job.progress()
-    for number in waiting:
+    if state.dependencies.dependents_of(job.id):
+        update_dependents_of(state, job.id, job.progress(), now)
+
+
+def update_dependents_of(state: SchedulerState, target: int, progress: JobProgress, now: float) -> None:
+    for number in state.dependencies.dependents_of(target):
         other = state.jobs.get(number)
         if other is not None and other.state is JobState.DEPEND:  # It may have been cancelled in this step.
-            _update_dependencies(state, other, job.id, progress, now)
+            _update_dependencies(state, other, target, progress, now)
     if progress.is_over:
-        state.dependencies.drop_target(job.id)
+        state.dependencies.drop_target(target)
 
 
 def _update_dependencies(

@@ -149,6 +149,8 @@ def intent_resolved(state: SchedulerState, fact: IntentResult, now: float) -> No
         is_gone = fact.outcome is Outcome.GONE and isinstance(intent, End)
         if is_gone and job is not None and member is not None:
             member_ended(state, job, member, 9, EndCause.GONE, now, event=MemberEvent.DELETE)
+        elif is_gone:
+            external_usage_gone(state, ORPHAN_KEY + fact.member)
         return
     state.intents.resolve(fact.intent, fact.member)
     if job is None or member is None or member.phase is MemberPhase.ENDED:

@@ -67,7 +67,9 @@ def scheduler_from(
     try:
         _restore(state, recorded, now, set_aside)
         for intent in recorded.intents:
-            if intent.job not in state.set_aside and intent.id not in intents_set_aside:
+            if intent.job in state.set_aside:
+                state.set_aside.note_intent(intent.job, intent.id)
+            elif intent.id not in intents_set_aside:
                 _restore_intent(state, intent)
     except Fault:
         raise
@@ -220,8 +222,9 @@ def _allocations(state: SchedulerState, records: tuple[AllocationNew, ...]) -> N
         if job is not None:
             state.cluster.restore_later(number, parts, parts_made=job.parts_made, slots_made=job.slots_made)
             job.has_allocation = True
-        elif number in state.set_aside:
+        elif (aside := state.set_aside.get(number)) is not None:
             state.cluster.restore_later(number, parts)
+            aside.has_allocation = True
 
 
 def _restore_intent(state: SchedulerState, row: IntentNew) -> None:

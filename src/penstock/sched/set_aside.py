@@ -1,14 +1,15 @@
 """Jobs that are set aside: recorded, but not restored, because restoring or handling them has failed.
 
-Nothing is scheduled, ended or recorded for such a job. What it has allocated stays booked, so that nobody
-else gets it, until its members end or are gone; that release is not recorded, since the record is in doubt.
-If the allocation itself cannot be booked, its nodes get nothing new.
+Nothing is scheduled, ended or recorded for such a job, unless its owner cancels it (`set_aside_cancel`). What
+it has allocated stays booked, so that nobody else gets it, until its members end or are gone; that release is
+not recorded, since the record is in doubt. If the allocation itself cannot be booked, its nodes get nothing
+new until its members have left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.protocol.facts import MemberStatus, Phase, Snapshot
@@ -18,14 +19,25 @@ from penstock.sched.records import JobRow
 if TYPE_CHECKING:
     from penstock.sched.state import SchedulerState
 
-__all__ = ["SetAsideJob", "SetAsideJobs", "block_nodes_of", "member_left", "status_changed", "sweep_members"]
+__all__ = [
+    "SetAsideJob",
+    "SetAsideJobs",
+    "block_nodes_of",
+    "member_left",
+    "status_changed",
+    "sweep_members",
+    "unblock_nodes_of",
+]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SetAsideJob:
     row: JobRow
     reason: str
     slots: dict[str, int]  # of the members that may use their slot
+    intents: tuple[int, ...] = ()  # recorded ones, not applied
+    has_allocation: bool = False  # a recorded one
+    blocked_nodes: tuple[str, ...] = ()  # they get nothing new, because its allocation is not booked
 
 
 class SetAsideJobs:
@@ -36,7 +48,7 @@ class SetAsideJobs:
     def copy(self) -> SetAsideJobs:
         made = SetAsideJobs()
         for number, job in self._jobs.items():
-            made._jobs[number] = SetAsideJob(job.row, job.reason, dict(job.slots))
+            made._jobs[number] = replace(job, slots=dict(job.slots))
         made._job_of = dict(self._job_of)
         return made
 
@@ -58,6 +70,19 @@ class SetAsideJobs:
     def remove_member(self, member: str) -> None:
         job = self._jobs[self._job_of.pop(member)]
         del job.slots[member]
+
+    def remove(self, number: int) -> SetAsideJob:
+        job = self._jobs.pop(number)
+        for member in job.slots:
+            del self._job_of[member]
+        return job
+
+    def note_intent(self, number: int, intent: int) -> None:
+        job = self._jobs[number]
+        job.intents = (*job.intents, intent)
+
+    def is_node_blocked(self, node: str) -> bool:
+        return any(node in job.blocked_nodes for job in self._jobs.values())
 
     def __contains__(self, number: object) -> bool:
         return number in self._jobs
@@ -93,6 +118,8 @@ def member_left(state: SchedulerState, member: str) -> bool:
             engine.release_slots(number, [slot])
         state.cluster.remove_retired(number)
         state.queue.mark_dirty()
+    if not job.slots:
+        unblock_nodes_of(state, job)
     return True
 
 
@@ -114,5 +141,17 @@ def sweep_members(state: SchedulerState, fact: Snapshot) -> None:
 
 def block_nodes_of(state: SchedulerState, job: SetAsideJob) -> None:
     """Keeps everything off the nodes of a job whose allocation cannot be booked."""
-    for node in dict.fromkeys(member.node for member in job.row.members if member.key in job.slots):
-        state.cluster.block(node)
+    job.blocked_nodes = tuple(
+        dict.fromkeys(member.node for member in job.row.members if member.key in job.slots)
+    )
+    for node in job.blocked_nodes:
+        state.cluster.block(node, True)
+
+
+def unblock_nodes_of(state: SchedulerState, job: SetAsideJob) -> None:
+    """Lets others use the nodes of a job that has left them."""
+    nodes, job.blocked_nodes = job.blocked_nodes, ()
+    for node in nodes:
+        if not state.set_aside.is_node_blocked(node):
+            state.cluster.block(node, False)
+            state.queue.mark_dirty()
