@@ -14,6 +14,7 @@ from penstock.podspec.controller_kinds import (
     CONTROLLER_KINDS,
     ControllerKind,
     CountField,
+    CountIndexes,
     CountMin,
     CountProduct,
     PodSetPath,
@@ -56,6 +57,8 @@ JOB = {
     "status": {
         "active": 2,
         "succeeded": 3,
+        "completedIndexes": "0-2",
+        "failedIndexes": "",
         "startTime": "2030-01-01T00:00:10Z",
         "conditions": [{"type": "Complete", "status": "False"}],
     },
@@ -144,7 +147,7 @@ def test_every_row_is_consistent(kind: ControllerKind) -> None:
 
 @pytest.mark.parametrize("kind", CONTROLLER_KINDS, ids=lambda kind: kind.name)
 def test_every_path_of_a_row_is_a_field_of_a_real_object(kind: ControllerKind) -> None:
-    paths = [kind.suspend, kind.time_limit, kind.started_at]
+    paths = [kind.suspend, kind.time_limit, kind.started_at, *kind.final_indexes]
     paths += [kind.conditions if kind.terminal else "", kind.parallel_if[0] if kind.parallel_if else ""]
     paths += [path for one in kind.pod_sets for path in (one.template, *count_paths(one.count))]
     for path in filter(None, paths):
@@ -155,7 +158,7 @@ def test_every_path_of_a_row_is_a_field_of_a_real_object(kind: ControllerKind) -
 
 
 def count_paths(count: Any) -> list[str]:
-    if isinstance(count, CountField):
+    if isinstance(count, CountField | CountIndexes):
         return [count.path]
     operands = count.operands if hasattr(count, "operands") else (count.total, count.done)
     return [path for operand in operands for path in count_paths(operand)]
@@ -172,10 +175,19 @@ def count_paths(count: Any) -> list[str]:
         ("spec.suspend", True, 0),
         ("spec.suspend", None, 3),
         ("status", {}, 4),
+        ("status.failedIndexes", "0,3-4", 0),
+        ("status.failedIndexes", "7", 2),
+        ("status.failedIndexes", "", 3),
     ],
 )
 def test_a_job_wants_what_is_left_of_its_completions(path: str, value: object, expected: int) -> None:
     assert read(changed(JOB, path, value)).desired_pods == expected
+
+
+def test_indexes_that_have_completed_or_failed_get_no_further_pod() -> None:
+    assert read(changed(JOB, "status.failedIndexes", "4-5")).final_indexes == ((0, 2), (4, 5))
+    with pytest.raises(BadRequest, match=r"status\.failedIndexes.*indexes such as 1,3-5"):
+        read(changed(JOB, "status.failedIndexes", "5-4"))
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,32 @@ def test_the_slots_are_released_when_a_controller_gives_up() -> None:
     assert is_running(driver, "other")
 
 
+@pytest.mark.parametrize("final", ["gang-1", "gang-2"])
+def test_the_slot_of_an_index_that_has_failed_for_good_is_released_and_the_other_is_kept(final: str) -> None:
+    """An Indexed Job with `backoffLimitPerIndex`: one index is not tried again, the other one is."""
+    driver = Driver(cluster(2, 300.0), settings_of("easy"))
+    backend = controllers(driver)
+    gang = backend.create(GANG)
+    indexed = {f"gang-{number}": number for number in (1, 2)}
+    for key, index in indexed.items():
+        backend.members[key] = replace(backend.members[key], index=index)
+    feed(driver, [gang[0], *backend.members.values()])
+    feed(driver, backend.create(OTHER))
+    nodes = {key: job(driver).members[key].node for key in indexed}
+    for key in indexed:
+        feed(driver, backend.fail(key))
+    assert not is_running(driver, "other")
+    backend.workloads["gang"] = replace(GANG, desired=1, final_indexes=((indexed[final], indexed[final]),))
+    feed(driver, [backend.workloads["gang"]])
+    assert is_running(driver, "other")
+    assert job(driver, "other").members["other-1"].node == nodes[final]
+    kept = [one.key for one in job(driver).members.values() if one.is_slot_kept]
+    assert kept == [key for key in indexed if key != final]
+    driver.run_until(driver.now + 300)
+    assert job(driver).incomplete_since is None
+    assert job(driver).incomplete_reason == ""
+
+
 def test_a_member_that_is_deleted_is_replaced_on_its_slot() -> None:
     driver = gang_and_other(backoff_s=1.0)
     node = job(driver).members["gang-2"].node

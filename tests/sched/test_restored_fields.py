@@ -87,6 +87,7 @@ WORKLOAD = WorkloadSet(
     requeue=Requeue.NODE_FAILURE,
     owner="team",
     desired=2,
+    final_indexes=((4, 6),),
 )
 MEMBER = MemberSet(
     workload="w",

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from penstock.errors import BadRequest
 
-__all__ = ["ID_MAX", "BadIdset", "encode_idset", "parse_idset"]
+__all__ = ["ID_MAX", "BadIdset", "encode_idset", "parse_idset", "parse_ranges"]
 
 ID_MAX = 2**32 - 2  # The largest 32-bit number means "no id".
 
@@ -27,6 +27,11 @@ class BadIdset(BadRequest):
 
 def parse_idset(text: str, *, ids_max: int = _IDS_MAX) -> tuple[int, ...]:
     """The ids in ascending order. Both the empty text and `[]` are the empty set."""
+    return tuple(i for low, high in parse_ranges(text, ids_max=ids_max) for i in range(low, high + 1))
+
+
+def parse_ranges(text: str, *, ids_max: int = _IDS_MAX) -> tuple[tuple[int, int], ...]:
+    """The first and last id of each range, in ascending order."""
     body = text
     if text.startswith("[") or text.endswith("]"):
         if len(text) < 2 or text[0] != "[" or text[-1] != "]":
@@ -34,8 +39,7 @@ def parse_idset(text: str, *, ids_max: int = _IDS_MAX) -> tuple[int, ...]:
         body = text[1:-1]
     if not body:
         return ()
-    ranges = _ranges(body, ids_max, offset=1 if body is not text else 0)
-    return tuple(i for low, high in ranges for i in range(low, high + 1))
+    return tuple(_ranges(body, ids_max, offset=1 if body is not text else 0))
 
 
 def encode_idset(ids: Iterable[int], *, brackets: bool = False) -> str:

@@ -24,19 +24,23 @@ from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
 from penstock.errors import BadRequest
+from penstock.model.idset import parse_ranges
 
 __all__ = [
     "CONTROLLER_KINDS",
     "ControllerKind",
     "CountDifference",
     "CountField",
+    "CountIndexes",
     "CountMin",
     "CountProduct",
+    "CountSum",
     "PodCount",
     "PodSetPath",
     "TerminalState",
     "field_at",
     "find_controller_kind",
+    "indexes_at",
     "require_controller_kind",
     "values_at",
 ]
@@ -66,6 +70,28 @@ class CountField:
     def of(self, element: JsonObject, where: str) -> int | None:
         found = field_at(element, self.path, int, "an integer", where)
         return self.default if found is None else found
+
+
+@dataclass(frozen=True, slots=True)
+class CountIndexes:
+    """How many indexes a text such as `1,3-5` has."""
+
+    path: str
+
+    def of(self, element: JsonObject, where: str) -> int | None:
+        found = indexes_at(element, self.path, where)
+        return sum(high - low + 1 for low, high in found) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class CountSum:
+    """The sum of what is set."""
+
+    operands: tuple[PodCount, ...]
+
+    def of(self, element: JsonObject, where: str) -> int | None:
+        found = [operand.of(element, where) for operand in self.operands]
+        return sum(count for count in found if count is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +154,7 @@ class ControllerKind:
     phase: str = ""  # a text that can be a key of `terminal`, for kinds that have no conditions
     terminal: Mapping[str, TerminalState] = field(default_factory=lambda: MappingProxyType({}))
     parallel_if: tuple[str, str] | None = None  # a path, and the value without which pods come in order
+    final_indexes: tuple[str, ...] = ()  # texts with the indexes that get no further pod
 
     @property
     def group(self) -> str:
@@ -148,7 +175,11 @@ CONTROLLER_KINDS: Final = (
                 CountMin(
                     (
                         CountField("spec.parallelism", default=1),
-                        CountDifference(CountField("spec.completions"), CountField("status.succeeded")),
+                        CountDifference(
+                            CountField("spec.completions"),
+                            # An index that has failed too often is not tried again (backoffLimitPerIndex).
+                            CountSum((CountField("status.succeeded"), CountIndexes("status.failedIndexes"))),
+                        ),
                     )
                 ),
             ),
@@ -156,6 +187,7 @@ CONTROLLER_KINDS: Final = (
         suspend="spec.suspend",
         time_limit="spec.activeDeadlineSeconds",
         started_at="status.startTime",
+        final_indexes=("status.completedIndexes", "status.failedIndexes"),
         terminal=MappingProxyType(
             {
                 "Complete": TerminalState.SUCCEEDED,
@@ -223,6 +255,15 @@ def field_at(root: JsonObject, path: str, of_type: type[T], expected: str, where
     if isinstance(value, of_type) and isinstance(value, bool) == (of_type is bool):
         return value  # To Python a boolean is an integer as well; to the API it is not.
     raise _malformed(where, value, expected)
+
+
+def indexes_at(root: JsonObject, path: str, where: str = "") -> tuple[tuple[int, int], ...]:
+    """The ranges of indexes in a text such as `1,3-5`; none if it is absent."""
+    text = field_at(root, path, str, "a text", where)
+    try:
+        return parse_ranges(text or "")
+    except BadRequest as error:
+        raise _malformed(_joined(where, path), text, "indexes such as 1,3-5") from error
 
 
 @lru_cache(maxsize=256)

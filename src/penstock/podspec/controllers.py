@@ -24,6 +24,7 @@ from penstock.podspec.controller_kinds import (
     TerminalState,
     field_at,
     find_controller_kind,
+    indexes_at,
     values_at,
 )
 from penstock.podspec.keys import DEADLINE_ORIGINAL_ANNOTATION, DEADLINE_SET_ANNOTATION, scheduling_keys
@@ -60,6 +61,7 @@ class Controller:
     started_at: float | None = None
     deadline_s: int | None = None  # as its owner wants it: seconds from `started_at`, queueing included
     deadline_set_s: int | None = None  # what Penstock has set in its place
+    final_indexes: tuple[tuple[int, int], ...] = ()  # sorted ranges: they get no further pod
 
     @property
     def desired_pods(self) -> int:
@@ -101,6 +103,7 @@ def controller_of(kind: ControllerKind, found: UnstructuredObject) -> Controller
         started_at=_started_at(kind, root),
         deadline_s=deadline_s,
         deadline_set_s=deadline_set_s,
+        final_indexes=tuple(sorted(one for path in kind.final_indexes for one in indexes_at(root, path))),
     )
 
 

@@ -367,6 +367,7 @@ def workload_fact(
         requeue=first.requeue,
         owner=first.namespace,
         desired=_desired([*members, *next_members]),
+        final_indexes=_final_indexes([*members, *next_members]),
     )
 
 
@@ -376,6 +377,12 @@ def _desired(members: Sequence[GroupMembership]) -> int | None:
     if not controllers or all(one.is_single for one in members):
         return None
     return sum(0 if one.is_finished else one.desired_pods for one in controllers.values())
+
+
+def _final_indexes(members: Sequence[GroupMembership]) -> tuple[tuple[int, int], ...]:
+    """Of several controllers, an index does not say which of them is meant."""
+    controllers = {one.controller.uid: one.controller for one in members if one.controller is not None}
+    return next(iter(controllers.values())).final_indexes if len(controllers) == 1 else ()
 
 
 def _size(members: Sequence[GroupMembership], group_sizes: Mapping[str, int]) -> int:

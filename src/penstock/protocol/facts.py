@@ -121,6 +121,8 @@ class WorkloadSet:
     requeue: Requeue = Requeue.NEVER
     owner: str = ""
     desired: int | None = None  # members that its controllers keep, replacing those that fail; None: unknown
+    # Sorted ranges (first, last) of indexes of members that have ended and are not replaced.
+    final_indexes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,9 +159,6 @@ class Vacancies:
             if not self._alike[kind]:
                 del self._alike[kind]
 
-    def latest(self) -> str:
-        return next(reversed(self._kinds))
-
     def take(self, index: int, requests: tuple[tuple[str, int], ...]) -> str | None:
         """Removes one for a replacement: of a member with the same index and requests, else the first."""
         kind = (index, frozenset((resource, units) for resource, units in requests if units > 0))

@@ -16,6 +16,8 @@ with the member that has left it, and the replacement names that member.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from penstock.model.job import JobState
 from penstock.sched.job import Job, Member
 from penstock.sched.member_states import MemberPhase
@@ -142,8 +144,9 @@ def settle(state: SchedulerState, job: Job, now: float) -> None:
         _withdraw_all(state, job)
         return
     missing = missing_members(state, job) or 0
-    while len(job.vacancies) > max(missing, 0):
-        withdraw(state, job, job.members[job.vacancies.latest()])
+    surplus = len(job.vacancies) - max(missing, 0)
+    if surplus > 0:
+        _withdraw_surplus(state, job, surplus)
     while job.vacancies and job.late_members:
         fill(state, job, job.members[next(iter(job.late_members))], now)
     kept = [
@@ -164,6 +167,21 @@ def settle(state: SchedulerState, job: Job, now: float) -> None:
         plural = "s are" if len(kept) > 1 else " is"
         note = f"the slot{plural} kept for replacements of {names}{more}"
         state.journal.log(job, "memo", now, note=note)
+
+
+def _withdraw_surplus(state: SchedulerState, job: Job, surplus: int) -> None:
+    """Ends vacancies that are not filled: those of indexes that are final, then the latest."""
+    workload = state.workloads.get(job.workload)
+    ranges = workload.final_indexes if workload is not None else ()
+    latest = list(job.vacancies)[::-1]
+    latest.sort(key=lambda key: not _is_final(job.members[key].index, ranges))
+    for key in latest[:surplus]:
+        withdraw(state, job, job.members[key])
+
+
+def _is_final(index: int, ranges: tuple[tuple[int, int], ...]) -> bool:
+    position = bisect_right(ranges, index, key=lambda one: one[0])
+    return position > 0 and index <= ranges[position - 1][1]
 
 
 def _withdraw_all(state: SchedulerState, job: Job) -> None:
