@@ -99,6 +99,7 @@ JSON_COMMANDS = [
     ["status", "-o", "json"],
     ["submit", "-o", "json", "app"],
     ["job", "kill", "fSZYcoq", "-o", "json"],
+    ["completion", "bash", "-o", "json"],
 ]
 
 
@@ -267,6 +268,31 @@ def test_run_labels_lines_and_prints_the_exit_code(at: Path, running: SimpleName
     done = piped(at, "run", "-l", "app")
     assert done.stdout == "0: one\n0: two\n1: x\n"
     assert done.stderr == "penstock: task(s) exited with exit code 3\n"
+
+
+@pytest.mark.parametrize("command", [["run", "-o", "json", "app"], ["job", "attach", "-o", "json", "f2TR"]])
+def test_the_events_of_a_job_can_be_printed_as_json_lines(
+    at: Path, running: SimpleNamespace, command: list[str]
+) -> None:
+    running.service.table[FIRST] = job(FIRST, "app", "RUN")
+    chunks = [output("one\n"), ("output", {"index": 1, "stream": "stderr", "base64": "/wo="})]
+    running.service.scripts[FIRST] = [event("submit"), *chunks, end(3 << 8)]
+    done = piped(at, *[word.replace("f2TR", ID) for word in command])
+    del running.service.table[FIRST]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, done.stderr) == (3, "")
+    if command[0] == "run":
+        assert lines.pop(0) == {"event": "submitted", "data": {"id": ID}}
+    assert [line["event"] for line in lines] == ["job", "output", "output", "end"]
+    assert [line["data"] for line in lines[1:3]] == [chunk for _, chunk in chunks]
+    assert lines[-1]["data"]["waitstatus"] == 3 << 8
+
+
+def test_standard_input_is_sent_with_its_positions(at: Path, running: SimpleNamespace) -> None:
+    running.service.scripts[FIRST] = [("pause", {"s": 1.0}), end(0)]
+    assert piped(at, "run", "app", stdin="one\n").returncode == 0
+    sent = [call for call in running.service.calls if call[0] == "input"]
+    assert sent == [("input", FIRST, 0, b"one\n", False), ("input", FIRST, 4, b"", True)]
 
 
 EXITS = [

@@ -23,6 +23,7 @@ from penstock.api.identity import Caller
 from penstock.api.requests import (
     CancelRequest,
     DrainRequest,
+    InputRequest,
     JobsQuery,
     QueueAction,
     QueueRequest,
@@ -38,6 +39,7 @@ from penstock.api.responses import (
     EmptyResponse,
     EventLog,
     EventLogEntry,
+    InputResult,
     InstanceEvent,
     InstanceStatus,
     JobDetail,
@@ -332,6 +334,11 @@ class Canned:
         del caller
         self.calls.append(("signal", job, request.signal))
         return EmptyResponse()
+
+    async def write_input(self, caller: Caller, job: int, request: InputRequest) -> InputResult:
+        del caller
+        self.calls.append(("input", job, request.offset, request.data, request.end))
+        return InputResult(request.offset + len(request.data), request.end)
 
     async def wait_for_job(self, caller: Caller, job: int, timeout_s: float) -> JobSummary:
         del caller

@@ -67,6 +67,7 @@ def test_every_change_is_passed_to_the_service_with_its_arguments(at: Path, serv
     assert ask(at, "POST", "/v1/jobs/cancel", {"all": True, "states": ["pending"]})[0] == 200
     assert ask(at, "POST", f"/v1/jobs/{ID}/urgency", {"urgency": 31})[1] == {"old": 16, "urgency": 31}
     assert ask(at, "POST", f"/v1/jobs/{ID}/signal", {"signal": 15}) == (200, {})
+    assert ask(at, "POST", f"/v1/jobs/{ID}/input", {"offset": 2, "data": "AP8="})[1]["size"] == 4
     assert ask(at, "POST", "/v1/resources/drain", {"targets": "node3", "reason": "r"})[0] == 200
     assert ask(at, "POST", "/v1/resources/undrain", {"targets": "3"})[0] == 200
     assert len(ask(at, "POST", "/v1/queues/-/stop", {"reason": "r"})[1]["queues"]) == 2
@@ -76,6 +77,7 @@ def test_every_change_is_passed_to_the_service_with_its_arguments(at: Path, serv
         ("cancel", CancelSelection(None, pending), ""),
         ("urgency", 1006632960000, 31),
         ("signal", 1006632960000, 15),
+        ("input", 1006632960000, 2, b"\x00\xff", False),
         ("drain", "node3", "r", False),
         ("undrain", "3"),
         ("change_queue", "-", "stop", "r"),

@@ -81,7 +81,9 @@ def simulated_instance(path: Path) -> Iterator[Simulated]:
     sockets = [make_socket(path), tcp]
     simulated = Simulated(path, tcp.getsockname()[1])
     instance = Instance(Settings(), MemoryStore(), RunningBackend(NODES, CORES))
-    service = InstanceService(instance, context(database=simulated.database))
+    service = InstanceService(
+        instance, context(database=simulated.database, input_paths=lambda *_: (path.parent / "input", []))
+    )
 
     async def main() -> None:
         async with asyncio.TaskGroup() as group:
@@ -109,7 +111,12 @@ def simulated_instance(path: Path) -> Iterator[Simulated]:
 
 def jobspec(slots: int, *command: str) -> dict[str, Any]:
     slot = {"type": "slot", "count": slots, "label": "task", "with": [{"type": "core", "count": 1}]}
-    system = {"duration": 3600, "cwd": "/", "environment": {"PATH": "/usr/bin:/bin"}}
+    system = {
+        "duration": 3600,
+        "cwd": "/",
+        "environment": {"PATH": "/usr/bin:/bin"},
+        "shell": {"options": {"input": {"stdin": {"type": "service"}}}},
+    }
     return {
         "version": 1,
         "resources": [slot],
@@ -148,6 +155,7 @@ class Exercise:
         for target in ("/v1/status", "/metrics", "/v1/resources", "/v1/queues", "/v1/openapi.json"):
             self.get(target)
         self.post(f"/v1/jobs/{waiting}/urgency", {"urgency": 20})
+        self.post(f"/v1/jobs/{running}/input", {"offset": 0, "data": "YWJj", "end": True})
         self.post(f"/v1/jobs/{running}/signal", {"signal": 18})
         self.post("/v1/resources/drain", {"targets": "0-1", "reason": "test"})
         self.post("/v1/resources/undrain", {"targets": "node[0-1]"})

@@ -24,6 +24,7 @@ from penstock.agent.processes import TOKEN_VARIABLE, die_with_parent
 from penstock.agent.records import AcceptedTask, TaskSpec
 
 __all__ = [
+    "NOT_EXECUTABLE",
     "FileLimits",
     "LaunchError",
     "OutputFds",
@@ -134,14 +135,14 @@ def _open_truncated_once(spec: TaskSpec, path: str) -> int:
         os.close(marker)
 
 
-def spawn(accepted: AcceptedTask, outputs: OutputFds, open_files: FileLimits) -> int:
+def spawn(accepted: AcceptedTask, stdin: int, outputs: OutputFds, open_files: FileLimits) -> int:
     """Starts the command in its own session; returns its pid, or raises `LaunchError`."""
     read_end, write_end = os.pipe()
     supervisor = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
-            _exec_command(accepted, outputs, open_files, supervisor)
+            _exec_command(accepted, stdin, outputs, open_files, supervisor)
         except BaseException as error:
             _report_failure(write_end, error)
         finally:
@@ -165,12 +166,13 @@ def _report_failure(pipe: int, error: BaseException) -> None:
 
 
 def _exec_command(
-    accepted: AcceptedTask, outputs: OutputFds, open_files: FileLimits, supervisor: int
+    accepted: AcceptedTask, stdin: int, outputs: OutputFds, open_files: FileLimits, supervisor: int
 ) -> None:
     """Runs in the child, between fork and exec."""
     spec = accepted.spec
     os.setsid()
     die_with_parent(supervisor)
+    os.dup2(stdin, 0)
     os.dup2(outputs.stdout, 1)
     os.dup2(outputs.stderr, 2)
     if spec.cores:

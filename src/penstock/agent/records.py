@@ -71,6 +71,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 1
     file_mode: int = 0o600
     label_io: bool = False
+    input: str = ""  # file for stdin; empty, and without a spool: /dev/null
+    spool: str = ""  # directory of the job's spooled input, and the file for this task's position in it
+    position: str = ""
     end_at: float | None = None
     grace_s: float = GRACE_S
     warn: WarningSignal | None = None

@@ -27,6 +27,7 @@ from penstock.agent.launch import FileLimits, LaunchError, enter_cwd, label, ope
 from penstock.agent.processes import descendants_of, set_subreaper, start_ticks
 from penstock.agent.records import CAUSE_TIMEOUT, AcceptedTask, EndRequest, TaskExited, TaskStarted
 from penstock.agent.task_dirs import TaskDirectory
+from penstock.agent.task_input import TaskInput
 from penstock.failpoints import reach, register
 
 __all__ = ["BLOCKED", "supervise"]
@@ -34,7 +35,7 @@ __all__ = ["BLOCKED", "supervise"]
 # Blocked before the fork and not unblocked: either `sigtimedwait` receives them, or they are ignored.
 BLOCKED: Final = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-_AWAITED_SIGNALS: Final = (signal.SIGCHLD, signal.SIGUSR1)
+_AWAITED_SIGNALS: Final = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGIO)
 _RETRY_S: Final = 1.0
 _WALL_CHECK_S: Final = 30.0
 _IDLE_S: Final = 3600.0
@@ -94,6 +95,7 @@ class _Supervisor:
         self._open_files = open_files
         self._command_pid = 0
         self._labeller_pid = 0
+        self._input: TaskInput | None = None
         self._status: int | None = None
         self._cause = ""
         self._failure = ""
@@ -114,6 +116,8 @@ class _Supervisor:
             else:
                 reach(_COMMAND_STARTED)
                 self._wait()
+        if self._input is not None:
+            self._input.close()
         self._sweep()
         self._drain_labeller()
         reach(_SWEPT)
@@ -177,7 +181,10 @@ class _Supervisor:
             if self._spec.warn is not None:
                 self._warn_at = self._limit_at - self._spec.warn.timeleft
         try:
-            self._command_pid = spawn(self._accepted, outputs, self._open_files)
+            # After the fork of the labeller, which must not keep the input open.
+            self._input = TaskInput(self._spec)
+            self._command_pid = spawn(self._accepted, self._input.stdin, outputs, self._open_files)
+            self._input.started()
         except LaunchError as failure:
             text = f"task {self._spec.rank} (host {host}): {failure.text}"
             raise LaunchError(failure.status, text) from failure
@@ -194,6 +201,10 @@ class _Supervisor:
         self._read_end_requests()
         while self._status is None:
             timeout = _IDLE_S if self._limit_at is None else _WALL_CHECK_S
+            if self._input is not None:
+                self._input.feed()
+                if self._input.poll_s is not None:
+                    timeout = min(timeout, self._input.poll_s)
             deadlines = [at for at in (self._kill_at, self._limit_at, self._warn_at) if at is not None]
             if deadlines:
                 timeout = min(timeout, max(0.0, min(deadlines) - _boottime_s()))

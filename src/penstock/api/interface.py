@@ -21,6 +21,7 @@ from penstock.api.identity import Caller
 from penstock.api.requests import (
     CancelRequest,
     DrainRequest,
+    InputRequest,
     JobsQuery,
     QueueAction,
     QueueRequest,
@@ -36,6 +37,7 @@ from penstock.api.responses import (
     EmptyResponse,
     EventLog,
     EventLogEntry,
+    InputResult,
     InstanceEvent,
     InstanceStatus,
     JobDetail,
@@ -85,6 +87,10 @@ class Service(Protocol):
     async def set_urgency(self, caller: Caller, job: int, request: UrgencyRequest) -> UrgencyResult: ...
 
     async def signal_job(self, caller: Caller, job: int, request: SignalRequest) -> EmptyResponse: ...
+
+    async def write_input(self, caller: Caller, job: int, request: InputRequest) -> InputResult:
+        """Waits up to ten seconds for room; may accept a part of the bytes, or none."""
+        ...
 
     async def wait_for_job(self, caller: Caller, job: int, timeout_s: float) -> JobSummary:
         """Returns when the job is INACTIVE, or after `timeout_s` with the job in its current state."""

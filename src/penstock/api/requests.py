@@ -21,6 +21,7 @@ from penstock.protocol.facts import Requeue
 
 __all__ = [
     "ACTIVE",
+    "INPUT_BYTES_MAX",
     "JOBS_MAX",
     "LIMIT_DEFAULT",
     "RESULT_NAMES",
@@ -30,6 +31,7 @@ __all__ = [
     "CancelRequest",
     "CancelSelection",
     "DrainRequest",
+    "InputRequest",
     "JobSubmission",
     "JobsQuery",
     "QueueAction",
@@ -49,6 +51,7 @@ JOBS_MAX: Final = 100_000  # in one submission
 LIMIT_DEFAULT: Final = 1000
 WAIT_DEFAULT_S: Final = 30.0
 WAIT_MAX_S: Final = 600.0
+INPUT_BYTES_MAX: Final = 1 << 20  # in one request
 ACTIVE: Final = frozenset(state for state in JobState if state.is_active)
 
 STATE_NAMES: Final = {
@@ -135,6 +138,14 @@ class UrgencyRequest(RequestBody, frozen=True):
 
 class SignalRequest(RequestBody, frozen=True):
     signal: Annotated[int, msgspec.Meta(ge=1, le=64)]
+
+
+class InputRequest(RequestBody, frozen=True):
+    """Standard input for the tasks. `offset` is the position of its first byte, so it can be repeated."""
+
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    data: Annotated[bytes, msgspec.Meta(max_length=INPUT_BYTES_MAX, description="bytes as base64")] = b""
+    end: bool = False  # no more input follows
 
 
 class DrainRequest(RequestBody, frozen=True):

@@ -32,6 +32,7 @@ __all__ = [
     "ExceptionInfo",
     "ForecastInfo",
     "FunnelStageInfo",
+    "InputResult",
     "InstanceEvent",
     "InstanceInfo",
     "InstanceSettings",
@@ -358,6 +359,11 @@ class CancelResult(ResponseBody, frozen=True):
 class UrgencyResult(ResponseBody, frozen=True):
     old: int
     urgency: int
+
+
+class InputResult(ResponseBody, frozen=True):
+    size: int  # bytes of input that the job has; the next request begins here
+    ended: bool
 
 
 # Streams

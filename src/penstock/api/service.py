@@ -28,6 +28,7 @@ from penstock.api.documents import (
 )
 from penstock.api.errors import DependencyRefused, UnknownJobId, UnknownObject
 from penstock.api.identity import Caller, Namespaces
+from penstock.api.inputs import InputPaths, write_input
 from penstock.api.interface import ALL_QUEUES
 from penstock.api.job_records import JobRecords
 from penstock.api.job_streams import OutputPaths, stream_events, stream_output, task_outputs
@@ -35,6 +36,7 @@ from penstock.api.nodes import node_infos
 from penstock.api.requests import (
     CancelRequest,
     DrainRequest,
+    InputRequest,
     JobsQuery,
     QueueAction,
     QueueRequest,
@@ -53,6 +55,7 @@ from penstock.api.responses import (
     EmptyResponse,
     EventLog,
     EventLogEntry,
+    InputResult,
     InstanceEvent,
     InstanceInfo,
     InstanceSettings,
@@ -115,6 +118,7 @@ class ServiceContext:
     settings: Callable[[], InstanceSettings]
     output_paths: OutputPaths | None  # None: the backend keeps no output files
     shutdown: Callable[[bool], None]
+    input_paths: InputPaths | None = None  # None: the backend forwards no input
     metrics: Callable[[], bytes] = bytes
     accepts_submissions: bool = True  # False: all jobs are workloads that the backend reports
 
@@ -327,6 +331,10 @@ class InstanceService:
             raise Conflict("a pod cannot be sent a signal; `penstock cancel` ends the job")
         await self._execute_on_active(job, Signal(job, request.signal))
         return EmptyResponse()
+
+    async def write_input(self, caller: Caller, job: int, request: InputRequest) -> InputResult:
+        await self._check_visible(caller, job)
+        return await write_input(self._records, job, request, self._context.input_paths)
 
     async def wait_for_job(self, caller: Caller, job: int, timeout_s: float) -> JobSummary:
         await self._records.overview(job, caller.namespaces)  # Raises if the job is unknown.

@@ -318,6 +318,7 @@ def _service_context(
         database=monitor.info,
         settings=instance_settings,
         output_paths=runtime.output_paths(),
+        input_paths=runtime.input_paths(),
         shutdown=stop,
         metrics=lambda: runtime.metrics() + instance.metrics(),
         accepts_submissions=runtime.ends_tasks,

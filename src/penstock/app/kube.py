@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -128,6 +128,9 @@ class KubeRuntime:
         )
 
     def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
+        return None
+
+    def input_paths(self) -> Callable[[int, Iterable[tuple[str, int]]], tuple[Path, list[Path]]] | None:
         return None
 
     def metrics(self) -> bytes:

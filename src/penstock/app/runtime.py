@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -48,6 +48,9 @@ class Runtime(Protocol):
 
     def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
         """A function that returns the output files of a task; None if output is not in files."""
+
+    def input_paths(self) -> Callable[[int, Iterable[tuple[str, int]]], tuple[Path, list[Path]]] | None:
+        """A function that returns the spool of a job's input and the position files of its members."""
 
     def metrics(self) -> bytes:
         """Metrics in the Prometheus text format."""
@@ -117,6 +120,9 @@ class LocalRuntime:
 
     def output_paths(self) -> Callable[[int, int, Mapping[str, object]], tuple[Path, Path]] | None:
         return self._backend.output_paths
+
+    def input_paths(self) -> Callable[[int, Iterable[tuple[str, int]]], tuple[Path, list[Path]]] | None:
+        return self._backend.input_paths
 
     def metrics(self) -> bytes:
         return b""

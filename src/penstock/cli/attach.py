@@ -11,6 +11,7 @@ this module writes to the file descriptors directly.
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 import sys
@@ -22,7 +23,8 @@ from typing import Any, Final
 from penstock.cli import exits
 from penstock.cli.client import ApiClient, Doc, NoInstance, RequestRefused, StreamBroken, job_path
 from penstock.cli.fields import job_field
-from penstock.cli.terminal import SLOW_S, is_terminal, print_error, printable, styled, width
+from penstock.cli.input_sender import InputSender
+from penstock.cli.terminal import SLOW_S, is_terminal, print_error, printable, shows_unicode, styled, width
 from penstock.cli.times import clock, span
 from penstock.cli.waiting import exit_code
 from penstock.errors import Unavailable
@@ -39,11 +41,20 @@ class _Detached(Exception):
     """The user detached from the job, which continues."""
 
 
-def attach_to(client: ApiClient, job: str, *, label: bool = False) -> int:
+def attach_to(
+    client: ApiClient,
+    job: str,
+    *,
+    label: bool = False,
+    sender: InputSender | None = None,
+    as_json: bool = False,
+) -> int:
     """Follows the job until it is inactive; returns the exit code for the shell."""
-    following = _Following(client, job, label)
+    following = _Following(client, job, label, as_json)
     before = following.install_handlers()
     try:
+        if sender is not None:
+            sender.start()
         end = following.follow()
     except _Detached:
         print_error("detaching...")
@@ -52,7 +63,8 @@ def attach_to(client: ApiClient, job: str, *, label: bool = False) -> int:
         following.line.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
-    report_failure(end)
+    if not as_json:
+        report_failure(end)
     return exit_code(end)
 
 
@@ -81,10 +93,11 @@ def _warn(text: str) -> None:
 
 
 class _Following:
-    def __init__(self, client: ApiClient, job: str, label: bool) -> None:
+    def __init__(self, client: ApiClient, job: str, label: bool, as_json: bool) -> None:
         self._client = client
         self._job = job
         self._label = label
+        self._as_json = as_json
         self._printed: dict[tuple[int, str], int] = {}  # bytes printed so far
         self._events_printed = 0
         self._at_line_start: dict[tuple[int, str], bool] = {}
@@ -100,7 +113,9 @@ class _Following:
                 end = self._read_once()
                 if end is not None:
                     return end
-            except (StreamBroken, NoInstance) as error:
+            except (StreamBroken, NoInstance, RequestRefused) as error:
+                if isinstance(error, RequestRefused) and not error.is_temporary:
+                    raise
                 if tries == 0:
                     self.line.stop()
                     _warn(f"{error}; the job continues, waiting for the instance")
@@ -114,6 +129,7 @@ class _Following:
         events = 0
         for event in self._client.stream(job_path(self._job, "output"), follow=1):
             if event.name == "end":
+                self._print_json(event.name, event.data)
                 return event.data
             if event.name == "output":
                 self._show_output(event.data, skip)
@@ -123,7 +139,8 @@ class _Following:
                     self._events_printed = events
                     self._show_event(event.data)
             elif event.name == "error":
-                raise Unavailable(str(event.data.get("error", {}).get("message", "the stream failed")))
+                # The instance stops, or its database is away.
+                raise StreamBroken(str(event.data.get("error", {}).get("message", "the stream failed")))
         return None
 
     def _show_output(self, data: Doc, skip: dict[tuple[int, str], int]) -> None:
@@ -137,9 +154,20 @@ class _Following:
         if not raw:
             return
         self.line.stop()
+        if self._as_json:
+            if known:  # After a reconnection a chunk may be cut within a character.
+                rest = base64.b64encode(raw).decode("ascii")
+                data = {"index": data["index"], "stream": data["stream"], "base64": rest}
+            self._print_json("output", data)
+            return
         if self._label:
             raw = self._labelled(key, raw)
         _write(target.fileno(), raw)
+
+    def _print_json(self, name: str, data: Doc) -> None:
+        if self._as_json:
+            text = json.dumps({"event": name, "data": data}, ensure_ascii=not shows_unicode())
+            _write(sys.stdout.fileno(), text.encode() + b"\n")
 
     def _labelled(self, key: tuple[int, str], raw: bytes) -> bytes:
         mark = f"{key[0]}: ".encode()
@@ -154,7 +182,9 @@ class _Following:
             self._submitted_at = float(event["timestamp"])
         if name in ("start", "finish", "clean") or (name == "exception" and context.get("severity") == 0):
             self.line.stop()
-        if name == "exception":
+        if self._as_json:
+            self._print_json("job", event)
+        elif name == "exception":
             offset = max(0.0, float(event["timestamp"]) - self._submitted_at)
             text = f"{offset:.3f}s: job.exception {self._job} type={context.get('type')} "
             text += f"severity={context.get('severity')} {context.get('note', '')}"
@@ -164,6 +194,8 @@ class _Following:
         before: dict[signal.Signals, Any] = {}
         for number in _FORWARDED:
             before[number] = signal.signal(number, self._forward)
+        # A read from the terminal in the background fails then, instead of stopping this process.
+        before[signal.SIGTTIN] = signal.signal(signal.SIGTTIN, signal.SIG_IGN)
         before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
         before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
         return before

@@ -61,6 +61,11 @@ class RequestRefused(Conflict):
         self.error = error
         super().__init__(str(error.get("message") or error.get("summary") or f"status {status}"))
 
+    @property
+    def is_temporary(self) -> bool:
+        """The instance starts or stops, or its database does not answer: a later request may succeed."""
+        return self.status == 503
+
     def at(self, where: str) -> RequestRefused:
         """The same error at another position, for example at the option that the user typed."""
         summary, found, expected = (str(self.error.get(key, "")) for key in ("summary", "found", "expected"))

@@ -19,7 +19,15 @@ from penstock.cli.main import COMMANDS
 from penstock.cli.terminal import print_error
 from penstock.errors import BadRequest, PenstockError, Unavailable
 
-__all__ = ["SETTINGS", "complete", "json_option", "run_click", "state_option", "with_client"]
+__all__ = [
+    "SETTINGS",
+    "complete",
+    "json_lines_option",
+    "json_option",
+    "run_click",
+    "state_option",
+    "with_client",
+]
 
 SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -83,6 +91,16 @@ json_option: Final = click.option(
     type=click.Choice(["table", "json"]),
     default="table",
     help="Output format: text, or the JSON of the API.",
+)
+
+
+json_lines_option: Final = click.option(
+    "-o",
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="Output format: the output of the tasks, or one JSON object per line with the events of the API.",
 )
 
 

@@ -13,7 +13,7 @@ from penstock.cli import exits
 from penstock.cli.client import ApiClient, Doc, RequestRefused, job_path
 from penstock.cli.eventlogs import EventLines
 from penstock.cli.fields import job_field, reason_text
-from penstock.cli.group import SETTINGS, json_option, with_client
+from penstock.cli.group import SETTINGS, json_lines_option, json_option, with_client
 from penstock.cli.jobspecs import signal_number
 from penstock.cli.terminal import (
     has_colours,
@@ -337,12 +337,22 @@ def kill(client: ApiClient, ids: tuple[str, ...], name: str, output_format: str)
 @with_client
 @click.argument("id_", metavar="ID")
 @click.option("-l", "--label-io", is_flag=True, help="Prefix each line with the task rank.")
-def attach(client: ApiClient, id_: str, label_io: bool) -> int:
-    """Show the output of a job from the beginning until it ends, and exit with its exit code."""
+@click.option("--stdin", "with_input", is_flag=True, help="Also send standard input to the tasks.")
+@json_lines_option
+def attach(client: ApiClient, id_: str, label_io: bool, with_input: bool, output_format: str) -> int:
+    """Show the output of a job from the beginning until it ends, and exit with its exit code.
+
+    With --stdin, continue the input of a job that `penstock run` has detached from.
+    """
     from penstock.cli.attach import attach_to
+    from penstock.cli.input_sender import InputSender
 
     found = _fetch(client, id_)
-    return attach_to(client, found["id"], label=label_io)
+    sender = None
+    if with_input:
+        known = client.post(job_path(id_, "input"), {"offset": 0})
+        sender = None if known["ended"] else InputSender(client, found["id"], int(known["size"]))
+    return attach_to(client, found["id"], label=label_io, sender=sender, as_json=output_format == "json")
 
 
 @job.command("id", context_settings=SETTINGS)

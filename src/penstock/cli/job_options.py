@@ -82,6 +82,11 @@ _OPTIONS: Final = (
     ),
     click.option("--output", metavar="FILE", help="File for the standard output of the tasks."),
     click.option("--error", metavar="FILE", help="File for the standard error of the tasks."),
+    click.option(
+        "--input",
+        metavar="FILE|RANKS|none",
+        help="Standard input of the tasks: a file, or (run only) the ranks that read that of this command.",
+    ),
     click.option("-l", "--label-io", is_flag=True, help="Prefix each line with the task rank."),
     click.option(
         "--signal",
@@ -201,6 +206,7 @@ def _request(options: JobOptions) -> JobRequest:
         requires=values["requires"] or "",
         output=values["output"] or "",
         error=values["error"] or "",
+        input=values["input"] or "",
         label_io=values["label_io"],
         signal=values["signal"],
         cwd=values["cwd"] or os.getcwd(),

@@ -18,12 +18,14 @@ from typing import Any, Final, NoReturn
 from penstock.cli.times import parse_span, parse_when
 from penstock.errors import BadRequest
 from penstock.model.duration import BadDuration, parse_duration
+from penstock.model.idset import BadIdset, parse_idset
 
 __all__ = [
     "JobRequest",
     "JobSize",
     "build_jobspec",
     "parse_dependency",
+    "parse_input",
     "parse_signal",
     "parse_time_limit",
     "parse_urgency",
@@ -71,6 +73,7 @@ class JobRequest:
     requires: str = ""
     output: str = ""
     error: str = ""
+    input: str = ""  # a file, none, or the ranks that read from the client: an idset or `all`
     label_io: bool = False
     signal: str | None = None  # None: no signal; "": default signal and time
     cwd: str = ""
@@ -195,9 +198,24 @@ def _shell_options(request: JobRequest) -> dict[str, Any]:
                 output[stream]["label"] = True
     if output:
         options["output"] = output
+    if stdin := parse_input(request.input):
+        options["input"] = {"stdin": stdin}
     if request.signal is not None:
         options["signal"] = parse_signal(request.signal)
     return options
+
+
+def parse_input(text: str) -> dict[str, str]:
+    """Where the tasks read their standard input from. As in Flux, what looks like ranks is no file name."""
+    if text in ("", "none"):
+        return {}
+    if text == "all":
+        return {"type": "service", "ranks": text}
+    try:
+        parse_idset(text)
+    except BadIdset:
+        return {"type": "file", "path": text}
+    return {"type": "service", "ranks": text}
 
 
 def parse_time_limit(text: str) -> float:
@@ -300,6 +318,7 @@ def substitute(request: JobRequest, cc: str) -> JobRequest:
         name=expand(request.name),
         output=expand(request.output),
         error=expand(request.error),
+        input=expand(request.input),
         cwd=expand(request.cwd),
         dependencies=tuple(expand(text) for text in request.dependencies),
         requires=expand(request.requires),

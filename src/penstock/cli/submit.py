@@ -18,6 +18,7 @@ from penstock.cli import exits
 from penstock.cli.client import ApiClient, Doc, RequestRefused, StreamBroken
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.job_options import JobOptions, job_options, submissions_of
+from penstock.cli.jobspecs import parse_input
 from penstock.cli.terminal import ProgressLine, print_json, print_line, printable
 
 __all__ = ["send", "submit"]
@@ -43,6 +44,8 @@ def submit(client: ApiClient, options: JobOptions, output_format: str, wait: boo
 
     With --wait, the exit code is the largest exit code of the jobs; ctrl-C stops waiting, not the jobs.
     """
+    if parse_input(options.values["input"] or "").get("type") == "service":
+        raise click.UsageError("--input: submit forwards no input (expected a file name; or use run)")
     jobs = submissions_of(options)
     if options.values["dry_run"]:
         for job in jobs:

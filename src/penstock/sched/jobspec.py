@@ -19,6 +19,7 @@ from penstock.errors import BadRequest
 from penstock.model.constraint import And, Constraint
 from penstock.model.duration import format_duration
 from penstock.model.exclusion_key import ExclusionKey
+from penstock.model.idset import BadIdset, parse_idset
 from penstock.model.jobspec import Count, Jobspec, Resource, parse_jobspec
 from penstock.model.text import escape_controls
 from penstock.protocol.commands import Submission
@@ -27,6 +28,7 @@ from penstock.sched.dependencies import Dependency, parse_dependencies
 from penstock.sched.settings import QueueSettings, Settings
 
 __all__ = [
+    "ALL_RANKS",
     "MemberRequest",
     "SchedulingSpec",
     "counts_of",
@@ -39,6 +41,8 @@ __all__ = [
     "tasks_on_slots",
     "with_queue_constraint",
 ]
+
+ALL_RANKS: Final = "all"
 
 _NAME_MAX: Final = 256
 _MEMBERS_MAX: Final = 1 << 16
@@ -261,6 +265,7 @@ def _payload(name: str, jobspec: Jobspec, system: Mapping[str, object]) -> dict[
     output = _under(options, "output")
     stdout, stderr = _under(output, "stdout"), _under(output, "stderr")
     label = bool(stdout.get("label") or stderr.get("label"))
+    input_file, stdin_ranks = _input(_under(_under(options, "input"), "stdin"))
     return {
         "name": name,
         "command": list(jobspec.tasks[0].command),
@@ -269,8 +274,29 @@ def _payload(name: str, jobspec: Jobspec, system: Mapping[str, object]) -> dict[
         "output": _text(stdout, "path", "shell.options.output.stdout"),
         "error": _text(stderr, "path", "shell.options.output.stderr"),
         "label_io": label,
+        "input": input_file,
+        "stdin": stdin_ranks,
         "signal": options.get("signal"),
     }
+
+
+def _input(stdin: Mapping[str, object]) -> tuple[str, str]:
+    """The file that every task reads, or the ranks (an idset or `all`) that read what a client sends."""
+    where = "attributes.system.shell.options.input.stdin"
+    kind = _text(stdin, "type", where)
+    if not kind:
+        return "", ""
+    if kind == "file":
+        return _text(stdin, "path", where), ""
+    if kind != "service":
+        raise BadRequest("unknown type", where=f"{where}.type", found=repr(kind), expected="file or service")
+    ranks = _text(stdin, "ranks", where) or ALL_RANKS
+    if ranks != ALL_RANKS:
+        try:
+            parse_idset(ranks, ids_max=_MEMBERS_MAX)
+        except BadIdset as error:
+            raise error.at(f"{where}.ranks") from None
+    return "", ranks
 
 
 def spec_of_workload(

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,15 @@ from penstock.agent.durable import FailpointPair, register_pair
 from penstock.agent.records import TaskSpec, TaskStage
 from penstock.backends.local.agent_connection import AgentConnection
 from penstock.backends.local.settings import LocalSettings
-from penstock.backends.local.translate import default_outputs, outputs_of, read_spec, tags_of, tasks_of
+from penstock.backends.local.translate import (
+    default_outputs,
+    input_position,
+    input_spool,
+    outputs_of,
+    read_spec,
+    tags_of,
+    tasks_of,
+)
 from penstock.errors import BadRequest
 from penstock.failpoints import reach
 from penstock.paths import InstancePaths, make_paths, make_private
@@ -206,6 +214,11 @@ class LocalBackend:
         default = default_outputs(self._paths, job, attempt, index)
         stdout, stderr = outputs_of(launch, tags_of(job, launch, index), default)
         return Path(launch.cwd, stdout), Path(launch.cwd, stderr)
+
+    def input_paths(self, job: int, members: Iterable[tuple[str, int]]) -> tuple[Path, list[Path]]:
+        """Returns the spool of a job's input, and the position file of each member (key and index)."""
+        positions = [input_position(self._paths, job, member, index) for member, index in members]
+        return input_spool(self._paths, job), positions
 
     async def stop(self, *, keep_tasks: bool) -> None:
         """Ends the agents, after `run` was cancelled. With `keep_tasks` the next agents adopt the tasks."""

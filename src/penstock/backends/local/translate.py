@@ -27,8 +27,11 @@ __all__ = [
     "attempt_of",
     "default_outputs",
     "expand",
+    "input_position",
+    "input_spool",
     "outputs_of",
     "read_spec",
+    "reads_spool",
     "tags_of",
     "tasks_of",
 ]
@@ -49,6 +52,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     output: str = ""
     error: str = ""
     label_io: bool = False
+    input: str = ""
+    stdin: str = ""  # the ranks that read what a client sends: an idset or `all`
     signal: WarningSignal | None = None
     owner: str = ""
     # What the job holds on each node: ids of whole units, a count of others. More than its slots have, if it
@@ -87,6 +92,19 @@ def attempt_of(member: str) -> int:
 def default_outputs(paths: InstancePaths, job: int, attempt: int, index: int) -> tuple[Path, Path]:
     directory = paths.output / str(job)
     return directory / f"{attempt}-{index}.out", directory / f"{attempt}-{index}.err"
+
+
+def input_spool(paths: InstancePaths, job: int) -> Path:
+    """The directory of a job's spooled input. Nothing else changes in it: supervisors watch it."""
+    return paths.output / str(job) / "input"
+
+
+def input_position(paths: InstancePaths, job: int, member: str, index: int) -> Path:
+    return paths.output / str(job) / f"{attempt_of(member)}-{index}.in"
+
+
+def reads_spool(ranks: str, index: int) -> bool:
+    return ranks == "all" or (ranks != "" and index in parse_idset(ranks))
 
 
 def tasks_of(place: Place, paths: InstancePaths, ranks: Mapping[str, int], *, bind: bool) -> list[TaskSpec]:
@@ -182,6 +200,9 @@ def _task(
         attempt=attempt,
         file_mode=_USER_FILE_MODE if spec.output or spec.error else 0o600,
         label_io=spec.label_io,
+        input=expand(spec.input, tags),
+        spool=str(input_spool(paths, place.job)) if reads_spool(spec.stdin, assignment.index) else "",
+        position=str(input_position(paths, place.job, assignment.member, assignment.index)),
         end_at=place.end_at,
         warn=spec.signal,
         tmpdir=tmpdir,
