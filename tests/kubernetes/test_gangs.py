@@ -138,11 +138,37 @@ def test_scaling_up_a_deployment_extends_its_job_pod_by_pod(namespace: Namespace
     namespace.wait_bound("web", 1)
 
 
-def test_a_pending_pod_of_a_scaled_deployment_has_a_reason(namespace: Namespace) -> None:
-    namespace.create(deployment("web", 4, "4"))
-    namespace.wait_bound("web", 4)
-    namespace.patch("Deployment", "web", {"spec": {"replicas": 5}})
+def test_replicas_of_a_deployment_start_one_by_one_and_are_spread(namespace: Namespace) -> None:
+    """Four nodes with four cores: of five replicas four have a node each, the fifth has a reason."""
+    namespace.create(deployment("web", 5, "3"))
+    bound = namespace.wait_bound("web", 4)
+    assert len({job_id(pod) for pod in bound}) == 1
+    assert len({pod["spec"]["nodeName"] for pod in bound}) == 4
     namespace.wait_reason("web", "Unschedulable", limit_s=5.0)
+    namespace.delete("Deployment", "web")
+    namespace.create(deployment("small", 4, "1"))
+    assert len({pod["spec"]["nodeName"] for pod in namespace.wait_bound("small", 4)}) == 4
+
+
+def test_a_deployment_is_a_gang_if_asked_for_or_under_the_name_of_fluence(namespace: Namespace) -> None:
+    namespace.create(
+        deployment("sized", 5, "3", annotations={"penstock.dev/group-size": "5"}),
+        deployment("fluence", 5, "3", scheduler="fluence"),
+    )
+    for name in ("sized", "fluence"):
+        namespace.wait_reason(name, "Unschedulable")
+        assert namespace.bound(name) == []
+
+
+def test_preferred_node_affinity_comes_first(namespace: Namespace) -> None:
+    first = sorted(
+        node["metadata"]["name"] for node in namespace.site.cluster.api.get("/api/v1/nodes")["items"]
+    )[-1]
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [first]}]}
+    key = "preferredDuringSchedulingIgnoredDuringExecution"
+    affinity = {"nodeAffinity": {key: [{"weight": 10, "preference": term}]}}
+    namespace.create(job("likes", 2, "2", affinity=affinity))
+    assert {pod["spec"]["nodeName"] for pod in namespace.wait_bound("likes", 2)} == {first}
 
 
 def test_a_job_with_more_completions_than_parallelism_completes(namespace: Namespace) -> None:

@@ -33,6 +33,19 @@ def test_a_coscheduling_pod_group_defines_the_group_size(namespace: Namespace) -
         bare_pod("team-1", "4", app="team", labels=labels), bare_pod("team-2", "4", app="team", labels=labels)
     )
     assert len({job_id(pod) for pod in namespace.wait_bound("team", 3)}) == 1
+    # More pods than the group needs join it, as far as there is room.
+    more = [bare_pod(f"team-{number}", "4", app="team", labels=labels) for number in (3, 4)]
+    namespace.create(*more)
+    assert len({job_id(pod) for pod in namespace.wait_bound("team", 4)}) == 1
+
+
+def test_a_group_starts_with_its_minimum_while_further_pods_wait(namespace: Namespace) -> None:
+    namespace.create(
+        *(bare_pod(f"team-{n}", "4", app="team", labels={COSCHEDULING: "team"}) for n in range(6))
+    )
+    namespace.wait_reason("team", "PodGroupNotFound")
+    namespace.create(pod_group("team", 3))
+    assert len({job_id(pod) for pod in namespace.wait_bound("team", 4)}) == 1
 
 
 def test_two_coscheduling_pod_groups_never_share_the_last_nodes(namespace: Namespace) -> None:

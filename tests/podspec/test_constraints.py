@@ -328,6 +328,16 @@ def test_every_unsupported_requirement_is_reported() -> None:
 
 # Volumes
 
+
+def test_preferred_node_affinity_becomes_weighted_constraints() -> None:
+    fast = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}
+    terms = [{"weight": weight, "preference": term} for weight, term in ((3, {}), (2, fast), (9, fast))]
+    found = required_of(affinity={"nodeAffinity": {PREFERRED: terms}})
+    test = Value("disk", ValueOperator.IN, ("fast",))
+    assert found.prefers == ((test, 9), (test, 2))
+    assert found.problems == ()
+
+
 UNBOUND = (
     "PersistentVolumeClaim c is not bound to a volume, and Penstock does not bind claims; "
     "use a StorageClass with volumeBindingMode Immediate"

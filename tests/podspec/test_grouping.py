@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.kube.types import Pod
@@ -114,6 +115,27 @@ def test_without_a_name_the_pods_of_one_controller_are_a_group() -> None:
         == "default/statefulset/db/uid-db"
     )
     assert membership(pod("solo")).workload == "default/pod/uid-solo"
+
+
+def test_replicas_need_one_pod_to_start_unless_somebody_makes_them_a_gang() -> None:
+    above = as_controller(replica_set(wants=5, deployment="web")), as_controller(deployment())
+    alone = fact(membership(pod(owner=owned_by("ReplicaSet", "web-1")), *above))
+    assert (alone.size, alone.desired, alone.is_gang) == (1, 5, False)
+    for keys in ({"penstock.dev/group": "g"}, {"penstock.dev/group-size": "5"}):
+        found = fact(membership(pod(annotations=keys), *above))
+        assert (found.size, found.is_gang) == (5, True)
+    in_pod_group = membership(pod(labels={"scheduling.x-k8s.io/pod-group": "g"}), *above)
+    assert (fact(in_pod_group).size, in_pod_group.is_gang) == (5, True)
+    job_of_five = fact(membership(pod(), as_controller(job(wants=5))))
+    assert (job_of_five.size, job_of_five.is_gang) == (5, True)
+
+
+@pytest.mark.parametrize("name", ["fluence", "FluxionScheduler"])
+def test_replicas_are_a_gang_under_the_names_of_schedulers_that_made_them_one(name: str) -> None:
+    made = pod()
+    made = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, scheduler_name=name))
+    found = fact(membership(made, as_controller(replica_set(wants=3))))
+    assert (found.size, found.is_gang) == (3, True)
 
 
 def test_pods_of_an_ordered_stateful_set_are_single() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.backends.sim.backend import MemberScript, SimBackend
 from penstock.instance.virtual import run_without_loop
-from penstock.model.constraint import Properties
+from penstock.model.constraint import HostIn, Properties
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
@@ -88,6 +88,7 @@ WORKLOAD = WorkloadSet(
     owner="team",
     desired=2,
     final_indexes=((4, 6),),
+    is_gang=False,
 )
 MEMBER = MemberSet(
     workload="w",
@@ -100,6 +101,7 @@ MEMBER = MemberSet(
     name="mpi-0",
     brings=(KEY,),
     forbids=(KEY,),
+    prefers=((HostIn(frozenset({"node1"})), 5),),
 )
 SUBMISSION = Submission(
     jobspec(

@@ -109,9 +109,17 @@ class PodAffinityTerm(_ApiStruct, frozen=True):
     namespace_selector: LabelSelector | None = None
 
 
+class PreferredSchedulingTerm(_ApiStruct, frozen=True):
+    weight: int = 1
+    preference: NodeSelectorTerm = NodeSelectorTerm()
+
+
 class _NodeAffinity(_ApiStruct, frozen=True):
     required: _NodeSelector | None = msgspec.field(
         default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    preferred: tuple[PreferredSchedulingTerm, ...] | None = msgspec.field(
+        default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
     )
 
 

@@ -2,8 +2,9 @@
 
 Node selector, required node affinity, tolerations and the node affinity of bound volumes become one
 constraint. A requirement that cannot be expressed as a constraint on single nodes is a problem: the pod is
-not scheduled, since ignoring a requirement would break what the user relies on. Preferences (preferred
-affinity, `ScheduleAnyway`) are ignored by design, and attach limits of CSI drivers are not counted.
+not scheduled, since ignoring a requirement would break what the user relies on. Preferred node affinity
+becomes weighted constraints; other preferences (preferred pod affinity, `ScheduleAnyway`, `PreferNoSchedule`)
+are ignored by design, and attach limits of CSI drivers are not counted.
 
 Required anti-affinity to pods with the pod's own labels, on the host name, is the usual way to request one
 pod per node. It becomes `distinct_nodes` within the pod's group, and a resource beyond the group
@@ -76,6 +77,7 @@ class Requirements:
     constraint: Constraint
     distinct_nodes: bool = False  # no two pods of its group on one node
     problems: tuple[PodProblem, ...] = ()  # what is not supported first
+    prefers: tuple[tuple[Constraint, int], ...] = ()  # nodes to use first, with weights
 
 
 def requirements_of(pod: Pod, volumes: VolumeLookup) -> Requirements:
@@ -92,8 +94,9 @@ def requirements_of(pod: Pod, volumes: VolumeLookup) -> Requirements:
         Value(key, ValueOperator.IN, (value,)) for key, value in sorted((spec.node_selector or {}).items())
     ]
     affinity = spec.affinity
+    preferred: tuple[types.PreferredSchedulingTerm, ...] = ()
     if affinity is not None and affinity.node_affinity is not None:
-        required = affinity.node_affinity.required
+        required, preferred = affinity.node_affinity.required, affinity.node_affinity.preferred or ()
         if required is not None:
             parts.append(_any_of(_term(term) for term in required.node_selector_terms))
     parts.append(_tolerates(spec.tolerations or ()))
@@ -106,7 +109,8 @@ def requirements_of(pod: Pod, volumes: VolumeLookup) -> Requirements:
             (problems if found.reason == UNSUPPORTED_SPEC else not_ready).append(found)
         else:
             parts += found
-    return Requirements(_interned(_all_of(parts)), distinct_nodes, (*problems, *not_ready))
+    constraint = _interned(_all_of(parts))
+    return Requirements(constraint, distinct_nodes, (*problems, *not_ready), _preferences(preferred))
 
 
 @lru_cache(maxsize=1024)
@@ -135,6 +139,14 @@ def _tolerates(tolerations: tuple[types.PodToleration, ...]) -> Tolerates:
         and toleration.effect != "PreferNoSchedule"
     }
     return Tolerates(tuple(sorted(kept, key=lambda t: (t.key, t.operator.value, t.value, t.effect))))
+
+
+@lru_cache(maxsize=1024)
+def _preferences(terms: tuple[types.PreferredSchedulingTerm, ...]) -> tuple[tuple[Constraint, int], ...]:
+    """Preferred node affinity, the greatest weight first. A term that matches no node says nothing."""
+    tests = [(_term(one.preference), one.weight) for one in terms]
+    found = [(test, weight) for test, weight in tests if test is not None and weight > 0]
+    return tuple(sorted(found, key=lambda one: -one[1]))
 
 
 # Node selector terms

@@ -155,6 +155,7 @@ class ControllerKind:
     terminal: Mapping[str, TerminalState] = field(default_factory=lambda: MappingProxyType({}))
     parallel_if: tuple[str, str] | None = None  # a path, and the value without which pods come in order
     final_indexes: tuple[str, ...] = ()  # texts with the indexes that get no further pod
+    is_gang: bool = True  # False: its pods do not need each other, unless somebody says so
 
     @property
     def group(self) -> str:
@@ -197,7 +198,9 @@ CONTROLLER_KINDS: Final = (
             }
         ),
     ),
-    ControllerKind(name="ReplicaSet", api_version="apps/v1", plural="replicasets", pod_sets=(_REPLICAS,)),
+    ControllerKind(
+        name="ReplicaSet", api_version="apps/v1", plural="replicasets", pod_sets=(_REPLICAS,), is_gang=False
+    ),
     ControllerKind(
         name="StatefulSet",
         api_version="apps/v1",

@@ -4,8 +4,10 @@ A pod names its group by a label or an annotation, on itself, on its controller,
 controller; the nearest one counts. Without a name, the pods of one controller are a group: of a Job, a
 ReplicaSet, a Deployment (through its ReplicaSets), or a StatefulSet with `podManagementPolicy: Parallel`.
 The size of a group is, in this order: an explicit size, the size in a PodGroup, the number of pods that its
-controllers want, one. A StatefulSet that creates pods in order has groups of one pod: a larger group could
-never assemble, since the second pod is created only when the first one is ready.
+controllers want, one. Pods of a ReplicaSet or a Deployment do not need each other: their group needs one
+pod to start, unless it has a name or a size, or its pods name a scheduler that made every Deployment a gang.
+A StatefulSet that creates pods in order has groups of one pod: a larger group could never assemble, since the
+second pod is created only when the first one is ready.
 
 A `GroupMembership` is what one pod declares. `workload_fact` combines the declarations of all pods of a
 group into one `WorkloadSet`. A value that cannot be read, or that the queue does not allow, is a problem, in
@@ -41,6 +43,7 @@ _NAME_MAX: Final = 253  # characters, as for any name in Kubernetes
 _LIMIT_MAX_S: Final = 10 * 366 * 86_400
 _TIME_MAX: Final = 253_402_300_799  # the last second of the year 9999
 _REQUEUES: Final = tuple(policy.value for policy in Requeue)
+_GANG_SCHEDULERS: Final = frozenset({"fluence", "FluxionScheduler"})  # made every Deployment a gang
 _BOOLEANS: Final = ("true", "false")
 _DIGITS: Final = re.compile(r"[0-9]{1,18}")
 
@@ -57,6 +60,7 @@ class GroupMembership:
     is_native: bool = False  # that PodGroup is of scheduling.k8s.io, not of the coscheduling plugin
     needs_pod_group: bool = False  # nothing but the PodGroup gives the size
     is_single: bool = False  # the pod is a group by itself
+    is_gang: bool = True  # the pods of its group need each other
     controllers: tuple[Controller, ...] = ()  # the pod's controller first, then that object's
     index: int = 0
     queue: str = ""
@@ -80,6 +84,7 @@ class GroupMembership:
         """Pods of a group with equal keys contribute the same to its `WorkloadSet`."""
         return (
             self.size,
+            self.is_gang,
             self.pod_group,
             self.is_native,
             tuple(controller.uid for controller in self.controllers),
@@ -124,6 +129,7 @@ def membership_of(
         pod_group=f"{namespace}/{native or name}" if native or name else "",
         is_native=bool(native),
         is_single=is_single,
+        is_gang=_is_gang(pod, controllers, name or native, size),
         needs_pod_group=bool(native) or (size is None and not controllers and read.has(POD_GROUP_KEYS)),
         controllers=tuple(controllers),
         index=_index(pod),
@@ -167,6 +173,12 @@ def _limit(pod: Pod, read: _KeyReader, rules: QueueRules, problems: list[str]) -
     elif deadline_s is not None and deadline_s > most_s:
         problems.append(f"invalid activeDeadlineSeconds of the pod: found {deadline_s}, expected {allowed}")
     return most_s if deadline_s is None or deadline_s > most_s else None
+
+
+def _is_gang(pod: Pod, controllers: Sequence[Controller], group: str, size: int | None) -> bool:
+    """Whether the pods of a group need each other to start."""
+    is_asked_for = bool(group) or size is not None or pod.spec.scheduler_name in _GANG_SCHEDULERS
+    return is_asked_for or not controllers or controllers[0].kind.is_gang
 
 
 def _is_job(owner: OwnerReference) -> bool:
@@ -368,6 +380,7 @@ def workload_fact(
         owner=first.namespace,
         desired=_desired([*members, *next_members]),
         final_indexes=_final_indexes([*members, *next_members]),
+        is_gang=any(one.is_gang for one in members),
     )
 
 
@@ -392,6 +405,8 @@ def _size(members: Sequence[GroupMembership], group_sizes: Mapping[str, int]) ->
     of_pod_groups = [group_sizes[one.pod_group] for one in members if one.pod_group in group_sizes]
     if of_pod_groups:
         return max(*of_pod_groups, 1)
+    if not any(one.is_gang for one in members):
+        return 1
     controllers = {one.controller.uid: one.controller for one in members if one.controller is not None}
     parallel = (one for one in controllers.values() if not one.creates_in_order)
     return max(sum(one.desired_pods for one in parallel), 1)

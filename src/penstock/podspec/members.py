@@ -38,4 +38,5 @@ def member_of(pod: Pod, membership: GroupMembership, volumes: VolumeLookup) -> M
         name=pod.metadata.name,
         brings=host_ports,
         forbids=host_ports,
+        prefers=requirements.prefers,
     )

@@ -102,7 +102,10 @@ class Requeue(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSet:
-    """A group of members that start together, as soon as `size` of them are ready and fit."""
+    """A group of members of which `size` start together, as soon as they are ready and fit.
+
+    Further members join one by one.
+    """
 
     workload: str
     name: str
@@ -123,6 +126,7 @@ class WorkloadSet:
     desired: int | None = None  # members that its controllers keep, replacing those that fail; None: unknown
     # Sorted ranges (first, last) of indexes of members that have ended and are not replaced.
     final_indexes: tuple[tuple[int, int], ...] = ()
+    is_gang: bool = True  # False: replicas that do not need each other, which are spread over the nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,7 @@ class MemberSet:
     name: str = ""  # for users, if the key is not readable
     brings: tuple[ExclusionKey, ...] = ()  # sorted
     forbids: tuple[ExclusionKey, ...] = ()  # sorted
+    prefers: tuple[tuple[Constraint, int], ...] = ()  # nodes to use first, with weights; sorted by weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ _TIME_MAX: Final = 1e11
 _URGENCY_MAX: Final = 31
 _STATUS_MAX: Final = 1 << 31
 _LEVELS_MAX: Final = 16
+_WEIGHT_MAX: Final = 1 << 16
 
 
 def is_key(text: str) -> bool:
@@ -139,7 +140,12 @@ def _member(fact: MemberSet) -> str:
         or _number("its index", fact.index, 0, _INDEX_MAX)
         or _requests(fact.requests)
         or _exclusion_keys(fact.brings, fact.forbids)
+        or next(filter(None, (_weight(weight) for _, weight in fact.prefers)), "")
     )
+
+
+def _weight(weight: int) -> str:
+    return _number("the weight of a preference", weight, 1, _WEIGHT_MAX)
 
 
 @lru_cache(maxsize=4096)

@@ -81,13 +81,19 @@ class _ControlledJobs:
         return has_failed and job.state is JobState.RUN and not job.is_ending
 
     def replacement_overdue(self, state: SchedulerState, job: Job, note: str, now: float) -> None:
-        _mark_incomplete(state, job, note, now)
+        if not _has_minimum(state, job):
+            _mark_incomplete(state, job, note, now)
 
     def repair_failed(self, state: SchedulerState, job: Job, note: str, now: float) -> None:
         """Evicts a group of which nothing has run, if controllers replace all of its members.
 
-        What has run is not evicted because another member is late: the group is reported as incomplete.
+        What has run is not evicted because another member is late: the group is reported as incomplete. One
+        that still has as many members as it needs is not.
         """
+        if _has_minimum(state, job):
+            job.incomplete_since = None
+            state.journal.touch(job)
+            return
         live = job.live_members()
         if all(member.is_recreated and member.started_at is None for member in live):
             evict_group(state, job, now, ExceptionType.INCOMPLETE, note)
@@ -124,6 +130,12 @@ def _requeue(state: SchedulerState, job: Job, now: float, failed: Member) -> boo
     note = f"a member has failed ({failed.cause_text or 'by itself'}): the group starts again"
     evict_group(state, job, now, ExceptionType.REQUEUE, note)
     return True
+
+
+def _has_minimum(state: SchedulerState, job: Job) -> bool:
+    """Whether as many members have a node as the workload needs to start."""
+    workload = state.workloads.get(job.workload)
+    return workload is not None and job.live_count >= max(workload.size, 1)
 
 
 def _mark_incomplete(state: SchedulerState, job: Job, note: str, now: float) -> None:

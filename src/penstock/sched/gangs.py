@@ -1,8 +1,9 @@
 """Workloads and their members, as a backend reports them.
 
 The first member of a workload creates its job. The job assembles when as many members are ready as the
-workload needs, and is then placed as a whole. A member that appears after the start is late: it is enqueued
-on its own and extends the allocation. `members` handles what happens to members after their placement.
+workload needs, and these are then placed as a whole. Every further member is late, whether it appears after
+the start or is ready before: it is enqueued on its own and extends the allocation. `members` handles what
+happens to members after their placement.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from penstock.sched import vacancies
 from penstock.sched.commands import add_job
 from penstock.sched.controlled_jobs import CONTROLLED
 from penstock.sched.dependencies import begin_time_text
-from penstock.sched.job import Job, Member
+from penstock.sched.job import NO_GROUP, Job, Member
 from penstock.sched.jobspec import (
     MemberRequest,
     group_of,
     member_request,
+    order_of,
     placement_of,
     spec_of_workload,
     with_queue_constraint,
@@ -97,7 +99,7 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         external_usage_gone(state, ORPHAN_KEY + fact.member)  # It waits, so it is on no node.
         state.workloads.drop_waiting_member(fact.member)  # It may have waited in another workload.
         state.journal.touch_member(job, member.key)
-    request = MemberRequest(fact.requests, fact.constraint, fact.brings, fact.forbids)
+    request = MemberRequest(fact.requests, fact.constraint, fact.brings, fact.forbids, fact.prefers)
     has_changed = (member.request, member.is_ready) != (request, fact.ready)
     member.request, member.is_ready = request, fact.ready
     if (member.is_recreated, member.name) != (fact.recreated, fact.name):
@@ -199,14 +201,15 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
         if until is not None:
             state.wake(until, job.id)
         return
-    requests = [member.request for member in ready if member.request is not None]
+    starting, joining = _starting_members(ready, workload.size)
+    requests = [member.request for member in starting if member.request is not None]
     spec, groups = spec_of_workload(workload, requests, state.settings, limit_at(workload, now))
     job.spec = replace(spec, name=job.spec.name)  # A job keeps the name that it was created with.
     if job.queue != job.spec.queue:  # Its limit is that of the queue which its oldest member names by now.
         job.queue = job.spec.queue
         state.admission.set_queue(job.id, job.queue)
         state.journal.touch(job)
-    for member, group in zip(ready, groups, strict=True):
+    for member, group in (*zip(starting, groups, strict=True), *((one, NO_GROUP) for one in joining)):
         if member.group != group:
             member.group = group
             state.journal.touch_member(job, member.key)
@@ -216,6 +219,14 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
         job.is_assembled = True
         state.journal.touch(job)
     state.worklist.enqueue_assembled(job.id)
+
+
+def _starting_members(ready: list[Member], size: int) -> tuple[list[Member], list[Member]]:
+    """The members that start together, by index and then in the order in which they came, and the others."""
+    if len(ready) <= max(size, 1):
+        return ready, []
+    ordered = sorted(ready, key=lambda member: (member.index, member.number))
+    return ordered[: max(size, 1)], ordered[max(size, 1) :]
 
 
 def _update_begin_time(state: SchedulerState, job: Job, begin_at: float | None, now: float) -> None:
@@ -268,10 +279,11 @@ def _late_request(state: SchedulerState, job: Job, member: Member) -> Request:
     extra = Not((HostIn(member.refused_by),)) if member.refused_by else None
     workload = state.workloads.get(job.workload)
     placement = job.spec.request.placement if workload is None else placement_of(workload)
+    order = job.spec.request.order if workload is None else order_of(workload)
     if member.request is None:
-        return member_request(job.spec.request.groups[member.group], placement, extra)
+        return member_request(job.spec.request.groups[member.group], placement, extra, order)
     request = with_queue_constraint(member.request, state.settings.queue(job.queue))
-    return member_request(group_of(request, 1), placement, extra)
+    return member_request(group_of(request, 1), placement, extra, order)
 
 
 def workload_gone(state: SchedulerState, workload: str, now: float) -> None:

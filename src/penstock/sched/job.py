@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.job import ExceptionType, JobEvent, JobState
@@ -32,7 +33,19 @@ from penstock.sched.records import (
     Promise,
 )
 
-__all__ = ["Forecast", "HeldSlots", "Job", "Member", "Vacancies", "job_from", "live_of", "member_record"]
+__all__ = [
+    "NO_GROUP",
+    "Forecast",
+    "HeldSlots",
+    "Job",
+    "Member",
+    "Vacancies",
+    "job_from",
+    "live_of",
+    "member_record",
+]
+
+NO_GROUP: Final = -1  # of a member that does not start with its job, but joins it
 
 _MemberKind = tuple[int, frozenset[tuple[str, int]]]  # index and units
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Final
 
-from penstock.engine.request import SLOT, Group, Placement, Request
+from penstock.engine.request import SLOT, Group, NodeOrder, Placement, Preference, Request
 from penstock.errors import BadRequest
 from penstock.model.constraint import And, Constraint
 from penstock.model.duration import format_duration
@@ -34,6 +34,7 @@ __all__ = [
     "counts_of",
     "group_of",
     "member_request",
+    "order_of",
     "payload_of",
     "placement_of",
     "spec_of_submission",
@@ -56,6 +57,7 @@ class MemberRequest:
     constraint: Constraint | None = None
     brings: tuple[ExclusionKey, ...] = ()
     forbids: tuple[ExclusionKey, ...] = ()
+    prefers: tuple[tuple[Constraint, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +312,7 @@ def spec_of_workload(
     ]
     counts = Counter(group_of_each)
     groups = tuple(group_of(request, counts[number]) for request, number in numbers.items())
-    request = Request(groups, limit_s, placement_of(workload))
+    request = Request(groups, limit_s, placement_of(workload), order_of(workload))
     spec = SchedulingSpec(
         name=workload.name,
         queue=queue.name,
@@ -333,18 +335,29 @@ def with_queue_constraint(request: MemberRequest, queue: QueueSettings) -> Membe
 def group_of(request: MemberRequest, count: int) -> Group:
     inner = tuple(Resource(name, Count(units, units)) for name, units in request.requests if units > 0)
     slot = Resource(SLOT, Count(count, count), with_=inner, label="member")
-    return Group((slot,), request.constraint, request.brings, request.forbids)
+    prefers = tuple(Preference(constraint, weight) for constraint, weight in request.prefers)
+    return Group((slot,), request.constraint, request.brings, request.forbids, prefers)
 
 
-def member_request(group: Group, placement: Placement, extra: Constraint | None = None) -> Request:
+def member_request(
+    group: Group,
+    placement: Placement,
+    extra: Constraint | None = None,
+    order: NodeOrder = NodeOrder.POLICY,
+) -> Request:
     """A request for one more member of a group."""
     resources = tuple(_single(resource) for resource in group.resources)
     single = replace(group, resources=resources, constraint=_both(group.constraint, extra))
-    return Request((single,), None, placement)
+    return Request((single,), None, placement, order)
 
 
 def placement_of(workload: WorkloadSet) -> Placement:
     return Placement(workload.distinct_nodes, workload.within)
+
+
+def order_of(workload: WorkloadSet) -> NodeOrder:
+    """Gangs are packed, so that large ones find whole nodes; replicas survive the failure of a node."""
+    return NodeOrder.PACK if workload.is_gang else NodeOrder.SPREAD
 
 
 def _single(resource: Resource) -> Resource:

@@ -222,6 +222,12 @@ class Scheduler:
             gangs.member_set(state, member_fact, now)
         self._assemble(now)
         self._enqueue_assembled(now)
+        self._enqueue_late_members()
+        advance_jobs(state, now)
+        self._admit(now)
+
+    def _enqueue_late_members(self) -> None:
+        state = self.state
         for number, key in state.worklist.take_late_members():
             begun = state.jobs.get(number)
             member = begun.members.get(key) if begun is not None else None
@@ -231,8 +237,6 @@ class Scheduler:
                 state.subject = begun
                 gangs.enqueue_late(state, begun, member)
         state.subject = None
-        advance_jobs(state, now)
-        self._admit(now)
 
     def _step(self, replies: Sequence[Reply] = ()) -> Step:
         journal = self.state.journal
@@ -325,7 +329,7 @@ class Scheduler:
                 place_late_member(state, job, job.members[entry.member], allocation, now)
             else:
                 start_job(state, job, allocation, now)
-        state.subject = None
+        self._enqueue_late_members()
         state.plans.heads = {queue: entry.job for queue, entry in found.heads.items()}
         starts: dict[int, PlannedStart] = {}
         if deep and state.settings.forecast_depth and len(state.queue):

@@ -28,6 +28,9 @@ def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) ->
     job.end_at = None if job.spec.limit_s is None else now + job.spec.limit_s
     _record_resources(state, job, _resources_by_node(state, job))
     _assign_slots(state, job, found.slots)
+    for member in job.members.values() if len(job.members) > len(found.slots) else ():
+        if member.phase is MemberPhase.WAITING:
+            state.worklist.enqueue_late(job.id, member.key)  # It joins the started group.
     context: dict[str, object] = {}
     if job.forecast is not None or job.promise is not None:
         promised = job.promise.last_at if job.promise is not None else now
