@@ -36,7 +36,7 @@ class _SubmittedJobs:
 
     def backend_spec(self, job: Job) -> dict[str, object]:
         own: dict[str, object] = {"id_f58": encode_jobid(job.id), "owner": job.owner}
-        return {**job.spec.payload, **own, "resources_by_node": job.resources_by_node}
+        return {**job.spec.payload, **own, "resources_by_node": dict(job.resources_by_node)}
 
     def is_elsewhere(self, member: Member, fact: MemberStatus) -> bool:
         del member, fact
