@@ -2,8 +2,9 @@
 
 The event is the end of a member, from the fact to the statements for PostgreSQL: CPU time, and the bytes that
 the store is sent. The restore is measured from the recorded state to the end of the first snapshot; its time
-must follow the live members, not the ended ones. `before` is what the same functions measured at commit
-3a9de8e, on the machine on which both were last compared.
+must follow the live members, not the ended ones. The eventlog is read at a restore too: members that are
+replaced one at a time, each alone on its node, log the most. `before` is what the same functions measured at
+commit 3a9de8e, on the machine on which both were last compared.
 
 `python -m bench.member_costs` prints a table.
 """
@@ -26,19 +27,26 @@ from penstock.sched.settings import Settings
 from penstock.store.batch import build_batch
 from penstock.store.memory import MemoryStore
 
-__all__ = ["MemberEventCost", "measure_member_event", "measure_restore"]
+__all__ = ["MemberEventCost", "Restore", "measure_member_event", "measure_restore"]
 
 _NOW: Final = 1_000_000.0
 _GROUP: Final = 5_000
 _NODES: Final = 500
 _LIVE: Final = 100
 _ROUNDS: Final = 15
+_ALONE: Final = 4_000  # members that are replaced one at a time
 
 
 @dataclass(frozen=True, slots=True)
 class MemberEventCost:
     cpu_s: float  # median
     written_bytes: int  # median
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    cpu_s: float
+    events: int  # in the eventlogs that are read
 
 
 _BEFORE_EVENT: Final = MemberEventCost(0.070, 1_029_428)
@@ -104,20 +112,24 @@ def measure_member_event(members: int = _GROUP, nodes: int = _NODES) -> MemberEv
     return MemberEventCost(statistics.median(spent[1:]), int(statistics.median(written[1:])))
 
 
-def measure_restore(ended: int, live: int = _LIVE) -> float:
-    """CPU seconds to restore a running workload in which `ended` members have ended and were replaced."""
+def measure_restore(ended: int, live: int = _LIVE, *, one_at_a_time: bool = False) -> Restore:
+    """The restore of a running workload in which `ended` members have ended and were replaced.
+
+    They end in large batches, or one at a time, each alone on its node.
+    """
+    cpu_milli = 16_000 if one_at_a_time else 1_000
     run = _Run(live, keep=True)
     workload = WorkloadSet("w", "w", live)
-    run.handle(workload, *(_member(number) for number in range(live)))
+    run.handle(workload, *(_member(number, cpu_milli) for number in range(live)))
     run.start()
     assert run.store is not None
     number = live
     while number < live + ended:
         (job,) = run.scheduler.state.jobs.values()
-        left = min(live // 2, live + ended - number)
+        left = 1 if one_at_a_time else min(live // 2, live + ended - number)
         gone = job.live_members()[:left]
         run.handle(*(MemberStatus(one.key, Phase.ENDED, _NOW, one.node) for one in gone))
-        run.handle(*(_member(number + more) for more in range(left)))
+        run.handle(*(_member(number + more, cpu_milli) for more in range(left)))
         run.start()
         number += left
     (job,) = run.scheduler.state.jobs.values()
@@ -125,7 +137,7 @@ def measure_restore(ended: int, live: int = _LIVE) -> float:
     snapshot = Snapshot(
         nodes=run.nodes,
         workloads=(workload,),
-        members=tuple(_member(one.index) for one in members),
+        members=tuple(_member(one.index, cpu_milli) for one in members),
         statuses=tuple(MemberStatus(one.key, Phase.RUNNING, _NOW, one.node) for one in members),
     )
     _, recorded = asyncio.run(run.store.take_over(_NOW))
@@ -136,7 +148,7 @@ def measure_restore(ended: int, live: int = _LIVE) -> float:
     spent_s = time.process_time() - began
     (again,) = scheduler.state.jobs.values()
     assert [one.key for one in again.live_members()] == [one.key for one in members]
-    return spent_s
+    return Restore(spent_s, sum(len(row.log) for row in recorded.jobs))
 
 
 def _node(number: int) -> NodeSet:
@@ -146,8 +158,8 @@ def _node(number: int) -> NodeSet:
     )
 
 
-def _member(number: int) -> MemberSet:
-    requests = (("cpu", 1_000), ("memory", 1 << 30), ("pods", 1))
+def _member(number: int, cpu_milli: int = 1_000) -> MemberSet:
+    requests = (("cpu", cpu_milli), ("memory", 1 << 30), ("pods", 1))
     return MemberSet("w", f"w-{number}", number, requests, recreated=True)
 
 
@@ -159,7 +171,10 @@ def main() -> None:
     print(f"  written  {before.written_bytes:,} -> {event.written_bytes:,} bytes")
     for ended, before_s in _BEFORE_RESTORE_S.items():
         was = "too long to measure" if before_s is None else f"{before_s:.2f} s"
-        print(f"restore of {_LIVE} live and {ended:,} ended members: {was} -> {measure_restore(ended):.2f} s")
+        restore = measure_restore(ended)
+        print(f"restore of {_LIVE} live and {ended:,} ended members: {was} -> {restore.cpu_s:.2f} s")
+    alone = measure_restore(_ALONE, one_at_a_time=True)
+    print(f"the same, {_ALONE:,} ended one at a time: {alone.cpu_s:.2f} s, {alone.events:,} events read")
 
 
 if __name__ == "__main__":

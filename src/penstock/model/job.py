@@ -92,6 +92,13 @@ class JobEvent:
     def is_fatal(self) -> bool:
         return self.name == "exception" and self.context.get("severity") == 0
 
+    @property
+    def is_detail(self) -> bool:
+        """It tells of one member, and leaves the state as it is: a workload may log these without end."""
+        if self.name == "exception":
+            return not self.is_fatal
+        return self.name == "memo" or (self.name == "release" and not self.context.get("final"))
+
 
 _S: Final = JobState
 

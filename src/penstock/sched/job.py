@@ -229,6 +229,7 @@ class Job:
     outside_reason: str = ""  # why it waits outside the queue, because of a limit of its namespace
     forecast: Forecast | None = None
     slots: HeldSlots = field(default_factory=HeldSlots)
+    details_logged: int = 0  # events of single members in its eventlog
     members_seen: int = 0  # the number of the next member
     members_by_phase: Counter[MemberPhase] = field(default_factory=Counter)
     members_not_started: int = 0
@@ -430,6 +431,7 @@ def job_from(row: JobRow, spec: SchedulingSpec, ownership: Ownership) -> Job:
     new, live, record = row.new, row.live, row.live.record
     job = Job(new.id, new.owner, spec, new.spec, new.seen_at, ownership, new.workload)
     job.log = list(row.log)
+    job.details_logged = sum(event.is_detail for event in row.log)
     job.state, job.queue, job.urgency, job.priority = live.state, live.queue, live.urgency, live.priority
     job.result, job.status = live.result, live.status
     job.started_at, job.ended_at = live.started_at, live.ended_at

@@ -6,6 +6,8 @@ answered.
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.model.job import JobEvent, next_state
 from penstock.protocol.intents import Intent, StatusUpdate
 from penstock.sched.job import Job, Member, live_of, member_record
@@ -13,6 +15,10 @@ from penstock.sched.member_states import MemberEvent, next_phase
 from penstock.sched.records import Change, ExceptionRecord, JobLogged, MemberDropped, MemberRecorded
 
 __all__ = ["Journal"]
+
+
+_DETAILS_MAX: Final = 500  # A workload that replaces its members for months must not grow its eventlog.
+_NO_MORE_DETAILS: Final = "further events of single members are not logged"
 
 
 class Journal:
@@ -50,6 +56,12 @@ class Journal:
 
     def log(self, job: Job, name: str, at: float, **context: object) -> None:
         event = JobEvent(at, name, context)
+        if event.is_detail:
+            job.details_logged += 1
+            if job.details_logged > _DETAILS_MAX:
+                return
+            if job.details_logged == _DETAILS_MAX:
+                event = JobEvent(at, "memo", {"note": _NO_MORE_DETAILS})
         before, job.state = job.state, next_state(job.state, event)
         job.log.append(event)
         if job.state is not before:
