@@ -53,7 +53,7 @@ def driver_with_set_aside(*, has_follower: bool = False) -> Driver:
 
 def test_a_job_that_is_set_aside_is_listed_and_explained(driver: Driver) -> None:
     scheduler = driver.scheduler
-    (aside,) = scheduler.state.set_aside
+    (aside,) = scheduler.set_aside
     (running,) = scheduler.jobs
     listed = live_jobs.list_summaries(scheduler, driver.now, JobsQuery())
     assert [job.id for job in listed] == [encode_jobid(running), encode_jobid(aside)]
@@ -70,7 +70,7 @@ def test_a_job_that_is_set_aside_is_listed_and_explained(driver: Driver) -> None
 
 def test_a_job_that_is_set_aside_can_be_cancelled() -> None:
     driver = driver_with_set_aside(has_follower=True)
-    (aside,) = driver.scheduler.state.set_aside
+    (aside,) = driver.scheduler.set_aside
     follower = max(driver.scheduler.jobs)
     (after,) = driver.submit(submission(nodes=2, slots=3, duration_s=60))
     driver.settle()
@@ -90,7 +90,7 @@ def test_a_job_that_is_set_aside_can_be_cancelled() -> None:
     assert driver.backend.violations == []
     assert not driver.store.tables.intents
     again = Driver(driver.backend, driver.settings, store=driver.store)
-    assert aside not in again.scheduler.state.set_aside
+    assert aside not in again.scheduler.set_aside
     assert again.scheduler.jobs[after].state is JobState.RUN
     (reply,) = again.feed(Cancel((aside,))).replies
     assert isinstance(reply.value, dict)
@@ -103,12 +103,12 @@ def test_a_pending_job_that_is_set_aside_can_be_cancelled() -> None:
     live = driver.store.tables.live[bad]
     driver.store.tables.live[bad] = replace(live, state=JobState.RUN)
     again = Driver(driver.backend, driver.settings, store=driver.store)
-    assert bad in again.scheduler.state.set_aside
+    assert bad in again.scheduler.set_aside
     (reply,) = again.feed(Cancel((bad,))).replies
     assert reply.value == {bad: None}
     assert driver.store.tables.live[bad].result == "CANCELED"
     third = Driver(driver.backend, driver.settings, store=driver.store)
-    assert bad not in third.scheduler.state.set_aside
+    assert bad not in third.scheduler.set_aside
 
 
 def test_the_job_of_a_workload_that_is_set_aside_is_ended_through_its_pods() -> None:
@@ -126,7 +126,7 @@ def test_the_job_of_a_workload_that_is_set_aside_is_ended_through_its_pods() -> 
 
 
 def test_the_auditor_sees_the_members_of_a_job_that_is_set_aside(driver: Driver) -> None:
-    (aside,) = driver.scheduler.state.set_aside
+    (aside,) = driver.scheduler.set_aside
     found = graph_snapshot(driver.scheduler)
     assert sum(member.job == aside for member in found.members.values()) == 4
     assert found.empty_slots == {}

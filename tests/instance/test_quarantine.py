@@ -182,9 +182,9 @@ def test_a_running_job_that_fails_keeps_its_allocation_until_its_members_end() -
     with patch.object(deadlines, "_check_deadlines", check):
         driver.run_until(driver.now + 2)
     assert first not in driver.scheduler.jobs
-    aside = driver.scheduler.state.set_aside.get(first)
+    aside = driver.scheduler.set_aside.get(first)
     assert aside is not None
-    assert "RuntimeError: unexpected" in aside.reason
+    assert "RuntimeError: unexpected" in aside
     assert first in driver.scheduler.allocated_jobs()
     (second,) = driver.submit(submission(nodes=2, slots=4, duration_s=60))
     driver.run_until(driver.now + 5)
@@ -203,9 +203,9 @@ def test_a_job_whose_record_contradicts_itself_is_set_aside_alone() -> None:
     again = Driver(driver.backend, driver.settings, store=driver.store)
     assert list(again.scheduler.jobs) == [other]
     assert set(again.scheduler.allocated_jobs()) == {broken, other}
-    aside = again.scheduler.state.set_aside.get(broken)
+    aside = again.scheduler.set_aside.get(broken)
     assert aside is not None
-    assert "its log leads to RUN" in aside.reason
+    assert "its log leads to RUN" in aside
     (more,) = again.submit(submission(slots=4, duration_s=60))
     again.settle()
     assert again.scheduler.jobs[more].state is JobState.SCHED  # 3 cores are left.
@@ -217,7 +217,7 @@ def test_a_node_that_fails_gets_nothing_and_its_members_stay() -> None:
     with_workloads(driver, WorkloadSet("w", "w", 2, distinct_nodes=True), member("w", 0), member("w", 1))
     driver.settle()
     original = nodes.node_set
-    fact = driver.scheduler.state.cluster.nodes["node0"].fact
+    fact = driver.scheduler.nodes["node0"].fact
     changed = replace(fact, labels=(("bad", "yes"),))
     with patch(
         "penstock.sched.nodes.node_set",
@@ -226,7 +226,7 @@ def test_a_node_that_fails_gets_nothing_and_its_members_stay() -> None:
         driver.backend.nodes["node0"] = changed
         driver.feed(changed)
         driver.settle()
-        node = driver.scheduler.state.cluster.nodes["node0"].fact
+        node = driver.scheduler.nodes["node0"].fact
         assert not node.up
         assert "KeyError" in node.why
         assert node.capacity == fact.capacity
@@ -253,9 +253,9 @@ def test_a_node_gets_nothing_while_its_external_usage_fails() -> None:
         plain = driver.backend.snapshot
         driver.backend.snapshot = lambda: replace(plain(), external_usage=(usage,))  # type: ignore[method-assign]
         driver.feed(usage)
-        assert not driver.scheduler.state.cluster.nodes["node0"].fact.up
+        assert not driver.scheduler.nodes["node0"].fact.up
         driver.feed(ExternalUsageGone("u"))
-        assert driver.scheduler.state.cluster.nodes["node0"].fact.up
+        assert driver.scheduler.nodes["node0"].fact.up
 
 
 def test_more_than_ten_failures_within_a_minute_are_our_fault() -> None:

@@ -176,7 +176,7 @@ def test_jobs_outside_wait_outside_after_a_restart() -> None:
     instance.restart()
     instance.run_until(10)
     assert _outside(instance.scheduler) == before
-    assert len(instance.scheduler.state.queue) == 2
+    assert instance.scheduler.queue_length == 2
 
 
 def test_a_job_of_a_queue_that_is_gone_waits_in_the_default_queue() -> None:
@@ -195,7 +195,7 @@ def test_a_job_of_a_queue_that_is_gone_waits_in_the_default_queue() -> None:
     instance.restart()
     instance.run_until(2)
     assert [job.queue for job in instance.scheduler.jobs.values()] == ["default", "default"]
-    assert len(instance.scheduler.state.queue) == 1
+    assert instance.scheduler.queue_length == 1
 
 
 def test_a_submitted_job_survives_a_shorter_limit_and_the_end_of_its_queue() -> None:

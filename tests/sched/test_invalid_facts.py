@@ -77,10 +77,10 @@ def test_an_invalid_node_gets_nothing_and_keeps_what_it_has(change: dict[str, An
     endless(driver)
     driver.feed(WorkloadSet("w", "w", 1), member("w", 0))
     driver.settle()
-    known = driver.scheduler.state.cluster.nodes["node0"].fact
+    known = driver.scheduler.nodes["node0"].fact
     driver.feed(replace(known, **change), WorkloadSet("x", "x", 1), member("x", 0))
     driver.settle()
-    found = driver.scheduler.state.cluster.nodes["node0"].fact
+    found = driver.scheduler.nodes["node0"].fact
     assert (found.capacity, found.up) == (known.capacity, False)
     assert "the node cannot be used" in found.why
     states = {job.workload: job.state for job in driver.scheduler.jobs.values()}
@@ -91,7 +91,7 @@ def test_a_node_whose_name_cannot_be_recorded_is_ignored() -> None:
     driver = Driver(pods(nodes=1), settings_of("easy"))
     for name in (NUL, "", "a/b", "a:b"):
         driver.feed(NodeSet(name, (Capacity("cpu", 1000, divisible=True),)))
-    assert list(driver.scheduler.state.cluster.nodes) == ["node0"]
+    assert list(driver.scheduler.nodes) == ["node0"]
 
 
 def test_external_usage_beyond_every_bound_fills_its_node() -> None:
@@ -169,7 +169,7 @@ def test_a_unit_that_a_node_loses_stays_for_the_job_that_uses_it() -> None:
     driver.feed(MemberGone("w-0"))
     driver.settle()
     assert driver.scheduler.job_of_workload("x").state is JobState.RUN  # type: ignore[union-attr]
-    units = [unit.id for unit in driver.scheduler.state.cluster.nodes["cores"].vertex.below()]
+    units = [unit.id for unit in driver.scheduler.nodes["cores"].vertex.below()]
     assert units == [0]
 
 

@@ -80,9 +80,9 @@ def test_a_job_with_an_unreadable_row_keeps_its_node_and_the_others_go_on(server
     assert list(instance.scheduler.jobs) == [good]
     assert set(instance.scheduler.allocated_jobs()) == {bad, good}
     assert [str(found.subject) for found in instance.isolation.quarantine.objects()] == [f"job {bad}"]
-    aside = instance.scheduler.state.set_aside.get(bad)
+    aside = instance.scheduler.set_aside.get(bad)
     assert aside is not None
-    assert "a recorded value cannot be read: " in aside.reason
+    assert "a recorded value cannot be read: " in aside
     text = instance.isolation.metrics.render().decode()
     assert 'penstock_quarantined_total{kind="job"} 1.0' in text
     jobs = (submission(slots=4, duration_s=0), submission(slots=4, duration_s=0))

@@ -440,6 +440,13 @@ class Scheduler:
     def is_inadmissible(self, workload: str) -> bool:
         return self.state.workloads.inadmissible(workload) is not None
 
+    @property
+    def set_aside(self) -> Mapping[int, str]:
+        """The jobs that are recorded, but could not be restored or handled, and why."""
+        return {
+            number: job.reason for number in self.state.set_aside if (job := self.state.set_aside.get(number))
+        }
+
     def assignments(self, job: int) -> dict[int, str]:
         """The slots of a job, and the node of each."""
         return self.state.cluster.assignments(job)
