@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from penstock.backends.sim.backend import MemberScript
-from penstock.errors import BadRequest
+from penstock.errors import BadRequest, Unavailable
 from penstock.instance.isolation import AtFault
 from penstock.instance.quarantine import Quarantine
 from penstock.model.job import JobState
@@ -269,6 +269,25 @@ def test_more_than_ten_failures_within_a_minute_are_our_fault() -> None:
         with pytest.raises(AtFault, match=r"more than 10 objects failed within a minute.*KeyError"):
             with_workloads(driver, WorkloadSet("more", "more", 1), member("more", 0))
     assert len(driver.instance.isolation.quarantine) == 0
+
+
+@pytest.mark.parametrize("where", ["store", "backend"])
+def test_what_is_unavailable_sets_nothing_aside(where: str) -> None:
+    driver = Driver(pods(nodes=2), settings_of("easy"))
+    target, name = (driver.store, "record") if where == "store" else (driver.backend, "apply")
+
+    def start() -> None:
+        with_workloads(driver, WorkloadSet("w", "w", 1), member("w", 0))
+        driver.settle()
+
+    with (
+        patch.object(target, name, side_effect=Unavailable("away")),
+        pytest.raises(Unavailable, match="away") as caught,
+    ):
+        start()
+    assert type(caught.value) is Unavailable  # It is not `AtFault` either.
+    assert len(driver.instance.isolation.quarantine) == 0
+    assert 'kind="workload"} 0.0' in driver.instance.isolation.metrics.render().decode()
 
 
 def test_failures_are_counted_by_kind() -> None:

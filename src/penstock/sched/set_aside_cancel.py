@@ -18,7 +18,6 @@ from penstock.sched.lifecycle import update_dependents_of
 from penstock.sched.nodes import ORPHAN_KEY, external_usage_set
 from penstock.sched.records import (
     AllocationGone,
-    ClaimGone,
     ExceptionRecord,
     IntentDone,
     JobLogged,
@@ -82,7 +81,6 @@ def _record_end(state: SchedulerState, job: SetAsideJob, note: str, now: float) 
         journal.add(AllocationGone(row.new.id, now))
     for intent in job.intents:
         journal.add(IntentDone(intent))
-    journal.add(ClaimGone(row.new.id))
 
 
 def _end_member(state: SchedulerState, member: MemberRecord) -> None:
