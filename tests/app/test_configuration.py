@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from penstock.app import configuration
 from penstock.app.configuration import Configuration, read_configuration
 from penstock.errors import BadRequest
 from penstock.model.queue_rules import QueueRules
+
+ROOT = Path(__file__).parents[2]
+SETTING = re.compile(r"\s*([a-z_]+) = ([^#]+?)\s*(?:#\s*(.*))?")
+NONE = ("none", "all", "unlimited")  # words for a default that is not there
+
+
+def documented_settings(text: str) -> list[tuple[str, str, object, str]]:
+    """Section, key, value and comment of every setting; queues and namespaces have examples, no defaults."""
+    found: list[tuple[str, str, object, str]] = []
+    section = ""
+    for line in text.splitlines():
+        header = re.fullmatch(r"\s*\[+([a-z]+)\]+.*", line)
+        setting = SETTING.fullmatch(line)
+        if header:
+            section = header[1]
+        elif line.strip() == "```":
+            section = ""
+        elif setting and section not in ("queues", "namespaces"):
+            value = tomllib.loads(f"value = {setting[2]}")["value"]
+            found.append((section, setting[1], value, setting[3] or ""))
+    return found
+
+
+@pytest.mark.parametrize("where", ["run-an-instance.md", "schedule-pods.md", ""])
+def test_documented_defaults_are_those_of_the_code(where: str) -> None:
+    """A documented value is the default, unless its comment says what the default is."""
+    text = (ROOT / "docs/how-to" / where).read_text() if where else configuration.__doc__ or ""
+    settings = documented_settings(text)
+    assert settings
+    for section, key, value, comment in settings:
+        holder = msgspec.convert({}, configuration._File)
+        default = getattr(getattr(holder, section) if section else holder, key)
+        stated = comment.partition("default: ")[2]
+        assert stated in ("", *NONE), f"{section}.{key}: {comment}"
+        assert (default in ("", None)) if stated else default == value, f"{section}.{key}: {default!r}"
 
 
 def configured(directory: Path, text: str) -> Configuration:

@@ -39,9 +39,9 @@ An unknown key is an error that lists the valid keys, because a misspelt limit m
 
     [kube]
     scheduler_names = ["penstock", "fluence", "fluxnetes"]
-    topology_levels = "rack=example.com/rack"   # in addition to regions and zones
+    topology_levels = "rack=example.com/rack"   # in addition to regions and zones; default: none
     assembly_timeout = "1h"      # how long a group may wait for its members
-    limit_default = "1h"         # planned duration of pods without any time limit; not enforced
+    limit_default = "1h"         # planned duration of pods without a time limit, not enforced; default: none
     binds_in_flight = 64         # concurrent bind requests
     lease_namespace = "penstock-system"
     lease_name = "penstock"
