@@ -212,11 +212,11 @@ def test_a_pod_fits_where_its_host_port_is_free() -> None:
 
     cache = cache_of(node("n1"), node("n2"), with_port("a", 80, node="n1", ours=False))
     new_facts(cache)
-    assert not cache.fits("n1", with_port("b", 80))
-    assert cache.fits("n1", with_port("b", 81))
-    assert cache.fits("n2", with_port("b", 80))
+    assert "no longer has" in cache.bind_problem("n1", with_port("b", 80))
+    assert cache.bind_problem("n1", with_port("b", 81)) == ""
+    assert cache.bind_problem("n2", with_port("b", 80)) == ""
     put(cache, with_port("a", 80, node="n1", ours=False, phase="Succeeded"))
-    assert cache.fits("n1", with_port("b", 80))
+    assert cache.bind_problem("n1", with_port("b", 80)) == ""
 
 
 def test_a_problem_is_a_change_once() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,7 +26,7 @@ from penstock.kube.errors import (
     TooManyRequests,
     Unreachable,
 )
-from penstock.kube.types import Pod, UnstructuredObject
+from penstock.kube.types import NodeTaint, Pod, UnstructuredObject
 from penstock.model.jobid import encode_jobid
 from penstock.podspec.keys import JOB_ANNOTATION
 from penstock.protocol.facts import Fact, IntentResult, MemberGone, MemberStatus, Outcome, Phase
@@ -225,6 +226,49 @@ def test_a_missing_node_and_a_full_node_are_conflicts() -> None:
     assert second.outcome is Outcome.CONFLICT
     assert second.detail == "node n1 no longer has the requested resources"
     assert client.requests == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"unschedulable": True}, "cordoned"),
+        ({"taints": (NodeTaint("maintenance", "", "NoSchedule"),)}, "taints or labels have changed"),
+    ],
+)
+def test_the_state_of_the_node_is_checked_again_before_a_binding(change: dict[str, Any], words: str) -> None:
+    """The watch has delivered it, and the scheduler does not know of it yet."""
+    context = FakeContext(pod())
+    before = node("n1", cpu="2")
+    spec = msgspec.structs.replace(before.spec, **change)
+    context.cache.set_node(msgspec.structs.replace(before, spec=spec))
+    client = FakeClient()
+    (found,) = execute(context, client, PLACE)
+    assert isinstance(found, IntentResult)
+    assert found.outcome is Outcome.CONFLICT
+    assert words in found.detail
+    assert client.requests == []
+
+
+def test_bindings_in_flight_count_until_the_watch_shows_them() -> None:
+    """Two of ours and one of another scheduler on a node of two cores: the last one is not bound."""
+    ours, other = pod(cpu="1"), pod("x", cpu="1", ours=False, node="n1")
+    context = FakeContext(ours, pod("b", cpu="1"))
+    execute(context, FakeClient(), PLACE)
+    assert context.bound == [("a", "n1")]
+    context.cache.set_pod(other)
+    second = Place(2, 78, "default/pod/uid-b", (Assignment("uid-b", 0, "n1"),))
+    found = execute(context, FakeClient(), second, want=2)[-1]
+    assert context.bound == [("a", "n1")]
+    assert isinstance(found, IntentResult)
+    assert found.detail == "node n1 no longer has the requested resources"
+    context.cache.remove_pod(ours)
+    assert context.cache.bind_problem("n1", pod("b", cpu="1")) == ""
+
+
+def test_a_binding_that_fails_is_not_counted() -> None:
+    context = FakeContext(pod(cpu="2"))
+    execute(context, FakeClient(bind=[NotFound(404)]), PLACE)
+    assert context.cache.bind_problem("n1", pod("b", cpu="2")) == ""
 
 
 def test_a_terminated_pod_uses_nothing() -> None:

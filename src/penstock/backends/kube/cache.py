@@ -110,9 +110,6 @@ class ClusterCache:
     def node(self, name: str) -> Node | None:
         return self._nodes.get(name)
 
-    def has_node(self, name: str) -> bool:
-        return name in self._nodes
-
     def pods_of(self, workload: str) -> list[Pod]:
         return [self._pods[uid] for uid in self._workloads.pods(workload)]
 
@@ -133,10 +130,22 @@ class ClusterCache:
         membership = self._workloads.membership(uid)
         return membership.limit_s if membership is not None else None
 
-    def fits(self, node: str, pod: Pod) -> bool:
-        """Whether a node still has what a pod requests, counting every pod that is known to be there."""
-        found = self._reported.node(node)
-        return found is not None and self._node_usage.fits(found, pod)
+    def bind_problem(self, name: str, pod: Pod) -> str:
+        """Why a pod cannot be bound to a node, by what the watches delivered last; "" if it can."""
+        node, fact = self._nodes.get(name), self._reported.node(name)
+        if node is None:
+            return f"node {name} does not exist"
+        if fact is None or name in self._dirty_nodes:
+            fact = self._node_fact(node)
+        return self._node_usage.problem(fact, pod, requirements_of(pod, self._volumes).constraint)
+
+    def assume_bound(self, pod: Pod, node: str) -> None:
+        """Counts a pod on a node from its binding on, until the watch shows it there."""
+        self._node_usage.assume(pod, node)
+
+    def drop_assumed(self, uid: str) -> None:
+        """The binding of a pod has failed."""
+        self._node_usage.drop_assumed(uid)
 
     def is_ours(self, pod: Pod) -> bool:
         return pod.spec.scheduler_name in self._settings.scheduler_names

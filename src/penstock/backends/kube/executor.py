@@ -197,22 +197,24 @@ class IntentExecutor:
             return Outcome.GONE, "the pod is being deleted"
         if is_terminal(pod):
             return Outcome.GONE, "the pod has ended without a node"
-        if not cache.has_node(assignment.node):
-            return Outcome.CONFLICT, f"node {assignment.node} does not exist"
-        if not cache.fits(assignment.node, pod):
-            return Outcome.CONFLICT, f"node {assignment.node} no longer has the requested resources"
-        return None
+        problem = cache.bind_problem(assignment.node, pod)
+        return (Outcome.CONFLICT, problem) if problem else None
 
     async def _bind(self, intent: Place, pod: Pod, node: str) -> None:
-        metadata = pod.metadata
+        metadata, cache = pod.metadata, self._context.cache
         failpoints.reach(_BIND_BEFORE)
-        await self._client.bind(
-            metadata.namespace,
-            metadata.name,
-            metadata.uid,
-            node,
-            annotations={JOB_ANNOTATION: encode_jobid(intent.job)},
-        )
+        cache.assume_bound(pod, node)
+        try:
+            await self._client.bind(
+                metadata.namespace,
+                metadata.name,
+                metadata.uid,
+                node,
+                annotations={JOB_ANNOTATION: encode_jobid(intent.job)},
+            )
+        except BaseException:
+            cache.drop_assumed(metadata.uid)
+            raise
         failpoints.reach(_BIND_AFTER)
 
     async def _read_outcome(self, pod: Pod, assignment: Assignment) -> tuple[Outcome | None, str] | None:
