@@ -63,6 +63,13 @@ class TestTls:
             == "me"
         )
 
+    def test_comments_of_a_ca_file_may_have_any_encoding(self, tmp_path: Path) -> None:
+        authority, other = Authority(), Authority()
+        comments = ["# Universität\n".encode(), "# Société\n".encode("latin-1")]
+        (tmp_path / "ca.crt").write_bytes(comments[0] + other.pem + comments[1] + authority.pem)
+        cluster = {"certificate-authority": "ca.crt"}
+        assert self.connect(tmp_path, authority, self.access(tmp_path, cluster, {})) is None
+
     def test_the_server_certificate_is_verified(self, tmp_path: Path) -> None:
         authority, other = Authority(), Authority()
         cluster = {"certificate-authority-data": b64(other.pem)}

@@ -114,7 +114,8 @@ def _load_ca(context: ssl.SSLContext, tls: TlsConfig) -> None:
     where = str(tls.ca_file or "certificate-authority-data")
     try:
         data = tls.ca_data if tls.ca_file is None else tls.ca_file.read_bytes()
-        context.load_verify_locations(cadata=data.decode("ascii"))
+        # Bundles have comments between the certificates, in any encoding; OpenSSL ignores them.
+        context.load_verify_locations(cadata=_ascii(data))
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise BadRequest(
             "unusable certificate authority",
@@ -122,6 +123,11 @@ def _load_ca(context: ssl.SSLContext, tls: TlsConfig) -> None:
             found=str(error),
             expected="PEM certificates",
         ) from error
+
+
+def _ascii(data: bytes) -> str:
+    """PEM as a text that `ssl` accepts: a byte that is not ASCII is a question mark."""
+    return bytes(byte if byte < 128 else ord("?") for byte in data).decode("ascii")
 
 
 def _load_key_pair(context: ssl.SSLContext, tls: TlsConfig) -> None:
