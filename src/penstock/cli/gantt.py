@@ -1,8 +1,10 @@
 """The timeline as a text chart: one row group per node, time from left to right. Pure.
 
 A node gets as many lanes as jobs run on it at the same time, up to a limit; the jobs above the limit are
-counted. A bar starts with the letter of its job; its fill shows whether the job ran, runs, is reserved or is
-forecast, or claims the node. Terminals get block characters, pipes get ASCII characters.
+counted. If the chart has a maximum of lines, nodes get fewer lanes, then nodes without jobs are left out,
+then other nodes; a last line says what is missing. A bar starts with the letter of its job; its fill shows
+whether the job ran, runs, is reserved or is forecast, or claims the node. Terminals get block characters,
+pipes get ASCII characters.
 """
 
 from __future__ import annotations
@@ -56,7 +58,12 @@ class Chart:
     bars: tuple[tuple[Bar, ...], ...]
 
 
-def draw(document: dict[str, Any], columns: int, fills: dict[str, str]) -> Chart:
+def draw(
+    document: dict[str, Any], columns: int, fills: dict[str, str], *, lines_max: int | None = None
+) -> Chart:
+    """`lines_max` limits the lines of nodes; None: all nodes, with all lanes."""
+    nodes, lanes_max = _limited(document["nodes"], lines_max)
+    hidden_jobs: set[str] = set()
     label = max([len(node["name"]) for node in document["nodes"]] + [4]) + 1
     chart_width = max(10, columns - label - 1)
     begin, end, now = document["from"], document["to"], document["now"]
@@ -65,8 +72,8 @@ def draw(document: dict[str, Any], columns: int, fills: dict[str, str]) -> Chart
     lines = [" " * label + text for text in _axis(begin, end, now, scale, chart_width)]
     bars: list[tuple[Bar, ...]] = [() for _ in lines]
     mark = int((now - begin) * scale)
-    for node in document["nodes"]:
-        lanes, hidden = _lanes(node["spans"], begin, end, scale, chart_width)
+    for node in nodes:
+        lanes, hidden = _lanes(node["spans"], begin, end, scale, chart_width, lanes_max)
         for number, lane in enumerate(lanes or [[]]):
             cells = [" "] * chart_width
             if 0 <= mark < chart_width:
@@ -76,11 +83,37 @@ def draw(document: dict[str, Any], columns: int, fills: dict[str, str]) -> Chart
                 cells[bar.start] = letters[bar.job]
             lines.append(f"{node['name'] if number == 0 else '':<{label}}{''.join(cells)}".rstrip())
             bars.append(tuple(Bar(bar.job, bar.kind, bar.start + label, bar.end + label) for bar in lane))
-        if hidden:
-            lines.append(f"{'':<{label}}... and {hidden} more")
+        if hidden and lanes_max == _LANES_MAX:
+            lines.append(f"{'':<{label}}... and {len(hidden)} more")
             bars.append(())
+        hidden_jobs |= hidden
+    if rest := _rest(len(document["nodes"]) - len(nodes), len(hidden_jobs) if lanes_max < _LANES_MAX else 0):
+        lines.append(rest if len(rest) <= columns else rest[: columns - 1] + "+")
+        bars.append(())
     legend = _legend(document, letters, fills, now, columns)
     return Chart((*lines, *legend), (*bars, *(() for _ in legend)))
+
+
+def _limited(nodes: list[dict[str, Any]], lines_max: int | None) -> tuple[list[dict[str, Any]], int]:
+    """The nodes to draw, in their order, and the lanes of each."""
+    if lines_max is None:
+        return nodes, _LANES_MAX
+    busy = [node for node in nodes if node["spans"]]
+    needed = sum(min(_LANES_MAX + 1, max(1, len(node["spans"]))) for node in nodes)
+    if needed <= lines_max:
+        return nodes, _LANES_MAX
+    idle = [node for node in nodes if not node["spans"]]
+    chosen = {node["name"] for node in (busy + idle)[:lines_max]}
+    lines_of_idle = max(0, len(chosen) - len(busy))
+    lanes_max = max(1, (lines_max - lines_of_idle) // max(1, min(len(busy), lines_max)))
+    return [node for node in nodes if node["name"] in chosen], min(_LANES_MAX - 1, lanes_max)
+
+
+def _rest(nodes: int, jobs: int) -> str:
+    """What the chart leaves out; empty if nothing."""
+    counts = ((nodes, "node"), (jobs, "job"))
+    parts = [f"{count} more {word}{'s' if count > 1 else ''}" for count, word in counts if count]
+    return f"... and {' and '.join(parts)}; --all draws everything" if parts else ""
 
 
 def _letters(document: dict[str, Any]) -> dict[str, str]:
@@ -98,10 +131,16 @@ def _jobs(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _lanes(
-    spans: list[dict[str, Any]], begin: float, end: float, scale: float, chart_width: int
-) -> tuple[list[list[Bar]], int]:
+    spans: list[dict[str, Any]],
+    begin: float,
+    end: float,
+    scale: float,
+    chart_width: int,
+    lanes_max: int,
+) -> tuple[list[list[Bar]], set[str]]:
+    """The bars by lane, and the jobs that no lane has room for."""
     lanes: list[list[Bar]] = []
-    hidden = 0
+    hidden: set[str] = set()
     for part in sorted(spans, key=lambda part: part["from"]):
         until = end if part["to"] is None else part["to"]
         if until <= begin or part["from"] >= end:
@@ -115,10 +154,10 @@ def _lanes(
                 lane.append(Bar(part["job"], part["kind"], begins, last))
                 break
         else:
-            if len(lanes) < _LANES_MAX:
+            if len(lanes) < lanes_max:
                 lanes.append([Bar(part["job"], part["kind"], first, last)])
             else:
-                hidden += 1
+                hidden.add(part["job"])
     return lanes, hidden
 
 

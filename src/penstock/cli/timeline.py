@@ -25,6 +25,7 @@ from penstock.cli.times import parse_span
 __all__ = ["styled_lines", "timeline"]
 
 _PIPE_COLUMNS = 100
+_LINES_MAX = 48
 _STYLES = ("cyan", "green", "yellow", "magenta", "blue")
 
 
@@ -34,10 +35,19 @@ _STYLES = ("cyan", "green", "yellow", "magenta", "blue")
 @click.option("--since", metavar="FSD", help="How far back the chart starts, for example 30m.")
 @click.option("--until", metavar="FSD", help="How far ahead the chart ends, for example 2h.")
 @click.option("--svg", "svg_file", metavar="FILE", help="Write an SVG image to FILE instead.")
+@click.option("-a", "--all", "everything", is_flag=True, help=f"Draw all nodes, not only {_LINES_MAX} lines.")
 def timeline(
-    client: ApiClient, since: str | None, until: str | None, svg_file: str | None, output_format: str
+    client: ApiClient,
+    since: str | None,
+    until: str | None,
+    svg_file: str | None,
+    everything: bool,
+    output_format: str,
 ) -> None:
-    """Draw the jobs of each node over time: ended, running, reserved, forecast and claims."""
+    """Draw the jobs of each node over time: ended, running, reserved, forecast and claims.
+
+    The chart of a large cluster is limited to what fits on a screen or two; --all draws everything.
+    """
     since_s = None if since is None else parse_span(since.removeprefix("-"), "--since")
     until_s = None if until is None else parse_span(until.removeprefix("+"), "--until")
     document = client.get("/v1/timeline", since_s=since_s, until_s=until_s)
@@ -48,7 +58,8 @@ def timeline(
     else:
         on_terminal = is_terminal() and shows_unicode()
         columns = width() if is_terminal() else _PIPE_COLUMNS
-        chart = draw(document, columns, BLOCK_FILLS if on_terminal else ASCII_FILLS)
+        fills = BLOCK_FILLS if on_terminal else ASCII_FILLS
+        chart = draw(document, columns, fills, lines_max=None if everything else _LINES_MAX)
         for line in styled_lines(chart):
             print_line(line)
 
