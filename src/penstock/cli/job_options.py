@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import click
 
+from penstock.cli.directives import warnings_of
 from penstock.cli.jobspecs import (
     JobRequest,
     JobSize,
@@ -124,6 +125,9 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(client: Any, command: tuple[str, ...], **values: Any) -> Any:
         own = {name: values.pop(name) for name in names}
         _refuse_empty(own)
+        known = [name for option in click.get_current_context().command.params for name in option.opts]
+        for warning in warnings_of(command, known):
+            print_error(f"warning: {warning}")
         return function(client, JobOptions(own, command), **values)
 
     call.__doc__, call.__name__ = function.__doc__, function.__name__
