@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from penstock.api.requests import CancelSelection
 from penstock.model.jobid import encode_jobid
@@ -367,6 +368,22 @@ def test_signals_are_passed_on(at: Path, running: SimpleNamespace) -> None:
     terminal._process.send_signal(10)
     assert terminal.end().code == 0
     assert ("signal", FIRST, 10) in running.service.calls
+
+
+def test_the_watched_table_keeps_wide_characters_whole(at: Path, running: SimpleNamespace) -> None:
+    reason = "等待八个核 " * 30
+    running.service.table[1] = job(1, "模拟仿真计算任务名很长", "SCHED", reason=reason)
+    terminal = Terminal(at, "jobs", "--watch", columns=80)
+    terminal.until("hostname")
+    terminal.press("\x03")
+    found = terminal.end()
+    del running.service.table[1]
+    screen = found.text.split("(ctrl-C to quit)")[1]
+    (row,) = [line for line in screen.splitlines() if "模拟" in line]
+    (other,) = [line for line in screen.splitlines() if "hostname" in line]
+    assert cell_len(row.partition(" S ")[0]) == cell_len(other.partition(" R ")[0])
+    assert screen.count("等待八个核") == 30
+    assert max(map(cell_len, screen.splitlines()[:-1])) <= 80  # The last one runs into the next frame.
 
 
 @pytest.mark.parametrize("ignores", [(), (signal.SIGINT,)])

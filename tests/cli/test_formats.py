@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
-from penstock.cli.attach import exit_code
+from penstock.cli.cells import aligned, cell_width, cut_cells, wrap_cells
 from penstock.cli.eventlogs import EventLines
 from penstock.cli.fields import HEADINGS, PRESETS, job_field
 from penstock.cli.formats import parse_format
 from penstock.cli.gantt import ASCII_FILLS, draw
 from penstock.cli.svg import timeline_svg
+from penstock.cli.waiting import exit_code
 from penstock.errors import BadRequest
 from tests.web.canned import DONE, EVENTS, FAILED, NOW, RUNNING, TIMELINE, WAITING, job
 
@@ -171,3 +175,24 @@ def test_the_svg_image_is_well_formed_and_escapes_names() -> None:
     titles = [each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}title")]
     assert len(titles) == 7
     assert any('<&">' in text for text in titles)
+
+
+WIDE = "模拟仿真计算任务名很长"
+
+
+def test_columns_are_aligned_by_what_a_terminal_shows() -> None:
+    table = parse_format("{name:<10.10+}|{state:>4}", {"name": "NAME", "state": "ST"})
+    rows = [WIDE, "e\u0301te\u0301", "🚀 go", "plain-and-long", "ok"]
+    lines = ["".join(line) for line in table.lines(rows, lambda row, field: row if field == "name" else "R")]
+    # The width is taken from a library of its own, which terminals agree with.
+    assert {cell_len(line.partition("|")[0]) for line in lines} == {10}
+    assert lines[1:3] == ["模拟仿真+ |   R", "e\u0301te\u0301       |   R"]
+
+
+@given(st.text(alphabet=st.sampled_from("aé模🚀\u0301 ƒ"), max_size=60), st.integers(2, 20))
+def test_cut_and_wrapped_text_fits_and_loses_nothing(text: str, width: int) -> None:
+    assert cell_width(cut_cells(text, width, "+")) <= width
+    assert cell_width(aligned(cut_cells(text, width), ">", width)) == width
+    lines = wrap_cells(text, width)
+    assert all(cell_width(line) <= width for line in lines)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
+from penstock.cli.cells import aligned, cell_width, cut_cells
 from penstock.cli.terminal import printable
 from penstock.errors import BadRequest
 from penstock.model.duration import format_duration
@@ -69,7 +70,7 @@ class Table:
             heading = self._headings[column.field]
             widths[index] = column.width
             if column.widens:
-                fitting = [len(row[index]) for row in texts] + [len(heading) if header else 0]
+                fitting = [cell_width(row[index]) for row in texts] + [cell_width(heading) if header else 0]
                 widths[index] = max([column.width, *fitting])
         made: list[list[str]] = []
         if header:
@@ -90,12 +91,10 @@ class Table:
 
     def _cell(self, index: int, text: str, widths: Mapping[int, int]) -> str:
         column = self.columns[index]
-        if column.width_max is not None and not column.widens and len(text) > column.width_max:
+        if column.width_max is not None and not column.widens:
             is_marked = column.marks_truncation and column.width_max > 1
-            text = text[: column.width_max - 1] + "+" if is_marked else text[: column.width_max]
-        width = widths[index]
-        aligned = {"<": text.ljust, ">": text.rjust, "^": text.center}[column.align](width)
-        return column.before + aligned
+            text = cut_cells(text, column.width_max, "+" if is_marked else "")
+        return column.before + aligned(text, column.align, widths[index])
 
 
 def parse_format(text: str, headings: Mapping[str, str]) -> Table:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from difflib import get_close_matches
-from textwrap import wrap
 from typing import Any, Final
 
 import click
 
 from penstock.cli import exits
+from penstock.cli.cells import cell_width, cut_cells, wrap_cells
 from penstock.cli.client import ApiClient, Doc
 from penstock.cli.fields import HEADINGS, PRESETS, job_field
 from penstock.cli.formats import Cell, Table, parse_format
@@ -115,33 +115,33 @@ def job_table(
 
 
 def _cut(text: str, columns: int | None) -> str:
-    return text if columns is None or len(text) <= columns else text[: columns - 1] + "+"
+    return text if columns is None else cut_cells(text, columns, "+")
 
 
 def _folded(pieces: list[str], columns: int | None) -> list[str]:
     """The row as one line, or as two: columns that do not fit move to a second, indented line."""
-    if columns is None or len("".join(pieces)) <= columns or len(pieces) < 3:
+    if columns is None or cell_width("".join(pieces)) <= columns or len(pieces) < 3:
         return [_cut("".join(pieces), columns)]
     count = len(pieces) - 1
-    while count > 1 and len("".join(pieces[:count])) > columns:
+    while count > 1 and cell_width("".join(pieces[:count])) > columns:
         count -= 1
     if count == len(pieces) - 1:
         return [_cut("".join(pieces), columns)]  # The heading of the last column may be cut.
-    below = " " * len(pieces[0]) + "".join(pieces[count:])
+    below = " " * cell_width(pieces[0]) + "".join(pieces[count:])
     return ["".join(pieces[:count]), _cut(below.rstrip(), columns)]
 
 
 def _fitted(pieces: list[str], columns: int | None) -> list[str]:
     """The row as lines: a long last column is wrapped in place, or moved below the others if too narrow."""
     text, head = "".join(pieces), "".join(pieces[:-1])
-    if columns is None or len(text) <= columns or len(head) > columns or len(pieces) < 2:
+    if columns is None or cell_width(text) <= columns or cell_width(head) > columns or len(pieces) < 2:
         return _folded(pieces, columns)
-    indent = len(head) + 1
+    indent = cell_width(head) + 1
     if columns - indent >= _LAST_COLUMN_MIN:
-        first, *more = wrap(pieces[-1].strip(), columns - indent, break_on_hyphens=False)
+        first, *more = wrap_cells(pieces[-1].strip(), columns - indent)
         return [f"{head} {first}", *(" " * indent + line for line in more)]
-    indent = len(pieces[0]) + 1
-    more = wrap(pieces[-1].strip(), max(20, columns - indent), break_on_hyphens=False)
+    indent = cell_width(pieces[0]) + 1
+    more = wrap_cells(pieces[-1].strip(), max(20, columns - indent))
     return [head.rstrip(), *(" " * indent + line for line in more)]
 
 

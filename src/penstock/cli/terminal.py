@@ -12,8 +12,9 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
-from textwrap import wrap
 from typing import Final, TextIO
+
+from penstock.cli.cells import wrap_cells
 
 __all__ = [
     "SLOW_S",
@@ -114,7 +115,7 @@ def print_fields(fields: Iterable[tuple[str, str]], *styles: str, label: int = 1
         lines = [printable(text)]
         if is_terminal():
             columns = max(20, width() - label - 2)
-            lines = wrap(lines[0], columns, break_long_words=False, break_on_hyphens=False) or [""]
+            lines = wrap_cells(lines[0], columns, cuts_words=False)
         for index, line in enumerate(lines):
             head = "" if index else name
             print_line(f"{styled(f'{head:>{label}}', 'dim')}  {styled(line, *styles)}")

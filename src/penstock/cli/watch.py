@@ -45,7 +45,7 @@ def watch(client: ApiClient, query: dict[str, object], form: str) -> None:
         lines = job_table(table, found, now, columns=console.width)
         rows_max = max(3, console.height - 3)
         if len(lines) > rows_max:
-            lines = [*lines[:rows_max], f"... and {len(lines) - rows_max} more"]
+            lines = [*lines[:rows_max], f"... and {len(lines) - rows_max} more lines"]
         title = f"{day_and_time(now)}  {running} running, {pending} pending  (ctrl-C to quit)"
         return Text.from_ansi("\n".join([title, "", *lines]), no_wrap=True)
 
