@@ -64,9 +64,9 @@ class TestTls:
         )
 
     def test_comments_of_a_ca_file_may_have_any_encoding(self, tmp_path: Path) -> None:
-        authority, other = Authority(), Authority()
+        authority = Authority()
         comments = ["# Universität\n".encode(), "# Société\n".encode("latin-1")]
-        (tmp_path / "ca.crt").write_bytes(comments[0] + other.pem + comments[1] + authority.pem)
+        (tmp_path / "ca.crt").write_bytes(comments[0] + authority.pem + comments[1])
         cluster = {"certificate-authority": "ca.crt"}
         assert self.connect(tmp_path, authority, self.access(tmp_path, cluster, {})) is None
 
