@@ -220,6 +220,43 @@ def test_the_waiting_pods_of_an_inadmissible_group_get_the_condition_and_stay_me
     assert [one.member for one in harness.snapshots()[1].members] == ["uid-b"]
 
 
+def test_gated_pods_and_pods_with_a_problem_keep_their_own_conditions(run: Run) -> None:
+    owner, bad = owned_by("Job", "train"), {"nodeSelector": {}, "resourceClaims": [{"name": "gpu"}]}
+    pods = [
+        pod("gated", owner=owner, gated=True),
+        pod("bad", owner=owner, spec=bad),
+        pod("b", owner=owner),
+        pod("c", owner=owner),
+    ]
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[*pods], jobs=[job("train", wants=4)]))
+
+    async def scenario() -> None:
+        async with harness.running():
+            await harness.until(harness.snapshots)
+            (workload,) = harness.snapshots()[0].workloads
+            harness.backend.publish_status(
+                [
+                    StatusUpdate(workload.workload, 5, WorkloadStatus.INCOMPLETE, "for all"),
+                    StatusUpdate(workload.workload, 5, WorkloadStatus.INCOMPLETE, "for c", member="uid-c"),
+                    StatusUpdate(workload.workload, 5, WorkloadStatus.INCOMPLETE, "x", member="uid-gated"),
+                ]
+            )
+            await harness.until(lambda: harness.client.verbs().count("patch") == 3)
+
+    run(harness, scenario)
+    told = {
+        what[0].split("/")[-2]: what[1]["status"]["conditions"][0]
+        for verb, what in harness.client.requests
+        if verb == "patch"
+    }
+    assert {name: condition["reason"] for name, condition in told.items()} == {
+        "bad": "UnsupportedSpec",
+        "b": "GroupIncomplete",
+        "c": "GroupIncomplete",
+    }
+    assert (told["b"]["message"], told["c"]["message"]) == ("for all", "for c")
+
+
 def test_the_deadline_of_the_last_attempt_is_removed_when_a_group_waits(run: Run) -> None:
     """No pod was evicted: they were deleted with their node and recreated."""
     annotations = {DEADLINE_SET_ANNOTATION: "60"}
@@ -326,14 +363,14 @@ def test_conditions_of_deleted_and_bound_pods_are_forgotten(run: Run) -> None:
     async def scenario() -> None:
         writer = harness.backend._condition_writer
         async with harness.running():
-            await harness.until(lambda: len(writer._written) == 3)
+            await harness.until(lambda: len(writer._conditions) == 3)
             harness.server.receivers["pods"](Deleted(pods[0]))
             harness.server.receivers["pods"](Upserted(pod("b", labels=bad, node="n1")))
-            assert list(writer._written) == ["uid-c"]
+            assert writer._conditions.pods() == ["uid-c"]
             harness.server.objects["pods"] = []
             harness.backend.refresh()
             await harness.until(lambda: len(harness.snapshots()) == 2)
-            assert not writer._written
+            assert not len(writer._conditions)
 
     run(harness, scenario)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from penstock.backends.kube.condition_queue import PodCondition, Precedence
 from penstock.backends.kube.pod_conditions import (
     ConditionWriter,
-    PodCondition,
     condition_of_problem,
     condition_of_update,
 )
@@ -47,7 +47,7 @@ class WriterHarness:
 
         async def scenario() -> None:
             for _ in range(rounds):
-                await self.writer._write_next(2)
+                await self.writer._write_next()
 
         before = len(self.client.requests)
         asyncio.run(scenario())
@@ -62,8 +62,7 @@ class WriterHarness:
         ]
 
     def remembered(self) -> int:
-        writer = self.writer
-        return len(writer._written) + len(writer._waiting) + len(writer._urgent)
+        return len(self.writer._conditions)
 
 
 def test_a_condition_is_written_with_an_event() -> None:
@@ -101,10 +100,10 @@ def test_urgent_conditions_are_written_first_and_at_once() -> None:
     harness.writer.set("uid-a", WAITING)
     harness.writer.scheduled(pod("c"), "n1")
     harness.now += 5.0
-    harness.writer.set("uid-b", NEVER)
-    written = harness.write(3)
+    harness.writer.set("uid-b", NEVER, Precedence.URGENT)
+    written = harness.write(4)
     assert written[0][1][0].endswith("/pods/b/status")
-    assert sorted(verb for verb, _ in written[1:]) == ["event", "patch"], "both alternate"
+    assert sorted(verb for verb, _ in written[1:]) == ["event", "event", "patch"]
 
 
 def test_a_written_condition_is_not_written_again() -> None:
@@ -159,7 +158,78 @@ def test_a_small_change_of_the_start_is_not_written_and_a_large_one_with_delay()
     assert harness.write() == [], "the interval between minor changes has not passed"
     harness.now = 1017.0
     assert harness.conditions() == [("a", f"expected to start at {time_text(2400.0)}: busy")]
-    assert harness.client.verbs().count("event") == 1, "a change of the start is no event"
+    events = [what[2] for verb, what in harness.client.requests if verb == "event"]
+    assert events == [f"expected to start at {time_text(at)}: busy" for at in (2000.0, 2400.0)]
+
+
+def test_an_event_is_renewed_when_the_start_that_it_tells_has_moved_noticeably_or_has_passed() -> None:
+    harness = WriterHarness(pod("a"), condition_interval_s=0.0)
+
+    def told(start_at: float | None) -> list[str]:
+        harness.writer.set("uid-a", PodCondition("Unschedulable", "busy", start_at))
+        harness.now += 2.0
+        return [what[2] for verb, what in harness.write() if verb == "event"]
+
+    assert told(1300.0) == [f"expected to start at {time_text(1300.0)}: busy"]
+    assert told(1350.0) == [], "the condition says it, and no minute has been added"
+    assert told(1390.0) == [f"expected to start at {time_text(1390.0)}: busy"], "slips add up"
+    assert told(1200.0) == [f"expected to start at {time_text(1200.0)}: busy"], "it starts earlier"
+    assert told(None) == [], "the forecast may come back"
+    harness.now = 1201.0
+    assert told(4000.0) == [f"expected to start at {time_text(4000.0)}: busy"]
+
+
+# Order
+
+
+def test_the_head_of_the_queue_comes_first_then_one_pod_of_each_group_then_the_rest() -> None:
+    harness = WriterHarness(
+        *(pod(f"{precedence.name.lower()}{number}") for precedence in Precedence for number in range(20))
+    )
+    for number in range(20):
+        for precedence in reversed(Precedence):
+            harness.writer.set(f"uid-{precedence.name.lower()}{number}", WAITING, precedence)
+    harness.now += 1.0
+    written = [name.rstrip("0123456789") for name, _ in harness.conditions(rounds=200)]
+    assert sorted(written[:40]) == ["head"] * 20 + ["urgent"] * 20
+    assert set(zip(written[:40:2], written[1:40:2], strict=True)) <= {("urgent", "head"), ("head", "urgent")}
+    assert written[40:] == ["first"] * 20 + ["rest"] * 20
+
+
+def test_a_pod_that_moves_to_the_head_of_the_queue_is_told_before_others_that_wait_longer() -> None:
+    harness = WriterHarness(pod("a"), pod("b"))
+    harness.writer.set("uid-a", WAITING)
+    harness.writer.set("uid-b", WAITING)
+    harness.now += 1.0
+    harness.writer.set("uid-b", PodCondition("Unschedulable", "soon"), Precedence.HEAD)
+    assert harness.conditions() == [("b", "soon"), ("a", WAITING.text)]
+
+
+def test_events_do_not_hold_up_conditions() -> None:
+    harness = WriterHarness(*(pod(f"p{number}") for number in range(90)))
+    for number in range(90):
+        harness.writer.scheduled(pod(f"q{number}"), "n1")
+        harness.writer.set(f"uid-p{number}", WAITING)
+    harness.now += 1.0
+    assert [verb for verb, _ in harness.write(120)].count("patch") == 90
+
+
+def test_two_conditions_of_one_pod_are_not_written_at_a_time() -> None:
+    harness = WriterHarness(pod("a"))
+    harness.writer.set("uid-a", NEVER)
+
+    def meanwhile() -> None:
+        harness.writer.set("uid-a", PodCondition("GroupIncomplete", "later", is_urgent=True))
+
+    harness.client.responses["patch"] = [meanwhile]
+
+    async def scenario() -> None:
+        await asyncio.gather(*(harness.writer._write_next() for _ in range(3)))
+
+    asyncio.run(scenario())
+    assert harness.client.verbs() == ["patch"]
+    harness.now += 1.0
+    assert harness.conditions() == [("a", "later")]
 
 
 def test_an_event_is_written_for_a_new_reason_or_an_urgent_condition_only() -> None:
@@ -304,7 +374,7 @@ def test_a_pod_that_is_bound_during_the_write_is_forgotten() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.backends.kube.pod_conditions._WAITING_MAX", 10)
+    monkeypatch.setattr("penstock.backends.kube.condition_queue._WAITING_MAX", 10)
     harness = WriterHarness()
     for number in range(50):
         harness.writer.set(f"uid-{number}", WAITING)
@@ -356,6 +426,9 @@ def test_nothing_is_written_without_leadership() -> None:
     [
         (WorkloadStatus.ASSEMBLING, "GroupIncomplete", False),
         (WorkloadStatus.WAITING, "Unschedulable", False),
+        (WorkloadStatus.HELD, "Held", False),
+        (WorkloadStatus.DELAYED, "Delayed", False),
+        (WorkloadStatus.QUEUE_STOPPED, "QueueStopped", False),
         (WorkloadStatus.UNSATISFIABLE, "Unschedulable", True),
         (WorkloadStatus.INCOMPLETE, "GroupIncomplete", True),
         (WorkloadStatus.INADMISSIBLE, "GroupInadmissible", True),

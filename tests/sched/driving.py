@@ -87,7 +87,7 @@ class Driver:
     logs: dict[int, list[JobEvent]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     starts: dict[int, float] = field(default_factory=dict)
-    statuses: dict[str, StatusUpdate] = field(default_factory=dict)  # by workload: the last published
+    statuses: dict[str, StatusUpdate] = field(default_factory=dict)  # by workload or member: the last one
     store: MemoryStore = field(default_factory=MemoryStore)
     instance: VirtualInstance = field(init=False)
 
@@ -129,7 +129,7 @@ class Driver:
     def _note_step(self, scheduler: Scheduler, step: Step) -> None:
         check_invariants(scheduler, step)
         self.steps.append(step)
-        self.statuses.update({update.workload: update for update in step.status_updates})
+        self.statuses.update({update.member or update.workload: update for update in step.status_updates})
 
     def feed(self, *inputs: Fact | Command) -> Step:
         return self.instance.feed(*inputs)

@@ -90,7 +90,7 @@ def test_reasons_tell_about_claims() -> None:
     driver.settle()
     allowed = "only jobs with an enforced limit of at most 10m start there"
     reason = driver.scheduler.wait_reason(mine, driver.now)
-    named = f"what is free is on nodes claimed by {encode_jobid(job)}, ahead of it; {allowed}"
+    named = f"what is free is on nodes claimed by {encode_jobid(job)} (ns/gang), ahead of it; {allowed}"
     assert (reason.cause, reason.message) == (WaitCause.CLAIMED, named)
     assert driver.statuses["mine"].reason == named
     counted = f"what is free is on nodes claimed by 1 job in another namespace, ahead of it; {allowed}"

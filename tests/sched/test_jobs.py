@@ -235,7 +235,7 @@ def test_an_overrun_holds_its_units_and_the_promise_behind_it_slips_with_the_cau
     assert slips
     assert "runs past its limit; its end is unknown" in str(slips[0].context["cause"])
     blockers = driver.scheduler.wait_reason(behind, driver.now).blockers
-    blocker = WaitBlocker(encode_jobid(late), late, 400.0, has_overrun=True, namespace="me")
+    blocker = WaitBlocker(encode_jobid(late), late, 400.0, has_overrun=True, namespace="me", title="true")
     assert blockers == (blocker,)
 
 

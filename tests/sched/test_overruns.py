@@ -151,14 +151,15 @@ def test_the_reason_and_the_timeline_say_that_a_job_is_past_its_limit() -> None:
     head = add(driver, "head", pods=2)
     driver.run_until(50)
     (blocker,) = driver.scheduler.wait_reason(head.id, driver.now).blockers
-    assert blocker == WaitBlocker(encode_jobid(late.id), late.id, 100.0)
+    assert blocker == WaitBlocker(encode_jobid(late.id), late.id, 100.0, title="late")
     driver.run_until(105)
     (blocker,) = driver.scheduler.wait_reason(head.id, driver.now).blockers
-    assert blocker == WaitBlocker(encode_jobid(late.id), late.id, None, has_overrun=True)
+    assert blocker == WaitBlocker(encode_jobid(late.id), late.id, None, has_overrun=True, title="late")
     driver.run_until(170)
     reason = driver.scheduler.wait_reason(head.id, driver.now)
-    assert reason.blockers == (WaitBlocker(encode_jobid(late.id), late.id, 400.0, has_overrun=True),)
-    assert reason.message.endswith(f"held by {encode_jobid(late.id)} (past its limit)")
+    overrun = WaitBlocker(encode_jobid(late.id), late.id, 400.0, has_overrun=True, title="late")
+    assert reason.blockers == (overrun,)
+    assert reason.message.endswith(f"held by {encode_jobid(late.id)} (late, past its limit)")
     spans = [span for node in live_timeline(driver.scheduler, driver.now, 0.0).nodes for span in node.spans]
     assert [(span.kind, span.to) for span in spans if span.job == encode_jobid(late.id)] == [("overrun", 400)]
 

@@ -104,7 +104,8 @@ def test_a_group_that_waits_for_a_replacement_says_so_in_its_reason_and_its_even
     driver.run_until(driver.now + 42)
     reason = driver.scheduler.wait_reason(job(driver).id, driver.now)
     assert reason.cause is WaitCause.INCOMPLETE
-    assert reason.message == f"waits for a replacement of gang-1 for 42 s, its slot on {node} is kept"
+    kept = f"waits for a replacement of gang-1 for 42s, its slot on {node} is kept"
+    assert reason.message == f"{kept}; after 11m it is reported as incomplete"
     driver.run_until(driver.now + 300)
     assert driver.scheduler.wait_reason(job(driver).id, driver.now).cause is WaitCause.NONE
     notes = [event.context["note"] for event in driver.logs[job(driver).id] if event.name == "memo"]

@@ -49,7 +49,8 @@ def test_a_group_starts_as_a_whole_when_its_last_member_is_ready() -> None:
     driver.feed(WorkloadSet("w", "mpi", 3), member("w", 0), member("w", 1))
     driver.settle()
     assert only_job(driver).state is JobState.DEPEND
-    assert driver.scheduler.wait_reason(only_job(driver).id, driver.now).message == "2 of 3 members are ready"
+    told = driver.scheduler.wait_reason(only_job(driver).id, driver.now).message
+    assert told == "2 of 3 members are ready; it waits for the others without a limit"
     driver.feed(member("w", 2))
     driver.settle()
     job = only_job(driver)
@@ -368,7 +369,7 @@ def test_a_waiting_group_that_loses_a_member_assembles_again() -> None:
     driver.feed(MemberGone("o-0"), WorkloadGone("o"))
     driver.settle()
     assert gang.state is JobState.SCHED
-    assert driver.scheduler.wait_reason(gang.id, driver.now).message == "1 of 2 members are ready"
+    assert driver.scheduler.wait_reason(gang.id, driver.now).message.startswith("1 of 2 members are ready;")
     driver.feed(member("w", 2, cpu=500))
     driver.settle()
     assert gang.state is JobState.RUN
@@ -659,7 +660,7 @@ def test_the_status_of_a_late_member_says_why_it_waits() -> None:
     driver.settle()
     driver.feed(member("w", 2))
     driver.settle()
-    told = driver.statuses["w"]
+    told = driver.statuses["w-2"]
     assert told.status is WorkloadStatus.WAITING
     assert (
         "needs 1 slot with 400m free cpu, 0 of 1 nodes have it; at most 200m cpu is free together"

@@ -177,7 +177,8 @@ def test_the_head_has_a_forecast_and_no_reservation() -> None:
     reason = driver.scheduler.wait_reason(behind, driver.now)
     assert reason.cause is WaitCause.QUEUE_ORDER
     name = encode_jobid(head)
-    assert reason.message == f"queue default is strict first-come, first-served, and {name} at its head waits"
+    strict = "queue default is strict first-come, first-served"
+    assert reason.message == f"{strict}, and {name} (true) at its head waits"
     told = wait_explanation(behind, JobState.SCHED, reason, PendingInfo(), ())
     assert told.suggestion == ""
     assert driver.scheduler.wait_reason(head, driver.now).cause is WaitCause.RESOURCES

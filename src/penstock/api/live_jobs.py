@@ -23,7 +23,7 @@ from penstock.api.responses import JobCounts, JobSummary, NodeCounts, QueueInfo,
 from penstock.model.job import URGENCY_HOLD, JobEvent, JobState
 from penstock.sched.job import Job, live_of, member_record
 from penstock.sched.queue import OrderKey, order_key
-from penstock.sched.reasons import WaitCause, WaitReason, redacted
+from penstock.sched.reasons import ReasonMemo, WaitCause, WaitReason, redacted
 from penstock.sched.records import JobNew, JobOverview, JobRow, JobSizes, MemberRecord
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.set_aside import SetAsideJob
@@ -134,7 +134,7 @@ def _queue_order(job: Job) -> tuple[bool, OrderKey]:
 def list_summaries(
     scheduler: Scheduler, now: float, query: JobsQuery, namespaces: Namespaces = None
 ) -> list[JobSummary]:
-    memo: dict[int, WaitReason] = {}
+    memo: ReasonMemo = {}
     ahead = scheduler.jobs_ahead() if len(scheduler.state.queue) else {}
     chosen = select(scheduler, query, namespaces)[: query.limit]
     jobs = (scheduler.state.jobs[job_id] for job_id in chosen)
@@ -178,7 +178,7 @@ def _summary(
     scheduler: Scheduler,
     job: Job,
     now: float,
-    memo: dict[int, WaitReason],
+    memo: ReasonMemo,
     ahead: dict[int, int],
     namespaces: Namespaces,
 ) -> JobSummary:

@@ -242,25 +242,23 @@ class Engine:
         _check_time(now, request.duration_s)
         if holder.kind is not AllocationKind.ALLOCATED:
             raise Conflict(f"job {job} is reserved, not running: it cannot be extended")
-        duration_s = request.duration_s
-        if duration_s is None:
-            duration_s = max(holder.end, now + 1) - now if holder.end < FOREVER else None
-        own = holder.nodes() if holder.placement.distinct_nodes else frozenset()
-        prepared = replace(
-            self._prepare(replace(request, duration_s=duration_s, placement=holder.placement)),
-            top=holder.top,
-            excluded_nodes=excluded_nodes | own,
-            own_slots=holder.slots_by_node() if request.order is NodeOrder.SPREAD else {},
-        )
+        prepared = self._prepare_part(holder, request, now, excluded_nodes)
         found = self._search.select(prepared, now, now)
+        if found is None and explain:
+            return self._refusals.refusal(prepared, now, True)
         if found is None:
-            return (
-                self._refusals.refusal(prepared, now, True)
-                if explain
-                else NotNow(None, Reason("not free now"))
-            )
+            return NotNow(None, Reason("not free now"))
         part = self._table.book(holder, self._part(prepared, found, now, live=True))
         return self._allocation(holder, part)
+
+    def _prepare_part(
+        self, holder: JobAllocation, request: Request, now: int, excluded_nodes: Set[int]
+    ) -> PreparedRequest:
+        duration_s = holder.left_s(now) if request.duration_s is None else request.duration_s
+        own = holder.nodes() if holder.placement.distinct_nodes else frozenset()
+        prepared = self._prepare(replace(request, duration_s=duration_s, placement=holder.placement))
+        slots = holder.slots_by_node() if request.order is NodeOrder.SPREAD else {}
+        return replace(prepared, top=holder.top, excluded_nodes=excluded_nodes | own, own_slots=slots)
 
     def could_ever(self, request: Request) -> bool:
         """Whether the walker finds a match when everything is up and free."""
@@ -291,10 +289,14 @@ class Engine:
         prepared = self._prepare(request)
         return plain_request(request, prepared.demands, prepared.exclusions)
 
-    def explain(self, request: Request, now: int) -> Reason | None:
-        """Why the request cannot start now; None if it can."""
-        answer = self.match(0, request, now, MatchOp.WITHOUT_ALLOCATING)
-        return answer.reason if isinstance(answer, NotNow | Never) else None
+    def explain(self, request: Request, now: int, extended: int = 0) -> Reason | None:
+        """Why the request cannot start now, as a job or as a part of a running one; None if it can."""
+        if extended not in self.jobs:
+            answer = self.match(0, request, now, MatchOp.WITHOUT_ALLOCATING)
+            return answer.reason if isinstance(answer, NotNow | Never) else None
+        prepared = self._prepare_part(self.jobs[extended], request, now, frozenset())
+        found = self._search.select(prepared, now, now)
+        return self._refusals.refusal(prepared, now, True).reason if found is None else None
 
     def visits(self) -> tuple[int, int]:
         """Cost of the last match: vertices entered, and vertices left with a result."""

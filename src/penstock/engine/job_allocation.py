@@ -16,6 +16,7 @@ from penstock.engine.allocation import AllocationKind, Slot
 from penstock.engine.booking import Claims, Span
 from penstock.engine.claim_counts import ClaimCounts
 from penstock.engine.graph import Vertex
+from penstock.engine.planner import FOREVER
 from penstock.engine.request import Placement
 from penstock.errors import BadRequest
 
@@ -166,6 +167,10 @@ class JobAllocation:
                 elif before is None or claim.booked:
                     union[index] = claim
         return union
+
+    def left_s(self, now: int) -> int | None:
+        """The time until its end, at least a second; None: it has none."""
+        return max(self.end, now + 1) - now if self.end < FOREVER else None
 
     def nodes(self) -> Set[int]:
         """Indexes of the nodes of its slots: a view."""

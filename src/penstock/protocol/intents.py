@@ -95,6 +95,9 @@ class WorkloadStatus(enum.Enum):
 
     ASSEMBLING = "assembling"  # fewer members are ready than the workload needs to start
     WAITING = "waiting"  # queued, or some of its members are
+    HELD = "held"  # a user holds it
+    DELAYED = "delayed"  # its begin time has not come, or other jobs have to end first
+    QUEUE_STOPPED = "queue-stopped"
     UNSATISFIABLE = "unsatisfiable"  # no node or set of nodes could ever meet its request
     INCOMPLETE = "incomplete"  # started, and some members cannot be placed
     INADMISSIBLE = "inadmissible"  # its job is over, and the members that still wait make no further job
@@ -103,10 +106,15 @@ class WorkloadStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StatusUpdate:
-    """For the owner of a workload: its status, the expected start, and the reason why it waits."""
+    """For the owner of a workload: its status, the expected start, and the reason why it waits.
+
+    It concerns the members that wait: all of them, or one that is queued on its own.
+    """
 
     workload: str
     job: int
     status: WorkloadStatus
     reason: str = ""
     start_at: float | None = None
+    member: str = ""  # "": all
+    is_head: bool = False  # among the first in the queue: its owner is told before others

@@ -9,6 +9,7 @@ from penstock.engine.allocation import Slot
 from penstock.model.job import ExceptionType, JobState
 from penstock.protocol.facts import EndCause, MemberStatus, Phase, Requeue
 from penstock.protocol.intents import WorkloadStatus
+from penstock.sched import vacancies
 from penstock.sched.job import Job, Member
 from penstock.sched.lifecycle import evict_group
 from penstock.sched.member_states import MemberPhase
@@ -94,8 +95,7 @@ class _ControlledJobs:
             job.incomplete_since = None
             state.journal.touch(job)
             return
-        live = job.live_members()
-        if all(member.is_recreated and member.started_at is None for member in live):
+        if vacancies.is_evicted_after_repair(job):
             evict_group(state, job, now, ExceptionType.INCOMPLETE, note)
             return
         _mark_incomplete(state, job, note, now)

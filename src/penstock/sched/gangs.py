@@ -102,6 +102,9 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
     request = MemberRequest(fact.requests, fact.constraint, fact.brings, fact.forbids, fact.prefers)
     has_changed = (member.request, member.is_ready) != (request, fact.ready)
     member.request, member.is_ready = request, fact.ready
+    if has_changed and member.phase is MemberPhase.WAITING:
+        state.workloads.member_appeared(job.workload, member.key)
+        state.journal.touch_status(job)
     if (member.is_recreated, member.name) != (fact.recreated, fact.name):
         job.set_recreated(member, fact.recreated)
         member.name = fact.name
@@ -194,9 +197,7 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
             job.is_assembled = False
             state.queue.dequeue(job.id)
             state.journal.touch(job)
-        reason = f"{len(ready)} of {max(workload.size, 1)} members are ready"
-        status = WorkloadStatus.WAITING if job.outside_reason else WorkloadStatus.ASSEMBLING
-        state.publish_status(job, status, job.outside_reason or reason)
+        state.journal.touch_status(job)
         until = assembly_deadline(job, workload)
         if until is not None:
             state.wake(until, job.id)
@@ -271,7 +272,7 @@ def enqueue_late(state: SchedulerState, job: Job, member: Member) -> None:
             f"{member.display_name} waits outside queue {job.queue}: late members of namespace {job.owner} "
             f"have {state.settings.shapes_max} distinct requests, as many as limits.shapes_max allows"
         )
-        state.publish_status(job, WorkloadStatus.WAITING, reason)
+        state.publish_status(job, WorkloadStatus.WAITING, reason, member=member.key)
 
 
 def _late_request(state: SchedulerState, job: Job, member: Member) -> Request:

@@ -62,7 +62,7 @@ def _valid_member(state: SchedulerState, fact: M) -> M | None:
     if not problem:
         return fact
     update = StatusUpdate(fact.workload, 0, WorkloadStatus.INADMISSIBLE, problem)
-    state.journal.status_updates[fact.workload] = update
+    state.journal.status_updates[fact.workload, ""] = update
     return None
 
 

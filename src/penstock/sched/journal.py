@@ -28,7 +28,8 @@ class Journal:
         self._touched_members: dict[tuple[int, str], Job] = {}
         self.intents: list[Intent] = []
         self.probes: list[str] = []
-        self.status_updates: dict[str, StatusUpdate] = {}
+        self.status_updates: dict[tuple[str, str], StatusUpdate] = {}  # by workload and member
+        self._status_touched: dict[int, Job] = {}
         self.forgotten: list[str] = []  # members whose end is recorded with this step
 
     def is_empty(self) -> bool:
@@ -40,6 +41,15 @@ class Journal:
     def touch(self, job: Job) -> None:
         """Records the job itself with this step, without its members."""
         self._touched[job.id] = job
+
+    def touch_status(self, job: Job) -> None:
+        """Publishes the status of a job at the end of this step, as of every job that it records."""
+        self._status_touched[job.id] = job
+
+    def take_status_touched(self) -> list[Job]:
+        """The jobs whose status may have changed in this step."""
+        taken, self._status_touched = self._status_touched, {}
+        return list({**self._touched, **taken}.values())
 
     def touch_member(self, job: Job, key: str) -> None:
         """Records a member with this step, or that the job has dropped it."""

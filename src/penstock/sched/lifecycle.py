@@ -98,8 +98,6 @@ def set_unsatisfiable(state: SchedulerState, job: Job, reason: str, now: float) 
         job.unsatisfiable_reason = reason
         state.journal.touch(job)
         state.queue.enqueue(job, now)
-        status = WorkloadStatus.UNSATISFIABLE if reason else WorkloadStatus.WAITING
-        state.publish_status(job, status, reason)
 
 
 def update_dependents(state: SchedulerState, job: Job, now: float) -> None:
@@ -220,6 +218,7 @@ def member_ended(
     member.status, member.cause, member.ended_at = status, cause, now
     member.message = escape_controls(message)  # Kubelets and agents choose their own words.
     state.queue.dequeue(job.id, member.key)
+    state.workloads.member_left(job.workload, member.key)
     state.members.unassign(member.key, member.node)
     state.cluster.remove_external_usage(EXCESS_KEY + member.key)
     state.journal.forgotten.append(member.key)

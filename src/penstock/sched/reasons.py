@@ -6,6 +6,8 @@ request does not fit, the reason names the missing resources and the jobs that h
 waits because its start would delay a reservation of a job before it in the queue. In a strict queue (`fcfs`)
 a job behind the head waits for the start of the head, whatever is free.
 
+A started job whose members wait for a node has the reason of the first of them in the queue.
+
 A reason names jobs and pods that hold resources or come first. Whoever may not see their namespaces gets
 their number instead (`redacted`): users of a namespace in conditions and events, and callers of the API that
 are not operators.
@@ -16,7 +18,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from penstock.engine.allocation import Blocker, FunnelStage
 from penstock.engine.planner import FOREVER
@@ -32,17 +34,20 @@ from penstock.sched.queue import QueueEntry
 from penstock.sched.state import SchedulerState
 
 __all__ = [
+    "ReasonMemo",
     "WaitBlocker",
     "WaitCause",
     "WaitReason",
     "jobs_ahead",
     "member_wait_reason",
+    "own_reason",
     "redacted",
     "wait_reason",
 ]
 
 
 _BLOCKERS_NAMED_MAX: Final = 3
+_OWN_JOB: Final = "other members of this job"
 
 
 class WaitCause(enum.Enum):
@@ -74,6 +79,13 @@ class WaitBlocker:
     until: float | None = None  # None: no known end
     has_overrun: bool = False  # it runs past its limit: `until` is when it is expected to end, if it is known
     namespace: str = ""
+    title: str = ""  # what users call it, besides its id
+
+    def text(self) -> str:
+        details = [self.title] if self.title else []
+        if self.has_overrun:
+            details.append("past its limit")
+        return f"{self.name} ({', '.join(details)})" if details else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,9 @@ class WaitReason:
     stages: tuple[FunnelStage, ...] = ()
     blockers: tuple[WaitBlocker, ...] = ()
     around: tuple[str, str] = ("", "")  # the message before and after the names of the blockers
+
+
+ReasonMemo: TypeAlias = dict[tuple[str, int, int], WaitReason]  # by question, shape, and job or 0
 
 
 def _naming(
@@ -122,11 +137,11 @@ def _counted(blockers: list[WaitBlocker], word: str) -> WaitBlocker:
     return WaitBlocker(name, until=max(ends) if len(ends) == count else None)
 
 
-def wait_reason(
-    state: SchedulerState, job: Job, now: float, memo: dict[int, WaitReason] | None = None
-) -> WaitReason:
+def wait_reason(state: SchedulerState, job: Job, now: float, memo: ReasonMemo | None = None) -> WaitReason:
     """The reason of one job. A `memo` shared by one pass over the queue explains equal requests once."""
-    found = _own_reason(state, job, now)
+    if job.state is JobState.RUN:
+        return _running_reason(state, job, now, memo)
+    found = own_reason(state, job)
     if found is not None:
         return found
     if job.state is not JobState.SCHED:
@@ -146,42 +161,80 @@ def wait_reason(
 
 
 def member_wait_reason(
-    state: SchedulerState, entry: QueueEntry, now: float, memo: dict[int, WaitReason]
+    state: SchedulerState, entry: QueueEntry, now: float, memo: ReasonMemo | None = None
 ) -> WaitReason:
     """The reason of a member that is queued by itself, because its job has started."""
     shape = state.queue.shape_of(entry)
-    found = _explained_once(state, shape, state.queue.request_of(shape), now, memo)
-    return _behind(state, entry, shape, now, memo) if found.cause is WaitCause.PRIORITY else found
+    job = state.jobs[entry.job]
+    found = _explained_once(state, shape, state.queue.request_of(shape), now, memo, job)
+    if found.cause is WaitCause.PRIORITY:
+        return _behind(state, entry, shape, now, memo)
+    if not any(blocker.job == job.id for blocker in found.blockers):
+        return found
+    others = tuple(blocker for blocker in found.blockers if blocker.job != job.id)
+    blockers = (*others[: _BLOCKERS_NAMED_MAX - 1], WaitBlocker(_OWN_JOB, job.id, namespace=job.owner))
+    return _naming(
+        found.cause,
+        found.around,
+        (*blockers, *others[_BLOCKERS_NAMED_MAX - 1 :]),
+        found.clause,
+        found.stages,
+    )
+
+
+def _running_reason(state: SchedulerState, job: Job, now: float, memo: ReasonMemo | None) -> WaitReason:
+    """Why members of a started job have no node; no reason if all have one."""
+    if job.incomplete_reason:
+        return WaitReason(WaitCause.INCOMPLETE, job.incomplete_reason)
+    if job.vacancies:
+        return WaitReason(WaitCause.INCOMPLETE, vacancies.describe(state, job, now))
+    count = job.members_by_phase[MemberPhase.WAITING]
+    if not count or job.is_ending:
+        return WaitReason(WaitCause.NONE)
+    waiting = [one for one in job.members.values() if one.phase is MemberPhase.WAITING]
+    text = f"{count} of {count + job.live_count} members {'waits' if count == 1 else 'wait'} for a node"
+    if job.incomplete_since is not None:
+        text += vacancies.describe_repair(state, job)
+    entries = [entry for one in waiting if (entry := state.queue.entry(job.id, one.key)) is not None]
+    if not entries:
+        gated = "; not ready" if not any(one.is_ready for one in waiting) else ""
+        return WaitReason(WaitCause.INCOMPLETE, f"{text}{gated}")
+    found = member_wait_reason(state, min(entries), now, memo)
+    around = (f"{text}: {found.around[0] or found.message}", found.around[1])
+    return replace(found, cause=WaitCause.INCOMPLETE, message=f"{text}: {found.message}", around=around)
 
 
 def _explained_once(
-    state: SchedulerState, shape: int, request: Request, now: float, memo: dict[int, WaitReason] | None
+    state: SchedulerState,
+    shape: int,
+    request: Request,
+    now: float,
+    memo: ReasonMemo | None,
+    extended: Job | None = None,
 ) -> WaitReason:
-    found = memo.get(shape) if memo is not None else None
+    """`extended` is the job of a late member; its placement rules keep the member off some nodes."""
+    rules = extended.spec.request.placement if extended is not None else None
+    has_rules = rules is not None and (rules.distinct_nodes or bool(rules.within))
+    number = extended.id if extended is not None and has_rules else 0
+    found = memo.get(("why", shape, number)) if memo is not None else None
     if found is None:
-        found = _explained(state, request, now)
+        found = _explained(state, request, now, number)
         if memo is not None:
-            memo[shape] = found
+            memo["why", shape, number] = found
     return found
 
 
-def _own_reason(state: SchedulerState, job: Job, now: float) -> WaitReason | None:
-    """The reason that follows from the job, its workload or its queue; None if only resources decide."""
-    if job.state is JobState.RUN and job.vacancies and not job.incomplete_reason:
-        return WaitReason(WaitCause.INCOMPLETE, vacancies.describe(job, now))
-    if job.state is JobState.RUN and (job.incomplete_reason or job.incomplete_since is not None):
-        missing = sum(1 for member in job.members.values() if member.phase is MemberPhase.WAITING)
-        message = job.incomplete_reason or f"{missing} of its members wait for a node"
-        return WaitReason(WaitCause.INCOMPLETE, message)
+def own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
+    """The reason that follows from a job that has not started, its workload or its queue.
+
+    None if only resources and other jobs decide.
+    """
     if not job.state.is_pending:
         return WaitReason(WaitCause.NONE)
     if job.outside_reason:
         return WaitReason(WaitCause.LIMIT, job.outside_reason)
     if not job.is_assembled:
-        workload = state.workloads.get(job.workload)
-        ready = sum(1 for member in job.members.values() if member.is_ready)
-        needed = workload.size if workload else "?"
-        return WaitReason(WaitCause.ASSEMBLING, f"{ready} of {needed} members are ready")
+        return WaitReason(WaitCause.ASSEMBLING, _assembling(state, job))
     if job.open_dependencies:
         return WaitReason(WaitCause.DEPENDENCY, f"depends on {', '.join(sorted(job.open_dependencies))}")
     if job.waits_for_begin_time:
@@ -198,9 +251,22 @@ def _own_reason(state: SchedulerState, job: Job, now: float) -> WaitReason | Non
     return None
 
 
-def _explained(state: SchedulerState, request: Request, now: float) -> WaitReason:
+def _assembling(state: SchedulerState, job: Job) -> str:
+    """How many members are ready, how long the group waits for the others, and what happens then."""
+    workload = state.workloads.get(job.workload)
+    ready = sum(1 for member in job.members.values() if member.is_ready)
+    if workload is None:
+        return f"{ready} members are ready"
+    text = f"{ready} of {max(workload.size, 1)} members are ready"
+    if workload.assembly_timeout_s is None:
+        return f"{text}; it waits for the others without a limit"
+    within = format_duration(workload.assembly_timeout_s)
+    return f"{text}; if none appears for {within}, the group is inadmissible until a further one does"
+
+
+def _explained(state: SchedulerState, request: Request, now: float, extended: int) -> WaitReason:
     state.cluster.apply_updates()
-    reason = state.cluster.engine.explain(request, int(now))
+    reason = state.cluster.engine.explain(request, int(now), extended)
     if reason is None:
         return WaitReason(WaitCause.PRIORITY)
     blockers = tuple(_blocker(state, blocker, now) for blocker in reason.blockers)
@@ -229,14 +295,14 @@ def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> WaitBlocker
 
 def _job_blocker(state: SchedulerState, number: int, until: float | None = None) -> WaitBlocker:
     job = state.jobs.get(number)
-    return WaitBlocker(encode_jobid(number), number, until, namespace=job.owner if job is not None else "")
+    if job is None:
+        return WaitBlocker(encode_jobid(number), number, until)
+    title = f"{job.owner}/{job.spec.name}" if job.workload and job.owner else job.spec.name
+    return WaitBlocker(encode_jobid(number), number, until, namespace=job.owner, title=title)
 
 
 def _names(blockers: Sequence[WaitBlocker]) -> str:
-    names = ", ".join(
-        f"{blocker.name} (past its limit)" if blocker.has_overrun else blocker.name
-        for blocker in blockers[:_BLOCKERS_NAMED_MAX]
-    )
+    names = ", ".join(blocker.text() for blocker in blockers[:_BLOCKERS_NAMED_MAX])
     others = len(blockers) - _BLOCKERS_NAMED_MAX
     return f"{names}{f' and {others} more' if others > 0 else ''}"
 
@@ -257,7 +323,7 @@ def _behind(
     entry: QueueEntry | None,
     shape: int,
     now: float,
-    memo: dict[int, WaitReason] | None,
+    memo: ReasonMemo | None,
 ) -> WaitReason:
     """The request fits, but only on claimed nodes, or a start would delay the first reservation before it."""
     kept_away = _kept_away(state, entry, shape, now, memo)
@@ -281,10 +347,10 @@ def _kept_away(
     entry: QueueEntry | None,
     shape: int,
     now: float,
-    memo: dict[int, WaitReason] | None,
+    memo: ReasonMemo | None,
 ) -> WaitReason:
     """Whether claims keep an entry from starting; entries of one shape are looked at once."""
-    found = memo.get(~shape) if memo is not None else None
+    found = memo.get(("claims", shape, 0)) if memo is not None else None
     if found is None:
         found = WaitReason(WaitCause.PRIORITY)
         claimers = claims_in_the_way(state, entry, shape, now) if entry is not None else ()
@@ -295,7 +361,7 @@ def _kept_away(
             blockers = tuple(_job_blocker(state, number) for number in claimers)
             found = _naming(WaitCause.CLAIMED, around, blockers, f"behind {_names(blockers)}")
         if memo is not None:
-            memo[~shape] = found
+            memo["claims", shape, 0] = found
     return found
 
 

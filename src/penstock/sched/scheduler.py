@@ -35,7 +35,7 @@ from penstock.protocol.facts import (
     WorkloadGone,
     WorkloadSet,
 )
-from penstock.protocol.intents import Intent, StatusUpdate, WorkloadStatus
+from penstock.protocol.intents import Intent, StatusUpdate
 from penstock.sched import gangs, members, nodes, set_aside
 from penstock.sched.claiming import ClaimDesk
 from penstock.sched.cluster import ClusterNode
@@ -55,13 +55,14 @@ from penstock.sched.member_states import MemberPhase
 from penstock.sched.overruns import expected_end
 from penstock.sched.promises import update_forecasts
 from penstock.sched.queue import QueueEntry
-from penstock.sched.reasons import WaitReason, jobs_ahead, member_wait_reason, redacted, wait_reason
+from penstock.sched.reasons import ReasonMemo, WaitReason, jobs_ahead, wait_reason
 from penstock.sched.records import Change, ClaimSet
 from penstock.sched.releasing import free_slots
 from penstock.sched.replacements import place_replacements
 from penstock.sched.snapshots import handle_snapshot
 from penstock.sched.starting import place_late_member, start_job
 from penstock.sched.state import Reply, SchedulerState
+from penstock.sched.statuses import publish_own_reasons, publish_waiting
 from penstock.sched.subjects import CommandAt, Fault, subject_of
 
 __all__ = ["Scheduler", "Step"]
@@ -240,6 +241,9 @@ class Scheduler:
 
     def _step(self, replies: Sequence[Reply] = ()) -> Step:
         journal = self.state.journal
+        concerned = journal.take_status_touched()
+        if self.state.cluster.is_synced:
+            publish_own_reasons(self.state, concerned)
         changes = self.state.take_changes()
         step = Step(
             changes,
@@ -339,37 +343,13 @@ class Scheduler:
         state.subject = None
         update_forecasts(state, found, starts, now, deep)
         if deep:
-            self._publish_waiting(now)
+            publish_waiting(state, now)
         if deep or not len(state.queue):
             # All promises that they may have delayed have been compared.
             state.plans.slip_cause = state.plans.overrun_cause = None
         advance_jobs(state, now)
         self._admit(now)
         return self._step()
-
-    def _publish_waiting(self, now: float) -> None:
-        """Publishes why workloads wait and when they are expected to start.
-
-        At most `forecast_depth` requests are explained; others get a reason only if their shape has one.
-        """
-        state = self.state
-        memo: dict[int, WaitReason] = {}
-        explained = 0
-        for entry in state.queue.in_order():
-            job = state.jobs[entry.job]
-            state.subject = job
-            if not job.ownership.is_controlled:
-                continue
-            if explained >= state.settings.forecast_depth and state.queue.shape_of(entry) not in memo:
-                continue
-            explained += 1
-            if entry.member:
-                found, start_at = member_wait_reason(state, entry, now, memo), None
-            else:
-                found = self.wait_reason(job.id, now, memo)
-                start_at = job.forecast.start_at if job.forecast is not None else None
-            message = redacted(found, (job.owner,)).message
-            state.publish_status(job, WorkloadStatus.WAITING, message, start_at)
 
     def _cycle_plan(self, now: float) -> Cycle:
         state = self.state
@@ -467,7 +447,7 @@ class Scheduler:
         """The numbers of the intents that are not confirmed."""
         return list(self.state.intents)
 
-    def wait_reason(self, number: int, now: float, memo: dict[int, WaitReason] | None = None) -> WaitReason:
+    def wait_reason(self, number: int, now: float, memo: ReasonMemo | None = None) -> WaitReason:
         return wait_reason(self.state, self.state.jobs[number], now, memo)
 
     def jobs_ahead(self) -> dict[int, int]:

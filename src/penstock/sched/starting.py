@@ -131,6 +131,7 @@ def _assign(state: SchedulerState, job: Job, member: Member, slot: Slot) -> None
 def place_late_member(state: SchedulerState, job: Job, member: Member, found: Allocation, now: float) -> None:
     """Places one more member of a started job with the allocation that a cycle has made."""
     state.queue.remove_started(job.id, member.key)
+    state.workloads.member_left(job.workload, member.key)
     _record_allocation(state, job, found)
     _assign(state, job, member, found.slots[-1])
     _record_resources(state, job, _resources_on_nodes(job, found.slots))

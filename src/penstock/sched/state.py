@@ -147,15 +147,22 @@ class SchedulerState:
         return changes
 
     def update_outside(self, job: Job) -> bool:
-        """Notes and publishes whether a job waits outside the queue because of a limit of its namespace."""
+        """Notes whether a job waits outside the queue because of a limit of its namespace."""
         job.outside_reason = self.admission.outside_reason(job.id)
-        if job.outside_reason:
-            self.publish_status(job, WorkloadStatus.WAITING, job.outside_reason)
+        self.journal.touch_status(job)
         return bool(job.outside_reason)
 
     def publish_status(
-        self, job: Job, status: WorkloadStatus, reason: str, start_at: float | None = None
+        self,
+        job: Job,
+        status: WorkloadStatus,
+        reason: str,
+        start_at: float | None = None,
+        *,
+        member: str = "",
+        is_head: bool = False,
     ) -> None:
-        """Publishes the status of a job to the owner of its workload."""
+        """Publishes the status of a job, or of one member, to the owner of its workload."""
         if job.ownership.is_controlled:
-            self.workloads.publish(StatusUpdate(job.workload, job.id, status, reason, start_at))
+            update = StatusUpdate(job.workload, job.id, status, reason, start_at, member, is_head)
+            self.workloads.publish(update)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from penstock.model.duration import format_duration
 from penstock.model.job import JobState
 from penstock.sched.job import Job, Member
 from penstock.sched.member_states import MemberPhase
@@ -26,10 +27,12 @@ from penstock.sched.state import SchedulerState
 __all__ = [
     "check_kept_slots",
     "describe",
+    "describe_repair",
     "expire",
     "fill",
     "filled",
     "is_complete",
+    "is_evicted_after_repair",
     "is_usable",
     "leave",
     "missing_members",
@@ -206,8 +209,8 @@ def expire(state: SchedulerState, job: Job, now: float) -> list[Member]:
     return expired
 
 
-def describe(job: Job, now: float) -> str:
-    """For which replacements a started group waits; "" for none."""
+def describe(state: SchedulerState, job: Job, now: float) -> str:
+    """For which replacements a started group waits, and how long; "" for none."""
     waiting = [job.members[key] for key in job.vacancies]
     if not waiting:
         return ""
@@ -215,7 +218,22 @@ def describe(job: Job, now: float) -> str:
     since_s = int(now - first.vacant_since) if first.vacant_since is not None else 0
     kept = f", its slot on {first.node} is kept" if first.is_slot_kept else ""
     more = f"; and for {len(waiting) - 1} more" if len(waiting) > 1 else ""
-    return f"waits for a replacement of {first.display_name} for {since_s} s{kept}{more}"
+    until = format_duration(state.settings.replacement_timeout_s)
+    text = f"waits for a replacement of {first.display_name} for {format_duration(since_s)}{kept}{more}"
+    return f"{text}; after {until} it is reported as incomplete"
+
+
+def describe_repair(state: SchedulerState, job: Job) -> str:
+    """How long members of a started group may wait for a node, and what happens then."""
+    within = format_duration(state.settings.gang_repair_timeout_s)
+    if is_evicted_after_repair(job):
+        return f" (if that lasts {within}, the group is evicted and starts again)"
+    return f" (if that lasts {within}, it is reported as incomplete)"
+
+
+def is_evicted_after_repair(job: Job) -> bool:
+    """Whether a group that cannot be completed starts again: nothing has run, and all are recreated."""
+    return all(member.is_recreated and member.started_at is None for member in job.live_members())
 
 
 def filled(state: SchedulerState, job: Job, replacement: Member, now: float) -> None:

@@ -34,7 +34,7 @@ class Workloads:
         self._next_workload: dict[str, str] = {}  # by such a member
         self._inadmissible: dict[str, InadmissibleWorkload] = {}
         self._inadmissible_members: dict[str, str] = {}  # member -> workload
-        self._last_status: dict[str, StatusUpdate] = {}
+        self._last_status: dict[str, dict[str, StatusUpdate]] = {}  # by workload, by member ("": all)
 
     def copy(self, journal: Journal) -> Workloads:
         made = Workloads(journal)
@@ -46,7 +46,7 @@ class Workloads:
             for workload, known in self._inadmissible.items()
         }
         made._inadmissible_members = dict(self._inadmissible_members)
-        made._last_status = dict(self._last_status)
+        made._last_status = {workload: dict(last) for workload, last in self._last_status.items()}
         return made
 
     def __contains__(self, workload: str) -> bool:
@@ -141,13 +141,29 @@ class Workloads:
         known = self._inadmissible[fact.workload]
         known.waiting[fact.member] = fact
         self._inadmissible_members[fact.member] = fact.workload
-        self._journal.status_updates[fact.workload] = StatusUpdate(
+        self._journal.status_updates[fact.workload, ""] = StatusUpdate(
             fact.workload, 0, WorkloadStatus.INADMISSIBLE, known.record.reason
         )
 
     # Status
 
     def publish(self, update: StatusUpdate) -> None:
-        """Publishes the status of a workload, unless the last one said the same."""
-        if self._last_status.get(update.workload) != update:
-            self._last_status[update.workload] = self._journal.status_updates[update.workload] = update
+        """Publishes the status of a workload or of one member, unless the last one said the same."""
+        last = self._last_status.setdefault(update.workload, {})
+        if last.get(update.member) != update:
+            last[update.member] = self._journal.status_updates[update.workload, update.member] = update
+
+    def last_status(self, workload: str) -> WorkloadStatus | None:
+        """The status of a workload that was published last."""
+        update = self._last_status.get(workload, {}).get("")
+        return update.status if update is not None else None
+
+    def member_appeared(self, workload: str, member: str) -> None:
+        """The last status has not reached a member: the next one is published even if it says the same."""
+        last = self._last_status.get(workload, {})
+        last.pop("", None)
+        last.pop(member, None)
+
+    def member_left(self, workload: str, member: str) -> None:
+        """A member does not wait any more."""
+        self._last_status.get(workload, {}).pop(member, None)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from penstock.backends.kube.cache import ClusterCache
+from penstock.backends.kube.condition_queue import PodCondition, Precedence
 from penstock.backends.kube.executor import IntentExecutor
 from penstock.backends.kube.pod_conditions import (
     ConditionWriter,
@@ -43,6 +44,7 @@ __all__ = ["KubeBackend"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
 _SILENCE_S: Final = 60.0  # a watch that is interrupted for longer is a problem
+_HEAD_PODS_MAX: Final = 64  # pods of one group that are told as the head of the queue
 _BATCH_S: Final = 0.01  # changes within this time are reported together
 
 
@@ -128,8 +130,9 @@ class KubeBackend:
         is_over = update.status is WorkloadStatus.INADMISSIBLE
         if not is_over and self._epoch is not None and self._has_snapshot:
             self._executor.restore_deadlines(update.workload)
-        for pod in self.cache.waiting_pods(update.workload):
-            self._condition_writer.set(pod.metadata.uid, condition)
+        pods = self.cache.pods_to_inform(update.workload, update.member)
+        for number, pod in enumerate(pods):
+            self._condition_writer.set(pod.metadata.uid, condition, _precedence(update, condition, number))
 
     def problem(self) -> str:
         """Why the cache may be out of date, for longer than a watch takes to be opened again."""
@@ -219,7 +222,7 @@ class KubeBackend:
             if problem is None:
                 self._condition_writer.forget(uid)
             else:
-                self._condition_writer.set(uid, condition_of_problem(problem))
+                self._condition_writer.set(uid, condition_of_problem(problem), Precedence.FIRST)
 
     # Controllers that the watches have not delivered
 
@@ -252,6 +255,15 @@ class KubeBackend:
             controller = read_controller(kind, found)
             if controller is not None:
                 cache.set_controller_from_read(controller)
+
+
+def _precedence(update: StatusUpdate, condition: PodCondition, number: int) -> Precedence:
+    """The precedence of a pod, of the given number among the waiting pods of its group."""
+    if condition.is_urgent and number == 0:
+        return Precedence.URGENT
+    if update.is_head and number < _HEAD_PODS_MAX:
+        return Precedence.HEAD
+    return Precedence.FIRST if number == 0 and not update.member else Precedence.REST
 
 
 def _isolated(watch: Watch, action: Callable[[Any], None], item: Any) -> None:

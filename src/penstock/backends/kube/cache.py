@@ -113,9 +113,20 @@ class ClusterCache:
     def pods_of(self, workload: str) -> list[Pod]:
         return [self._pods[uid] for uid in self._workloads.pods(workload)]
 
-    def waiting_pods(self, workload: str) -> list[Pod]:
-        """The pods of a workload that are on no node."""
-        return [pod for pod in self.pods_of(workload) if not pod.spec.node_name]
+    def pods_to_inform(self, workload: str, uid: str = "") -> list[Pod]:
+        """The pods of a workload that wait for Penstock alone; with a uid, that pod if it does.
+
+        A gated pod waits for whoever set the gates, and one with a problem is told about that.
+        """
+        pod = self._pods.get(uid)
+        pods = self.pods_of(workload) if not uid else [pod] if pod is not None else []
+        return [
+            pod
+            for pod in pods
+            if not pod.spec.node_name
+            and not pod.spec.scheduling_gates
+            and pod.metadata.uid not in self.problems
+        ]
 
     def native_group(self, workload: str) -> str:
         """The PodGroup of scheduling.k8s.io that names the workload, as "NAMESPACE/NAME"; empty: none."""

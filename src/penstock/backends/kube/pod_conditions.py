@@ -1,10 +1,8 @@
-"""Writes the `PodScheduled` condition and the events of pods. Lossy: only the latest condition counts.
+"""Writes the `PodScheduled` condition of pods, and events of pods and their owners.
 
-Each pod has at most one condition to be written, and it is written only if it says something else than the
-last one: a start time that has moved a little does not count, and a condition that holds for less than a
-moment is never written. All writes together keep to a rate, so that a long queue does not flood the API
-server; a backlog of events, which follow bindings, is written faster. Urgent conditions (the pod can never
-run, its group is incomplete) come first.
+Lossy: only the latest condition of a pod counts (`condition_queue`). All writes together keep to a rate, so
+that a long queue does not flood the API server; several are in flight at a time, since one takes longer than
+the pause between two. While conditions are due, events get a share of the writes.
 
 A condition is written with the resourceVersion of the pod: one that is written while the pod is being bound
 would otherwise stay forever.
@@ -17,9 +15,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Final
 
+from penstock.backends.kube.condition_queue import ConditionQueue, PodCondition, Precedence, time_text
 from penstock.backends.kube.settings import KubeSettings
 from penstock.errors import Unavailable
 from penstock.kube.client import KubeClient, ObjectReference, PatchType
@@ -30,21 +28,19 @@ from penstock.podspec.pod_status import full_name
 from penstock.podspec.problems import GROUP_INADMISSIBLE, OWNER_NOT_SYNCED, PodProblem
 from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 
-__all__ = ["ConditionWriter", "PodCondition", "condition_of_problem", "condition_of_update"]
+__all__ = ["ConditionWriter", "Event", "condition_of_problem", "condition_of_update", "pod_reference"]
 
 _LOG: Final = logging.getLogger("penstock.kube")
-_START_DRIFT_S: Final = 30.0  # start times that differ by less are equal
-_START_DRIFT_SHARE: Final = 0.1  # of the remaining wait, if that is more
-_SETTLE_S: Final = 1.0  # a condition that is replaced within this time is not written
 _EVENTS_MAX: Final = 50_000
 _EVENT_TRIES_MAX: Final = 5
-_WAITING_MAX: Final = 200_000
-_EXAMINED_MAX: Final = 1_000  # conditions per write, to find one that is due
-_BACKLOG_SPEEDUP: Final = 10  # while more events wait than one second's worth
+_EVENT_EVERY: Final = 4  # while conditions are due, every so many writes is an event
+_IN_FLIGHT_MAX: Final = 16
+_BURST_S: Final = 0.1  # writes that were not made in time are made up for, at most for so long
 _REASONS: Final = {
     WorkloadStatus.ASSEMBLING: "GroupIncomplete",
-    WorkloadStatus.WAITING: "Unschedulable",
-    WorkloadStatus.UNSATISFIABLE: "Unschedulable",
+    WorkloadStatus.HELD: "Held",
+    WorkloadStatus.DELAYED: "Delayed",
+    WorkloadStatus.QUEUE_STOPPED: "QueueStopped",
     WorkloadStatus.INCOMPLETE: "GroupIncomplete",
     WorkloadStatus.INADMISSIBLE: GROUP_INADMISSIBLE,
 }
@@ -52,35 +48,21 @@ _URGENT: Final = (WorkloadStatus.UNSATISFIABLE, WorkloadStatus.INCOMPLETE, Workl
 
 
 @dataclass(frozen=True, slots=True)
-class PodCondition:
-    """Reason and message of a `PodScheduled` condition with status False."""
-
-    reason: str
-    text: str
-    start_at: float | None = None  # when the group is expected to start
-    is_urgent: bool = False
-
-    def message(self) -> str:
-        if self.start_at is None:
-            return self.text
-        start = f"expected to start at {_time_text(self.start_at)}"
-        return f"{start}: {self.text}" if self.text else start
-
-
-@dataclass(frozen=True, slots=True)
-class _Event:
-    pod: Pod
+class Event:
+    regarding: ObjectReference
+    controller: str  # who reports it: the name of the scheduler
     reason: str
     action: str
     note: str
-    is_warning: bool
+    is_warning: bool = True
     tries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    condition: PodCondition
-    at: float
+def pod_reference(pod: Pod) -> ObjectReference:
+    metadata = pod.metadata
+    return ObjectReference(
+        api_version="v1", kind="Pod", namespace=metadata.namespace, name=metadata.name, uid=metadata.uid
+    )
 
 
 def condition_of_update(update: StatusUpdate) -> PodCondition:
@@ -112,124 +94,115 @@ class ConditionWriter:
         self._may_act = may_act
         self._clock = clock
         self._identity = identity
-        self._waiting: dict[str, tuple[float, PodCondition]] = {}  # by pod: since when, and what
-        self._urgent: dict[str, PodCondition] = {}  # by pod
-        self._written: dict[str, _Written] = {}  # by pod
-        self._events: deque[_Event] = deque(maxlen=_EVENTS_MAX)
+        self._conditions = ConditionQueue(settings.condition_interval_s)
+        self._events: deque[Event] = deque(maxlen=_EVENTS_MAX)
         self._wakeup = asyncio.Event()
         self._writes = 0
 
-    def set(self, uid: str, condition: PodCondition) -> None:
-        written = self._written.get(uid)
-        if written is not None and _is_same(written.condition, condition, self._clock()):
-            self._waiting.pop(uid, None)
-            self._urgent.pop(uid, None)
-            return
-        since, _ = self._waiting.pop(uid, (self._clock(), condition))
-        if condition.is_urgent:
-            self._urgent[uid] = condition
-        elif len(self._waiting) < _WAITING_MAX:
-            self._urgent.pop(uid, None)
-            self._waiting[uid] = (since, condition)
+    def set(self, uid: str, condition: PodCondition, precedence: Precedence = Precedence.REST) -> None:
+        self._conditions.put(uid, condition, precedence, self._clock())
         self._wakeup.set()
 
     def scheduled(self, pod: Pod, node: str) -> None:
         """Writes the event of a binding; the API server has set the condition."""
         self.forget(pod.metadata.uid)
         note = f"Successfully assigned {full_name(pod.metadata)} to {node}"
-        self._events.append(_Event(pod, "Scheduled", "Binding", note, is_warning=False))
+        scheduler = pod.spec.scheduler_name
+        self.add_event(Event(pod_reference(pod), scheduler, "Scheduled", "Binding", note, is_warning=False))
+
+    def add_event(self, event: Event) -> None:
+        self._events.append(event)
         self._wakeup.set()
 
     def forget(self, uid: str) -> None:
-        self._waiting.pop(uid, None)
-        self._urgent.pop(uid, None)
-        self._written.pop(uid, None)
+        self._conditions.forget(uid)
 
     def sweep(self) -> None:
         """Forgets pods that were deleted or bound while no watch delivered it."""
-        for uid in [*self._written, *self._waiting, *self._urgent]:
+        for uid in self._conditions.pods():
             if self._unbound_pod(uid) is None:
                 self.forget(uid)
 
     async def run(self) -> None:
         pause_s = 1.0 / self._settings.status_writes_per_s
-        while True:
-            if not (self._urgent or self._waiting or self._events):
-                self._wakeup.clear()
-                await self._wakeup.wait()
-            if not self._may_act():
-                await asyncio.sleep(1.0)
-                continue
-            has_backlog = len(self._events) > self._settings.status_writes_per_s
+        loop = asyncio.get_running_loop()
+        free = asyncio.Semaphore(_IN_FLIGHT_MAX)
+        next_at = loop.time()
+
+        async def write() -> None:
             try:
-                await self._write_next(_BACKLOG_SPEEDUP if has_backlog else 2)
+                await self._write_next()
             except Exception:  # It concerns one pod, whose condition is dropped.
                 _LOG.exception("cannot write a condition or an event")
-            await asyncio.sleep(pause_s / _BACKLOG_SPEEDUP if has_backlog else pause_s)
+            finally:
+                free.release()
 
-    async def _write_next(self, condition_every: int) -> None:
-        """Writes an urgent condition, else an event; every `condition_every`-th time a waiting condition."""
-        self._writes += 1
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._until_due()
+                if not self._may_act():
+                    await asyncio.sleep(1.0)
+                    continue
+                await free.acquire()
+                tasks.create_task(write())
+                next_at = max(next_at + pause_s, loop.time() - _BURST_S)
+                await asyncio.sleep(max(0.0, next_at - loop.time()))
+
+    async def _until_due(self) -> None:
+        """Waits until there is something to write."""
+        while not self._events and not self._conditions.has_due(self._clock()):
+            self._wakeup.clear()
+            next_at = self._conditions.next_at()
+            pause_s = None if next_at is None else max(0.0, next_at - self._clock())
+            try:
+                await asyncio.wait_for(self._wakeup.wait(), pause_s)
+            except TimeoutError:
+                continue
+
+    async def _write_next(self) -> None:
+        """Writes a condition that is due; every few times, or if there is none, an event."""
         now = self._clock()
-        if self._urgent:
-            uid = next(iter(self._urgent))
-            await self._write(uid, self._urgent.pop(uid), now)
-        elif self._events and (self._writes % condition_every or not self._waiting):
+        self._writes += 1
+        has_due = self._conditions.has_due(now)
+        is_event = not has_due or (self._writes % _EVENT_EVERY == 0 and not self._conditions.has_urgent())
+        if self._events and is_event:
             await self._write_event(self._events.popleft())
-        else:
-            due = self._next_due(now)
-            if due is not None:
-                await self._write(*due, now)
-
-    def _next_due(self, now: float) -> tuple[str, PodCondition] | None:
-        """A waiting condition that is due; those that are not go to the end of the line."""
-        for _ in range(min(len(self._waiting), _EXAMINED_MAX)):
-            uid = next(iter(self._waiting))
-            since, condition = self._waiting.pop(uid)
-            written = self._written.get(uid)
-            due_at = since + _SETTLE_S
-            if written is not None and _is_minor(written.condition, condition):
-                due_at = max(due_at, written.at + self._settings.condition_interval_s)
-            if due_at <= now:
-                return uid, condition
-            self._waiting[uid] = (since, condition)
-        return None
+            return
+        taken = self._conditions.take(now)
+        if taken is not None:
+            await self._write(*taken, now)
 
     def _unbound_pod(self, uid: str) -> Pod | None:
         """A pod that can have a condition: it exists, and is on no node."""
         pod = self._pod(uid)
         return pod if pod is not None and not pod.spec.node_name else None
 
-    async def _write(self, uid: str, condition: PodCondition, now: float) -> None:
-        pod = self._unbound_pod(uid)
-        if pod is None:
-            self.forget(uid)
-            return
-        written = self._written.get(uid)
-        is_present = _has_condition(pod, condition)
-        if not is_present:
-            try:
+    async def _write(self, uid: str, condition: PodCondition, precedence: Precedence, now: float) -> None:
+        queue = self._conditions
+        try:
+            pod = self._unbound_pod(uid)
+            if pod is None:
+                self.forget(uid)
+                return
+            is_present = _has_condition(pod, condition)
+            if not is_present:
                 await self._write_condition(pod, condition, now)
-            except (ApiConflict, Unavailable) as error:
-                self._retry_later(uid, condition)
-                _LOG.debug("cannot write the condition of pod %s yet: %s", full_name(pod.metadata), error)
-                return
-            except ApiError as error:
-                _LOG.debug("cannot write the condition of pod %s: %s", full_name(pod.metadata), error)
-                return
+        except (ApiConflict, Unavailable) as error:
+            if self._unbound_pod(uid) is not None:
+                queue.failed(uid, condition, precedence, self._clock())
+            _LOG.debug("cannot write the condition of pod %s yet: %s", uid, error)
+            return
+        except ApiError as error:
+            _LOG.debug("cannot write the condition of pod %s: %s", uid, error)
+            return
+        finally:
+            queue.dropped(uid)
         if self._unbound_pod(uid) is None:
             self.forget(uid)
-            return
-        self._written[uid] = _Written(condition, now)
-        is_new = written is None or written.condition.reason != condition.reason or condition.is_urgent
-        if is_new and not is_present:
+        elif queue.written(uid, condition, now) and not is_present:
             note = condition.message() or condition.reason
-            self._events.append(_Event(pod, "FailedScheduling", "Scheduling", note, is_warning=True))
-
-    def _retry_later(self, uid: str, condition: PodCondition) -> None:
-        """Puts a condition back, unless there is a later one."""
-        if uid not in self._urgent and self._unbound_pod(uid) is not None:
-            self._waiting.setdefault(uid, (self._clock(), condition))
+            scheduler = pod.spec.scheduler_name
+            self.add_event(Event(pod_reference(pod), scheduler, "FailedScheduling", "Scheduling", note))
 
     async def _write_condition(self, pod: Pod, condition: PodCondition, now: float) -> None:
         metadata = pod.metadata
@@ -246,7 +219,7 @@ class ConditionWriter:
                         "reason": condition.reason,
                         "message": condition.message(),
                         "observedGeneration": metadata.generation,
-                        "lastTransitionTime": since or _time_text(now),
+                        "lastTransitionTime": since or time_text(now),
                     }
                 ]
             },
@@ -254,26 +227,23 @@ class ConditionWriter:
         path = PODS.path(metadata.namespace, metadata.name, "status")
         await self._client.patch(path, body, patch_type=PatchType.STRATEGIC)
 
-    async def _write_event(self, event: _Event) -> None:
-        metadata = event.pod.metadata
-        regarding = ObjectReference(
-            api_version="v1", kind="Pod", namespace=metadata.namespace, name=metadata.name, uid=metadata.uid
-        )
+    async def _write_event(self, event: Event) -> None:
         try:
             await self._client.post_event(
-                regarding,
+                event.regarding,
                 reason=event.reason,
                 note=event.note,
                 action=event.action,
                 warning=event.is_warning,
-                controller=event.pod.spec.scheduler_name,
+                controller=event.controller,
                 instance=self._identity,
             )
         except (ApiError, Unavailable) as error:
             was_sent = not isinstance(error, TooManyRequests | Unreachable | WriteFenced)
             if not was_sent and event.tries + 1 < _EVENT_TRIES_MAX:
                 self._events.append(replace(event, tries=event.tries + 1))
-            _LOG.debug("cannot write an event of pod %s: %s", full_name(metadata), error)
+            regarding = event.regarding
+            _LOG.debug("cannot write an event of %s %s: %s", regarding.kind, regarding.name, error)
 
 
 def _pod_scheduled(pod: Pod) -> Condition | None:
@@ -285,22 +255,3 @@ def _has_condition(pod: Pod, condition: PodCondition) -> bool:
     found = _pod_scheduled(pod)
     expected = ("False", condition.reason, condition.message())
     return found is not None and (found.status, found.reason, found.message) == expected
-
-
-def _is_same(before: PodCondition, after: PodCondition, now: float) -> bool:
-    """Whether two conditions are equal, except for a small change of the start time."""
-    if (before.reason, before.text) != (after.reason, after.text):
-        return False
-    if before.start_at is None or after.start_at is None:
-        return before.start_at == after.start_at
-    drift_s_max = max(_START_DRIFT_S, _START_DRIFT_SHARE * max(after.start_at - now, 0.0))
-    return abs(before.start_at - after.start_at) <= drift_s_max
-
-
-def _is_minor(before: PodCondition, after: PodCondition) -> bool:
-    """Whether the change of a condition gives its reader nothing to act on."""
-    return before.reason == after.reason and not before.is_urgent
-
-
-def _time_text(at: float) -> str:
-    return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

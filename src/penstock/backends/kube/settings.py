@@ -14,4 +14,4 @@ class KubeSettings(TranslationSettings):
     binds_in_flight_max: int = 64
     controller_wait_s: float = 2.0  # how long the watch may lag behind before a pod's owner is read by itself
     condition_interval_s: float = 15.0  # between two conditions of one pod that differ only in the start time
-    status_writes_per_s: float = 20.0  # conditions and events of all pods together
+    status_writes_per_s: float = 300.0  # conditions and events of all pods together
