@@ -104,7 +104,7 @@ def test_a_pending_workload_shows_the_requests_of_its_members() -> None:
     assert found["second"].duration_s == 600
     assert "held by" in found["second"].reason
     assert (found["third"].reason_kind.value, found["third"].reason) == (
-        "assembling", "1 of 3 members are ready",
+        "assembling", "1 of 3 members are ready; it waits for the others without a limit",
     )  # fmt: skip
 
 

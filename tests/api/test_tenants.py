@@ -134,7 +134,7 @@ def test_the_status_of_a_workload_counts_jobs_and_pods_of_other_namespaces() -> 
     driver, ids = shared()
     reason = driver.statuses["a2"].reason
     assert "held by 3 jobs in other namespaces, 1 pod in another namespace, " in reason
-    assert reason.endswith(ids["a1"])
+    assert reason.endswith(f"{ids['a1']} (team-a/a1)")
     assert not any(ids[name] in reason for name in ("b1", "b2", "b3"))
     assert "secret" not in reason
 

@@ -41,7 +41,7 @@ def stages(reason: Reason) -> list[tuple[str, int, int]]:
         ),
         (
             slot_request({"core": 1}, constraint=Properties(("fast",))),
-            "needs nodes that match the constraint, 0 of 2 do",
+            "0 of 2 nodes match; 2 nodes: constraint fast does not match",
         ),
         (
             request_with(resource_of("node", 3, exclusive=True)),
@@ -181,19 +181,19 @@ def test_a_placement_that_no_domain_has_enough_free_for_is_explained() -> None:
             {"cpu": 500, "memory": 1 << 30},
             1,
             "needs 1 slot with 500m free cpu and 1Gi free memory, 0 of 2 nodes have them; "
-            "at most 250m cpu is free together",
+            "cpu: needs 500m, the largest free node has 250m",
         ),
         (
             {"cpu": 250, "memory": 4 << 30},
             1,
             "needs 1 slot with 250m free cpu and 4Gi free memory, 0 of 2 nodes have them; "
-            "at most 3Gi memory is free together",
+            "memory: needs 4Gi, the largest free node has 3Gi",
         ),
         (
             {"cpu": 2000},
             3,
             "needs 3 slots with 2 free cpu each; 0 of 2 nodes fit a slot, at least 2 nodes are needed; "
-            "at most 250m cpu is free together",
+            "cpu: needs 2, the largest free node has 250m",
         ),
         (
             {"cpu": 100, "pods": 1},
@@ -225,7 +225,8 @@ def test_the_clause_names_the_resource_that_is_short(
         ),
         (
             {"cpu": 500},
-            "needs 1 slot with 500m free cpu, 0 of 2 nodes have it; at most 250m cpu is free together",
+            "needs 1 slot with 500m free cpu, 0 of 2 nodes have it; "
+            "cpu: needs 500m, the largest free node has 250m",
         ),
     ],
 )

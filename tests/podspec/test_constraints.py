@@ -14,6 +14,7 @@ from penstock.model.constraint import (
     TAINTS_PROPERTY,
     And,
     HostIn,
+    Or,
     Taint,
     Tolerates,
     Toleration,
@@ -169,7 +170,7 @@ def test_a_node_can_be_selected_by_name() -> None:
     here = expression("In", "n0", key="metadata.name")
     not_here = expression("NotIn", "n0", key="metadata.name")
     daemon = required_of(affinity=node_affinity({"matchFields": [here]}))
-    assert daemon.constraint == And((HostIn(frozenset(["n0"])), Tolerates()))
+    assert daemon.constraint == And((Or((HostIn(frozenset(["n0"])),)), Tolerates()))
     assert fits(daemon, "n0")
     assert not fits(daemon, "n1")
     elsewhere = required_of(affinity=node_affinity({"matchFields": [not_here]}))

@@ -239,7 +239,9 @@ def test_a_job_becomes_unsatisfiable_when_its_last_suitable_node_is_gone() -> No
     driver.settle()
     found = driver.scheduler.wait_reason(waiting.id, driver.now)
     assert found.cause is WaitCause.UNSATISFIABLE
-    assert found.message == ("it can never run here: needs nodes that match the constraint, 0 of 1 do")
+    assert found.message == (
+        "it can never run here: 0 of 1 nodes match; 1 node: node selector gpu=a100 does not match"
+    )
     assert driver.statuses["b"].status is WorkloadStatus.UNSATISFIABLE
     driver.backend.nodes["node1"] = back
     driver.feed(back)

@@ -17,13 +17,13 @@ from penstock.api.resource_counts import core_milli, cores, is_gpu
 from penstock.api.responses import NodeInfo, NodeState
 from penstock.engine import Vertex
 from penstock.model.constraint import (
+    CORDON_KEY,
     TAINTS_PROPERTY,
     And,
     Constraint,
     Not,
     Or,
     Properties,
-    Taint,
     Value,
     decode_taints,
 )
@@ -35,7 +35,6 @@ from penstock.sched.state import SchedulerState
 __all__ = ["node_cores", "node_infos"]
 
 _CORDONED: Final = "cordoned"
-_CORDON_KEY: Final = "node.kubernetes.io/unschedulable"
 
 
 @dataclass(slots=True)
@@ -133,16 +132,11 @@ def _state(known: ClusterNode, *, is_used: bool, of_pods: bool) -> NodeState:
 def _closed(known: ClusterNode) -> tuple[Literal["", "cordoned", "tainted"], str]:
     """Whether a node admits only pods with a toleration, and the taints that say so."""
     taints = decode_taints(known.vertex.properties.get(TAINTS_PROPERTY, ""))
-    is_cordoned = known.fact.why == _CORDONED or any(taint.key == _CORDON_KEY for taint in taints)
-    texts = [_taint_text(taint) for taint in taints if taint.key != _CORDON_KEY]
+    is_cordoned = known.fact.why == _CORDONED or any(taint.key == CORDON_KEY for taint in taints)
+    texts = [str(taint) for taint in taints if taint.key != CORDON_KEY]
     if is_cordoned:
         return _CORDONED, "; ".join([_CORDONED, *texts])
     return ("tainted", "; ".join(texts)) if texts else ("", "")
-
-
-def _taint_text(taint: Taint) -> str:
-    """In the syntax of `kubectl taint`."""
-    return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
 
 
 def _properties(known: ClusterNode, shown: frozenset[str] | None) -> list[str]:

@@ -111,6 +111,7 @@ class Reason:
     clause: str
     stages: tuple[FunnelStage, ...] = ()
     blockers: tuple[Blocker, ...] = ()
+    down: tuple[str, ...] = ()  # nodes that would do if they were up
 
     def __str__(self) -> str:
         return self.clause

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
+from penstock.engine.mismatches import describe_mismatches
 from penstock.engine.request import SLOT, Demand, Request
 from penstock.engine.vertex_state import TimeView, Window, free_units, is_idle, is_key_in_use
 from penstock.engine.walker import CONSTRAINED_TYPES, NODE
@@ -155,7 +156,8 @@ class Bounds:
                 self._whole_nodes and vertex.type == NODE and not is_idle(vertex, window)
             ):
                 return True
-            if self._constraint is not None and not matches(self._constraint, vertex):
+            ideal = window.view is TimeView.IDEAL
+            if self._constraint is not None and not matches(self._constraint, vertex, ideal=ideal):
                 return True
         if self._exclusion.forbids and self._exclusion.blocking_key(vertex, window) is not None:
             return True
@@ -301,8 +303,9 @@ def _clause(graph: Graph, needs: _GroupNeeds, bounds: Bounds, demand: Demand, fo
             return f"needs {format_count(inner.count.min, inner.type)}, the cluster has no {inner.type}"
     if constraint is not None:
         nodes = [vertex for name in CONSTRAINED_TYPES for vertex in graph.of_type(name)]
-        if not any(matches(constraint, node) for node in nodes):
-            return f"needs nodes that match the constraint, 0 of {len(nodes)} do"
+        if not any(matches(constraint, node, ideal=True) for node in nodes):
+            details = describe_mismatches(constraint, nodes, ideal=True)
+            return f"0 of {len(nodes)} nodes match; {details}" if details else "the cluster has no nodes"
     fit = f"{found} {'fits' if found == 1 else 'fit'}"
     if needs.excluded_nodes:
         return f"needs {needs.describe(demand)} on nodes without a slot of this job, {fit} there"

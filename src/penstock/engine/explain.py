@@ -16,9 +16,10 @@ from penstock.engine.allocation import Blocker, FunnelStage, Reason
 from penstock.engine.bounds import IDEAL, Bounds
 from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
+from penstock.engine.mismatches import describe_mismatches
 from penstock.engine.planner import FOREVER
 from penstock.engine.request import SLOT, Demand, Request
-from penstock.engine.vertex_state import Booking, Window
+from penstock.engine.vertex_state import Booking, TimeView, Window
 from penstock.engine.walker import NODE
 from penstock.engine.wording import contents, describe, excluding, flatten, has_one_item, join, shortage
 from penstock.model.constraint import matches
@@ -43,6 +44,7 @@ class _Funnel:
     short: tuple[tuple[Demand, int], ...]  # inner demands that no place can meet, with the most that is free
     # nodes that have enough free but a forbidden key in use, by index, with that key
     excluded: dict[int, ExclusionKey]
+    down: tuple[str, ...]  # nodes that would do if they were up
 
     def failed(self) -> tuple[FunnelStage, int] | None:
         """The first stage that leaves too few, and how many the stage before it left."""
@@ -84,7 +86,7 @@ class Explainer:
             failed = funnel.failed()
             if failed is not None:
                 clause = self._clause(group, *failed, funnel)
-                return Reason(clause, funnel.stages, self._blockers(group, funnel, window))
+                return Reason(clause, funnel.stages, self._blockers(group, funnel, window), funnel.down)
             first = first or funnel
         assert first is not None, "a request has at least one group"
         within = self._request.placement.within
@@ -95,7 +97,7 @@ class Explainer:
             clause = f"needs {needed}, no {within} has enough free"
         else:
             clause = f"needs {needed}, the free units are too scattered"
-        return Reason(clause, first.stages, self._blockers(0, first, window))
+        return Reason(clause, first.stages, self._blockers(0, first, window), first.down)
 
     def _describe(self, group: int, *, free: bool = False) -> str:
         within = self._request.placement.within
@@ -112,7 +114,10 @@ class Explainer:
             return f"needs {needed}, the cluster has {format_count(count, NODE)} and {still}"
         if stage.name == _MATCH:
             verb = "matches" if count == 1 else "match"
-            return f"needs {needed}; {count} of {before} nodes {verb} the constraint, {still}"
+            constraint = self._request.groups[group].constraint
+            nodes = self._graph.of_type(NODE)
+            details = describe_mismatches(constraint, nodes) if constraint is not None else ""
+            return f"needs {needed}; {count} of {before} nodes {verb}, {still}; {details}"
         if stage.name in (_UP, _LARGE):
             return f"needs {needed}; {count} of {before} nodes {be} {stage.name}, {still}"
         details = "".join(f"; {reason}" for reason in excluding(funnel.excluded.values()))
@@ -157,7 +162,8 @@ class Explainer:
             keyless = Bounds(demands, constraint, no_keys, window, self._excluded_nodes, self._whole_nodes)
             keyless.below(self._graph.root)
         nodes = self._graph.of_type(NODE)
-        eligible = [node for node in nodes if constraint is None or matches(constraint, node)]
+        is_ideal = window.view is TimeView.IDEAL
+        eligible = [node for node in nodes if constraint is None or matches(constraint, node, ideal=is_ideal)]
         up = [node for node in eligible if node.up and all(above.up for above in node.ancestors())]
         large = [node for node in up if ideal.per_node.get(node.index, 0) > 0]
         free = [node for node in large if real.per_node.get(node.index, 0) > 0]
@@ -187,7 +193,14 @@ class Explainer:
             if keyless.per_node.get(node.index, 0) > real.per_node.get(node.index, 0)
             and (key := exclusion.blocking_key_around(node, window)) is not None
         }
-        return _Funnel(tuple(stages), tuple(busy) if nodes else (self._graph.root,), tuple(short), excluded)
+        up_indexes = {node.index for node in up}
+        down = tuple(
+            node.name
+            for node in eligible
+            if node.index not in up_indexes and ideal.per_node.get(node.index, 0) > 0
+        )
+        busy_or_root = tuple(busy) if nodes else (self._graph.root,)
+        return _Funnel(tuple(stages), busy_or_root, tuple(short), excluded, down)
 
     def _nodes_needed(self, group: int, ideal: Bounds) -> int:
         """The least number of nodes, if every node held as many slots as it can."""

@@ -57,7 +57,7 @@ class _PlainGroup:
         if node is None:
             return 0
         slots = min(node.units.get(resource_type, 0) // units for resource_type, units in self.needs)
-        if slots <= 0 or (self.constraint is not None and not matches(self.constraint, node)):
+        if slots <= 0 or (self.constraint is not None and not matches(self.constraint, node, ideal=True)):
             return 0
         if self.forbids and any(key.level == NODE and key in self.forbids for key in node.keys):
             return 0
@@ -107,7 +107,7 @@ def has_enough(graph: Graph, request: PlainRequest) -> bool:
     left = group.count
     usable: dict[int, bool] = {}  # vertices above nodes
     for node in graph.of_type(NODE):
-        if group.constraint is not None and not matches(group.constraint, node):
+        if group.constraint is not None and not matches(group.constraint, node, ideal=True):
             continue
         above = node.parent()
         if above is not None and above.index not in usable:

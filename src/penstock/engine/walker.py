@@ -203,7 +203,9 @@ class Walk:
         if not vertex.up and window.view is not TimeView.IDEAL:
             return True
         if vertex.type in CONSTRAINED_TYPES:
-            if self._constraint is not None and not matches(self._constraint, vertex):
+            if self._constraint is not None and not matches(
+                self._constraint, vertex, ideal=window.view is TimeView.IDEAL
+            ):
                 return True
             if vertex.index in self._excluded_nodes:
                 return True

@@ -13,7 +13,7 @@ from typing import Final
 from penstock.engine.exclusion import Exclusion
 from penstock.engine.request import SLOT, Demand
 from penstock.model.exclusion_key import ExclusionKey
-from penstock.model.resource_types import format_count, is_plural
+from penstock.model.resource_types import format_count, format_units, is_plural
 
 __all__ = ["contents", "describe", "excluding", "flatten", "has_one_item", "join", "shortage"]
 
@@ -65,10 +65,10 @@ def shortage(demand: Demand, most: int) -> str:
     """That at most `most` units of an inner resource are free in one place."""
     if demand.type == _PODS:
         return "the limit of pods per node is reached"
+    needed = f"{demand.type}: needs {format_units(demand.count.min, demand.type)}"
     if most <= 0:
-        return f"no {demand.type} is free"
-    verb = "are" if is_plural(most, demand.type) else "is"
-    return f"at most {format_count(most, demand.type)} {verb} free together"
+        return f"{needed}, none is free"
+    return f"{needed}, the largest free node has {format_units(most, demand.type)}"
 
 
 def excluding(keys: Iterable[ExclusionKey]) -> list[str]:

@@ -27,6 +27,7 @@ from penstock.model.idset import BadIdset, parse_idset
 from penstock.model.rset import PROPERTY_FORBIDDEN
 
 __all__ = [
+    "CORDON_KEY",
     "FORBIDDING_EFFECTS",
     "TAINTS_PROPERTY",
     "And",
@@ -49,11 +50,28 @@ __all__ = [
     "encode_taints",
     "matches",
     "parse_constraint",
+    "untolerated_taints",
 ]
 
 TAINTS_PROPERTY = "penstock:taints"  # The colon cannot occur in a label key.
 FORBIDDING_EFFECTS = frozenset(["NoSchedule", "NoExecute"])  # Other effects are preferences.
 
+CORDON_KEY = "node.kubernetes.io/unschedulable"
+# Taints that Kubernetes sets by itself, while a node is in a certain condition.
+_TEMPORARY_KEYS = frozenset(
+    [
+        CORDON_KEY,
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+        "node.kubernetes.io/memory-pressure",
+        "node.kubernetes.io/disk-pressure",
+        "node.kubernetes.io/pid-pressure",
+        "node.kubernetes.io/network-unavailable",
+        "node.kubernetes.io/out-of-service",
+        "node.cloudprovider.kubernetes.io/uninitialized",
+        "node.cloudprovider.kubernetes.io/shutdown",
+    ]
+)
 _DEPTH_MAX = 32
 _HOSTS_MAX = 1 << 16
 _RANKS_MAX = 1 << 20
@@ -134,6 +152,14 @@ class Taint:
     value: str
     effect: str
 
+    @property
+    def is_temporary(self) -> bool:
+        return self.key in _TEMPORARY_KEYS
+
+    def __str__(self) -> str:
+        """In the syntax of `kubectl taint`."""
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
 
 class TolerationOperator(enum.Enum):
     EQUAL = "Equal"
@@ -176,7 +202,8 @@ class Subject(Protocol):
     def properties(self) -> collections.abc.Mapping[str, str]: ...
 
 
-def matches(constraint: Constraint, subject: Subject) -> bool:
+def matches(constraint: Constraint, subject: Subject, *, ideal: bool = False) -> bool:
+    """Whether a node matches; with `ideal`, whether it would without temporary taints."""
     match constraint:
         case Properties(names=names):
             held = subject.properties
@@ -188,16 +215,17 @@ def matches(constraint: Constraint, subject: Subject) -> bool:
         case Ranks(ranks=ranks):
             return subject.rank in ranks
         case And(operands=operands):
-            return all(matches(operand, subject) for operand in operands)
+            return all(matches(operand, subject, ideal=ideal) for operand in operands)
         case Or(operands=operands):
-            return not operands or any(matches(operand, subject) for operand in operands)
+            return not operands or any(matches(operand, subject, ideal=ideal) for operand in operands)
         case Not(operands=operands):
+            # What does not match now cannot be excluded for ever either.
             return not all(matches(operand, subject) for operand in operands)
         case Value():
             return _value_matches(constraint, subject.properties.get(constraint.key))
         case Tolerates(tolerations=tolerations):
             tainted = subject.properties.get(TAINTS_PROPERTY)
-            return tainted is None or _are_tolerated(tolerations, tainted)
+            return tainted is None or not _untolerated(tolerations, tainted, ideal)
 
 
 def _value_matches(test: Value, held: str | None) -> bool:
@@ -251,12 +279,19 @@ def _plain(text: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text) if "%" in text else text
 
 
-def _are_tolerated(tolerations: tuple[Toleration, ...], tainted: str) -> bool:
-    return all(
-        any(_tolerates(toleration, taint) for toleration in tolerations)
+def untolerated_taints(constraint: Tolerates, subject: Subject, *, ideal: bool = False) -> list[Taint]:
+    """The taints that keep a member with these tolerations off a node."""
+    return _untolerated(constraint.tolerations, subject.properties.get(TAINTS_PROPERTY, ""), ideal)
+
+
+def _untolerated(tolerations: tuple[Toleration, ...], tainted: str, ideal: bool) -> list[Taint]:
+    return [
+        taint
         for taint in decode_taints(tainted)
         if taint.effect in FORBIDDING_EFFECTS
-    )
+        and not (ideal and taint.is_temporary)
+        and not any(_tolerates(toleration, taint) for toleration in tolerations)
+    ]
 
 
 def _tolerates(toleration: Toleration, taint: Taint) -> bool:

@@ -98,7 +98,7 @@ def requirements_of(pod: Pod, volumes: VolumeLookup) -> Requirements:
     if affinity is not None and affinity.node_affinity is not None:
         required, preferred = affinity.node_affinity.required, affinity.node_affinity.preferred or ()
         if required is not None:
-            parts.append(_any_of(_term(term) for term in required.node_selector_terms))
+            parts.append(_affinity(_term(term) for term in required.node_selector_terms))
     parts.append(_tolerates(spec.tolerations or ()))
     distinct_nodes, problems = _pod_relations(pod)
     problems += _unsupported(pod)
@@ -210,11 +210,10 @@ def _name_test(requirement: types.SelectorRequirement) -> Constraint | None:
     return None
 
 
-def _any_of(terms: Iterable[Constraint | None]) -> Constraint:
+def _affinity(terms: Iterable[Constraint | None]) -> Constraint:
+    """Always alternatives, also if there is one: a refusal tells node affinity from a node selector so."""
     alternatives = tuple(dict.fromkeys(term for term in terms if term is not None))
-    if not alternatives:
-        return _NOWHERE
-    return alternatives[0] if len(alternatives) == 1 else Or(alternatives)
+    return Or(alternatives or (_NOWHERE,))
 
 
 def _all_of(parts: Iterable[Constraint]) -> Constraint:
@@ -270,7 +269,7 @@ def _volume_constraints(volume: PersistentVolume) -> list[Constraint]:
     affinity = volume.spec.node_affinity
     if affinity is not None and affinity.required is not None:
         terms = affinity.required.node_selector_terms
-        parts.append(_any_of(_term(term, has_fields=False) for term in terms))
+        parts.append(_affinity(_term(term, has_fields=False) for term in terms))
     labels = volume.metadata.labels or {}
     zones = [_zone_test(key, labels[key]) for key in _ZONE_KEYS if key in labels]
     tests = [test for test in zones if test is not None]

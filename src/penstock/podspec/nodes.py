@@ -17,7 +17,7 @@ from typing import Final
 
 from penstock.errors import BadRequest
 from penstock.kube.types import Node
-from penstock.model.constraint import FORBIDDING_EFFECTS, TAINTS_PROPERTY, Taint, encode_taints
+from penstock.model.constraint import CORDON_KEY, FORBIDDING_EFFECTS, TAINTS_PROPERTY, Taint, encode_taints
 from penstock.podspec.pod_resources import PODS, is_counted, units_of
 from penstock.protocol.facts import Capacity, NodeSet
 
@@ -25,7 +25,7 @@ __all__ = ["DEFAULT_TOPOLOGY_LEVELS", "LEVELS_MAX", "TopologyLevel", "node_fact"
 
 LEVELS_MAX: Final = 8
 
-_CORDON: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+_CORDON: Final = Taint(CORDON_KEY, "", "NoSchedule")
 _LEVEL_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _LABEL: Final = re.compile(
     r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"

@@ -47,6 +47,7 @@ __all__ = [
 
 
 _BLOCKERS_NAMED_MAX: Final = 3
+_NODES_NAMED_MAX: Final = 3
 _OWN_JOB: Final = "other members of this job"
 
 
@@ -270,10 +271,27 @@ def _explained(state: SchedulerState, request: Request, now: float, extended: in
     if reason is None:
         return WaitReason(WaitCause.PRIORITY)
     blockers = tuple(_blocker(state, blocker, now) for blocker in reason.blockers)
-    clause = reason.clause
+    clause = reason.clause + _down(state, reason.down)
     if not blockers:
         return WaitReason(WaitCause.RESOURCES, clause, clause, reason.stages)
     return _naming(WaitCause.RESOURCES, (f"{clause}; held by ", ""), blockers, clause, reason.stages)
+
+
+def _down(state: SchedulerState, nodes: Sequence[str]) -> str:
+    """Which nodes would do if they were up, and why they are not."""
+    if not nodes:
+        return ""
+    texts = [f"{node} {_why_down(state, node)}" for node in nodes[:_NODES_NAMED_MAX]]
+    more = len(nodes) - len(texts)
+    return f"; {', '.join(texts)}{f' and {more} more' if more else ''}"
+
+
+def _why_down(state: SchedulerState, node: str) -> str:
+    drain, known = state.nodes.drains.get(node), state.cluster.nodes.get(node)
+    if drain is not None:
+        return f"is drained ({drain.reason})" if drain.reason else "is drained"
+    why = known.fact.why if known is not None and not known.fact.up else ""
+    return f"is down ({why})" if why else "is down"
 
 
 def _blocker(state: SchedulerState, blocker: Blocker, now: float) -> WaitBlocker:
