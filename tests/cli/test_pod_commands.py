@@ -49,7 +49,7 @@ NEVER = job(
 )  # fmt: skip
 RUNNING = job(
     5002, "gang", "RUN", ntasks=2, ncores=3.5, nnodes=2, nodelist="node-[0-1]", t_run=NOW - 5,
-    owner="team",
+    owner="team", namespace="team",
 )  # fmt: skip
 MEMBERS: list[Doc] = [
     {"member": "0b5c", "name": "gang-0-x7", "index": 0, "node": "node-0", "phase": "running", "status": None,
@@ -208,6 +208,28 @@ def test_a_forecast_start_takes_precedence_over_the_reason() -> None:
     waiting = {**NEVER, "forecast": {"start_at": NOW + 60, "kind": "forecast", "made_at": NOW}}
     assert job_field(waiting, "contextual_info", NOW) == "eta:1m"
     assert job_field({**NEVER, "urgency": 0}, "contextual_info", NOW) == "held"
+
+
+def test_a_job_is_found_by_its_namespace_and_name(at: Path) -> None:
+    assert RUNNING["id"] in piped(at, "job", "show", "team/gang").stdout
+    assert piped(at, "jobs", "-no", "{name}", "team/gang").stdout == "gang\n"
+    assert piped(at, "cancel", "team/gang").returncode == 0
+    done = piped(at, "job", "why", "team/ganf")
+    assert done.returncode == 2
+    assert "no such job" in done.stderr
+    assert "NAMESPACE/NAME" in piped(at, "hold", "/gang").stderr
+
+
+def test_the_namespace_of_a_workload_has_its_own_column(at: Path) -> None:
+    header, *rows = piped(at, "jobs", "team/gang").stdout.splitlines()
+    assert "NAMESPACE" in header
+    assert "USER" not in header
+    assert " team " in rows[0]
+
+
+def test_a_start_in_another_year_is_shown_with_the_year() -> None:
+    waiting = {**NEVER, "forecast": {"start_at": NOW + 300 * 86400, "kind": "forecast", "made_at": NOW}}
+    assert str(job_field(waiting, "forecast", NOW)).startswith("2024-")
 
 
 def test_members_are_shown_by_their_names(at: Path) -> None:

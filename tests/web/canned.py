@@ -110,6 +110,7 @@ def job(number: int, name: str, state: str, **changes: Any) -> Doc:
         "reason_kind": "",
         "jobs_ahead": None,
         "incomplete_reason": "",
+        "namespace": "",
     }
     return {**made, **changes}
 
@@ -153,8 +154,8 @@ WHY: Doc = {
     "clause": "needs 8 free cores, 4 are free",
     "steps": [{"name": "node", "passed": 4, "needed": 1}, {"name": "core", "passed": 4, "needed": 8}],
     "blockers": [{"who": "ƒSZYcoq hostname on node0", "job": "ƒSZYcoq", "until": NOW + 795,
-                  "overrun": False},
-                 {"who": "ƒNJ", "job": "ƒNJ", "until": NOW + 100, "overrun": True}],
+                  "overrun": False, "name": ""},
+                 {"who": "ƒNJ", "job": "ƒNJ", "until": NOW + 100, "overrun": True, "name": "late"}],
     "jobs_ahead": 1, "ahead": ["ƒSZYcoq"], "forecast": WAITING["forecast"],
     "suggestion": "with 4 cores it would start at once",
 }  # fmt: skip
@@ -282,7 +283,8 @@ class Canned:
             is_wanted = state in query.states or (state is JobState.INACTIVE and result in query.results)
             if query.ids is not None and number not in query.ids:
                 continue
-            if is_wanted and query.queue in ("", each["queue"]):
+            is_named = query.name in ("", each["name"]) and query.owner in ("", each["owner"])
+            if is_wanted and is_named and query.queue in ("", each["queue"]):
                 found.append(each)
         return typed({"jobs": found[: query.limit]}, JobList)
 

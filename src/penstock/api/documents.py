@@ -147,6 +147,7 @@ def job_summary(
         reason_kind=reason.cause,
         jobs_ahead=pending.jobs_ahead,
         incomplete_reason=record.incomplete_reason,
+        namespace=new.owner if new.workload else "",
     )
 
 
@@ -186,7 +187,8 @@ def _sizes(
     if requested is not None and not allocated:
         return requested.tasks, cores(requested.cores_milli), requested.nodes
     spec = job.new.spec
-    tasks = job.sizes.members or cast(int, spec.get("ntasks", 0))
+    workload = job.live.record.workload
+    tasks = job.sizes.members or (workload.size if workload else cast(int, spec.get("ntasks", 0)))
     if not allocated:
         return tasks, cast(int, spec.get("ncores", 0)), cast(int | None, spec.get("nnodes"))
     return tasks, cores(sum(map(allocated_core_milli, allocated.values()))), len(allocated)
@@ -293,6 +295,7 @@ def wait_explanation(
                 job=encode_jobid(blocker.job) if blocker.job is not None else None,
                 until=blocker.until,
                 overrun=blocker.has_overrun,
+                name=blocker.title,
             )
             for blocker in reason.blockers
         ],

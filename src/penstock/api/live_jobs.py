@@ -24,7 +24,7 @@ from penstock.model.job import URGENCY_HOLD, JobEvent, JobState
 from penstock.sched.job import Job, live_of, member_record
 from penstock.sched.queue import OrderKey, order_key
 from penstock.sched.reasons import ReasonMemo, WaitCause, WaitReason, redacted
-from penstock.sched.records import JobNew, JobOverview, JobRow, JobSizes, MemberRecord
+from penstock.sched.records import JobNew, JobOverview, JobRow, JobSizes, MemberRecord, member_count
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.set_aside import SetAsideJob
 
@@ -71,7 +71,7 @@ def _new_of(job: Job) -> JobNew:
 
 def overview_of(job: Job) -> JobOverview:
     nodes = frozenset(member.node for member in job.members.values() if member.node)
-    sizes = JobSizes(len(job.members), nodes, dict(job.resources_by_node))
+    sizes = JobSizes(member_count(members_of(job)), nodes, dict(job.resources_by_node))
     return JobOverview(_new_of(job), live_of(job), sizes)
 
 
@@ -97,7 +97,7 @@ def find_with_members(scheduler: Scheduler, job_id: int) -> tuple[JobOverview, l
 
 def _overview_of_row(row: JobRow) -> JobOverview:
     nodes = frozenset(member.node for member in row.members if member.node)
-    return JobOverview(row.new, row.live, JobSizes(len(row.members), nodes, row.resources_by_node))
+    return JobOverview(row.new, row.live, JobSizes(member_count(row.members), nodes, row.resources_by_node))
 
 
 def log_of(scheduler: Scheduler, job_id: int) -> list[JobEvent] | None:

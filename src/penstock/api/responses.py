@@ -242,6 +242,7 @@ class JobSummary(ResponseBody, frozen=True):
     reason_kind: WaitCause
     jobs_ahead: int | None
     incomplete_reason: str
+    namespace: str  # of a workload; "" for a submitted job
 
 
 class JobList(ResponseBody, frozen=True):
@@ -327,6 +328,7 @@ class BlockerInfo(ResponseBody, frozen=True):
     job: str | None
     until: float | None
     overrun: bool
+    name: str  # of the job: NAMESPACE/NAME if it is a workload's
 
 
 class WaitExplanation(ResponseBody, frozen=True):

@@ -10,8 +10,8 @@ import click
 from penstock.cli import exits
 from penstock.cli.client import ApiClient
 from penstock.cli.group import SETTINGS, json_option, with_client
+from penstock.cli.job_names import job_ids
 from penstock.cli.terminal import ProgressLine, print_error, print_json
-from penstock.model.jobid import parse_jobid
 
 __all__ = ["cancel"]
 
@@ -48,10 +48,7 @@ def cancel(
         raise click.UsageError("no job ids (expected IDS or --all)")
     body: dict[str, object] = {"note": message}
     if ids:
-        for text in ids:
-            parse_jobid(text)
-        client.remember("job", *ids)
-        body["ids"] = list(ids)
+        body["ids"] = list(job_ids(client, ids))
     else:
         client.remember("queue", queue or "")
         body["all"] = True

@@ -16,17 +16,17 @@ from penstock.model.jobid import ENCODINGS, encode_jobid, parse_jobid
 __all__ = ["HEADINGS", "PRESETS", "job_field", "reason_text"]
 
 PRESETS: Final = {
-    "default": "{id.f58:>12} ?:{queue:<8.8} +:{username:<8} {name:<10.10+} {status_abbrev:>2.2} "
-    "{ntasks:>6} {nnodes:>6h} {contextual_time!F:>8h} {contextual_info}",
-    "long": "{id.f58:>12} ?:{queue:<8.8} +:{username:<8} {name:<10.10+} {status:>9.9} "
+    "default": "{id.f58:>12} ?:{queue:<8.8} ?+:{username:<8} ?+:{namespace:<9} {name:<10.10+} "
+    "{status_abbrev:>2.2} {ntasks:>6} {nnodes:>6h} {contextual_time!F:>8h} {contextual_info}",
+    "long": "{id.f58:>12} ?:{queue:<8.8} ?+:{username:<8} ?+:{namespace:<9} {name:<10.10+} {status:>9.9} "
     "{ntasks:>6} {nnodes:>6h} {t_submit!d:%b%d %R::>12} {t_remaining!F:>12h} {contextual_time!F:>8h} "
     "{contextual_info}",
     "deps": "{id.f58:>12} ?:{queue:<8.8} {name:<10.10+} {urgency:<3} {priority:<12} {state:<8.8} "
     "{dependencies}",
-    "endreason": "{id.f58:>12} ?:{queue:<8.8} +:{username:<8} {name:<10.10+} {status_abbrev:>2.2} "
-    "{t_inactive!d:%b%d %R::>12h} {inactive_reason}",
-    "why": "{id.f58:>12} ?:{queue:<8.8} {name:<10.10+} {status_abbrev:>2.2} {ntasks:>6} {nnodes:>6h} "
-    "{forecast:>12h} {reason}",
+    "endreason": "{id.f58:>12} ?:{queue:<8.8} ?+:{username:<8} ?+:{namespace:<9} {name:<10.10+} "
+    "{status_abbrev:>2.2} {t_inactive!d:%b%d %R::>12h} {inactive_reason}",
+    "why": "{id.f58:>12} ?:{queue:<8.8} ?+:{namespace:<9} {name:<10.10+} {status_abbrev:>2.2} "
+    "{ntasks:>6} {nnodes:>6h} {forecast:>12h} {reason}",
 }
 
 _ABBREVIATIONS: Final = {"COMPLETED": "CD", "FAILED": "F", "CANCELED": "CA", "TIMEOUT": "TO"}
@@ -36,6 +36,7 @@ HEADINGS: Final[dict[str, str]] = {
     "id": "JOBID",
     **{f"id.{encoding}": "JOBID" for encoding in ENCODINGS},
     "username": "USER",
+    "namespace": "NAMESPACE",
     "urgency": "URG",
     "priority": "PRI",
     "state": "STATE",
@@ -82,7 +83,7 @@ HEADINGS: Final[dict[str, str]] = {
 }
 
 _DERIVED: Final[dict[str, Callable[[Doc], Cell]]] = {
-    "username": lambda job: _plain(job.get("owner")),
+    "username": lambda job: "" if job.get("namespace") else _plain(job.get("owner")),
     "duration": lambda job: _plain(job.get("duration_s")),
     "status_abbrev": lambda job: _status_abbrev(job),
     "result_abbrev": lambda job: _ABBREVIATIONS.get(job.get("result") or "", ""),

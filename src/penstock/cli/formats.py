@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
@@ -53,6 +53,20 @@ class Table:
         self.columns = tuple(columns)
         self._after = after
         self._headings = headings
+
+    def width_of(self, field: str) -> int:
+        """The width of the first column of a field; 0 if there is none."""
+        return next((column.width for column in self.columns if column.field == field), 0)
+
+    def widened(self, field: str, width: int) -> Table:
+        """The same table, with more room for a field that would be truncated."""
+        columns = [
+            replace(column, width=max(column.width, width), width_max=max(column.width_max, width))
+            if column.field == field and column.width_max is not None
+            else column
+            for column in self.columns
+        ]
+        return Table(columns, self._after, self._headings)
 
     def lines(
         self, rows: Sequence[Any], value: Callable[[Any, str], Cell], *, header: bool = True

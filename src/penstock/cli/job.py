@@ -14,6 +14,7 @@ from penstock.cli.client import ApiClient, Doc, RequestRefused, job_path
 from penstock.cli.eventlogs import EventLines
 from penstock.cli.fields import job_field, reason_text
 from penstock.cli.group import SETTINGS, json_lines_option, json_option, with_client
+from penstock.cli.job_names import job_id, job_ids
 from penstock.cli.jobspecs import signal_number
 from penstock.cli.terminal import (
     has_colours,
@@ -53,9 +54,7 @@ def show(client: ApiClient, id_: str, output_format: str) -> None:
 
 
 def _fetch(client: ApiClient, id_: str, *rest: str) -> Doc:
-    parse_jobid(id_)
-    client.remember("job", id_)
-    return client.get(job_path(id_, *rest))
+    return client.get(job_path(job_id(client, id_), *rest))
 
 
 def _job_fields(found: Doc, now: float) -> list[tuple[str, str]]:
@@ -73,7 +72,7 @@ def _job_fields(found: Doc, now: float) -> list[tuple[str, str]]:
         ("job", f"{found['id']}  {found['name']}"),
         ("state", found["state"] + (f", {found['result']}" if found.get("result") else "")),
         ("command", command),
-        ("owner", found.get("owner", "")),
+        ("namespace" if found.get("namespace") else "owner", found.get("owner", "")),
         ("queue", found.get("queue", "")),
         ("urgency", f"{found['urgency']} (priority {found['priority']})"),
         ("size", shape),
@@ -155,9 +154,7 @@ def eventlog(
     """Show the eventlog of a job, one event per line."""
     as_json = (also_format or form) == "json"
     lines = EventLines("human" if human else time_format, as_json=as_json, colours=human and has_colours())
-    parse_jobid(id_)
-    client.remember("job", id_)
-    path = job_path(id_, "eventlog")
+    path = job_path(job_id(client, id_), "eventlog")
     if follow:
         for event in client.stream(path, follow=1):
             if event.name == "job":
@@ -210,10 +207,13 @@ def _names_blockers(found: Doc) -> bool:
 def _blocker(blocker: Doc, now: float) -> str:
     name = str(blocker.get("who") or blocker.get("job") or "")
     until = blocker.get("until")
+    details = [blocker["name"]] if blocker.get("name") else []
     if blocker.get("overrun"):
-        expected = "" if until is None else f", expected to end {clock(until, now)}"
-        return f"{name} (past its limit{expected})"
-    return name if until is None else f"{name} (ends {clock(until, now)})"
+        details.append("past its limit")
+    if until is not None:
+        word = "expected to end" if blocker.get("overrun") else "ends"
+        details.append(f"{word} {clock(until, now)}")
+    return f"{name} ({', '.join(details)})" if details else name
 
 
 def _why_fields(found: Doc, now: float) -> list[tuple[str, str]]:
@@ -290,9 +290,7 @@ def wait(client: ApiClient, ids: tuple[str, ...], timeout: str | None, output_fo
     from penstock.cli.waiting import wait_for_jobs
 
     timeout_s = None if timeout is None else parse_span(timeout, "--timeout")
-    for id_ in ids:
-        parse_jobid(id_)
-        client.remember("job", id_)
+    ids = job_ids(client, ids)
     code, inactive = wait_for_jobs(client, ids, timeout_s, quiet=output_format == "json")
     if output_format == "json":
         print_json({"jobs": inactive})
@@ -312,9 +310,7 @@ def kill(client: ApiClient, ids: tuple[str, ...], name: str, output_format: str)
     The job goes on if its tasks survive the signal; `penstock cancel` ends a job in any state.
     """
     number = signal_number(name, "--signal")
-    for id_ in ids:
-        parse_jobid(id_)
-        client.remember("job", id_)
+    ids = job_ids(client, ids)
     signaled: list[str] = []
     errors: list[Doc] = []
     for id_ in ids:

@@ -15,6 +15,7 @@ from penstock.cli.client import ApiClient, Doc
 from penstock.cli.fields import HEADINGS, PRESETS, job_field
 from penstock.cli.formats import Cell, Table, parse_format
 from penstock.cli.group import SETTINGS, with_client
+from penstock.cli.job_names import job_ids
 from penstock.cli.terminal import is_terminal, print_error, print_json, print_line, styled, width
 from penstock.cli.times import parse_when
 from penstock.errors import BadRequest
@@ -26,6 +27,7 @@ _STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive", "pending
 _RESULTS = ("completed", "failed", "canceled", "timeout")
 _COUNT_DEFAULT: Final = 1000
 _QUEUE_DEFAULT: Final = "default"
+_USUAL_WIDTH: Final = 80
 _LAST_COLUMN_MIN: Final = 40  # a last column narrower than this moves to the next line
 _COLOURS = {"R": "green", "C": "green", "S": "yellow", "D": "blue", "P": "blue", "F": "red", "TO": "red"}
 
@@ -67,9 +69,9 @@ def jobs(client: ApiClient, ids: tuple[str, ...], **options: Any) -> int:
     INFO shows the expected start of a pending job (eta), or why it is pending. `-o why` and `--watch` show
     the forecast start and the reason in separate columns.
     """
-    query = _query(ids, options)
     client.remember("queue", options["queue"] or "")
-    client.remember("job", *ids)
+    ids = job_ids(client, ids)
+    query = _query(ids, options)
     form = options["form"]
     if options["watch"]:
         from penstock.cli.watch import watch
@@ -105,13 +107,23 @@ def job_table(
     def value(job: Doc, name: str) -> Cell:
         return None if is_default_queue and name == "queue" else job_field(job, name, now)
 
-    lines = table.lines(found, value, header=header)
+    lines = table.widened("name", _name_width(table, found, columns)).lines(found, value, header=header)
     table_lines = (
         [styled(line, "bold") for line in _folded(lines.pop(0), columns)] if header and lines else []
     )
     for job, pieces in zip(found, lines, strict=True):
         table_lines += [_coloured(line, job) for line in _fitted(pieces, columns)]
     return table_lines
+
+
+def _name_width(table: Table, found: list[Doc], columns: int | None) -> int:
+    """What the longest name needs, as far as a wider terminal than usual has room for it.
+
+    In a pipe the widths are those of Flux, since scripts read them.
+    """
+    longest = max((len(str(job.get("name") or "")) for job in found), default=0)
+    least = table.width_of("name")
+    return least if columns is None else min(longest, least + max(0, columns - _USUAL_WIDTH) // 2)
 
 
 def _cut(text: str, columns: int | None) -> str:

@@ -56,9 +56,11 @@ def parse_when(text: str, now: float, option: str, *, past: bool = False) -> flo
 
 
 def clock(at: float, now: float) -> str:
-    """`14:05:10` today, `Nov17 14:05` on another day."""
+    """`14:05:10` today, `Nov17 14:05` on another day, `2027-01-02` in another year."""
     when, today = datetime.fromtimestamp(at), datetime.fromtimestamp(now)
-    return when.strftime("%H:%M:%S" if when.date() == today.date() else "%b%d %H:%M")
+    if when.date() == today.date():
+        return when.strftime("%H:%M:%S")
+    return when.strftime("%b%d %H:%M" if when.year == today.year else "%Y-%m-%d")
 
 
 def day_and_time(at: float) -> str:

@@ -6,10 +6,10 @@ import click
 
 from penstock.cli.client import ApiClient, Doc, job_path
 from penstock.cli.group import SETTINGS, json_option, with_client
+from penstock.cli.job_names import job_ids
 from penstock.cli.jobspecs import parse_urgency
 from penstock.cli.terminal import print_json, print_line
 from penstock.model.job import URGENCY_DEFAULT, URGENCY_EXPEDITE, URGENCY_HOLD
-from penstock.model.jobid import parse_jobid
 
 __all__ = ["hold", "release", "urgency"]
 
@@ -47,10 +47,8 @@ def urgency(client: ApiClient, id_: str, value: str, verbose: bool, output_forma
 
 
 def _change(client: ApiClient, ids: tuple[str, ...], value: int, output_format: str) -> list[Doc]:
-    client.remember("job", *ids)
-    for text in ids:
-        parse_jobid(text)
-    answers = [client.post(job_path(text, "urgency"), {"urgency": value}) for text in ids]
+    jobs = job_ids(client, ids)
+    answers = [client.post(job_path(job, "urgency"), {"urgency": value}) for job in jobs]
     if output_format == "json":
-        print_json({"jobs": [{"id": text, **answer} for text, answer in zip(ids, answers, strict=True)]})
+        print_json({"jobs": [{"id": text, **answer} for text, answer in zip(jobs, answers, strict=True)]})
     return answers

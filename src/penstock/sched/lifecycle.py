@@ -289,9 +289,11 @@ def _drop_ended_members(state: SchedulerState, job: Job) -> None:
     ]
     if len(ended) <= _PAST_KEPT + 2 * (len(job.members) - len(ended)):
         return
+    replaced = {member.replaces for member in job.members.values() if member.replaces != member.key}
     for member in ended[:-_PAST_KEPT]:
         job.past_members += 1
-        job.past_status = max(job.past_status, _exit_of(member))
+        if member.key not in replaced:
+            job.past_status = max(job.past_status, _exit_of(member))
         _remove_member(state, job, member.key)
     state.journal.touch(job)
     _drop_resources(state, job, {member.node for member in job.members.values()})
@@ -332,6 +334,10 @@ def _settle_job(state: SchedulerState, job: Job, now: float) -> None:
 
 def _finish(state: SchedulerState, job: Job, now: float, is_fatal: bool) -> None:
     has_run = any(member.started_at is not None for member in job.members.values())
+    if not is_fatal and job.ownership.is_controlled and _was_deleted(job):
+        note = "its owner has deleted or suspended it"
+        state.journal.log(job, "exception", now, type=ExceptionType.CANCEL.value, severity=0, note=note)
+        is_fatal = True
     if has_run or not is_fatal:
         state.journal.log(job, "finish", now, status=_status(job, is_fatal))
     if job.has_logged("alloc"):
@@ -349,9 +355,25 @@ def _finish(state: SchedulerState, job: Job, now: float, is_fatal: bool) -> None
 
 def _status(job: Job, is_fatal: bool) -> int:
     """The wait status of a job: the largest exit code of its members, 128 + N for signal N."""
-    worst = max((_exit_of(member) for member in job.members.values()), default=0)
+    replaced = {member.replaces for member in job.members.values() if member.replaces != member.key}
+    if job.ownership.is_controlled and not is_fatal:
+        replaced |= {one.key for one in job.members.values() if one.cause is EndCause.GONE}
+    worst = max((_exit_of(one) for one in job.members.values() if one.key not in replaced), default=0)
     worst = max(worst, job.past_status)
     return 256 if worst == 0 and is_fatal else worst << 8
+
+
+def _was_deleted(job: Job) -> bool:
+    """Whether the last members of a group were deleted; else it has ended by itself.
+
+    Members that were deleted before, such as those that a smaller Deployment does not need, say nothing.
+    """
+    ends = [
+        (one.ended_at or 0.0, one.cause is EndCause.GONE)
+        for one in job.members.values()
+        if one.phase is MemberPhase.ENDED
+    ]
+    return bool(ends) and max(ends)[1]
 
 
 def _exit_of(member: Member) -> int:

@@ -10,12 +10,12 @@ most events concern one: an event writes what it changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.job import JobEvent, JobState
-from penstock.protocol.facts import WorkloadSet
+from penstock.protocol.facts import EndCause, WorkloadSet
 from penstock.protocol.intents import IntentKind
 from penstock.sched.member_states import MemberPhase
 
@@ -55,6 +55,7 @@ __all__ = [
     "SlotChanged",
     "SlotRecord",
     "SlotsFreed",
+    "member_count",
 ]
 
 JsonObject = Mapping[str, object]
@@ -356,9 +357,19 @@ Change = (
 )
 
 
+def member_count(members: Iterable[MemberRecord]) -> int:
+    """How many members a job has at a time, whatever its controllers have replaced or deleted so far."""
+    kept = {one.key: one.replaces for one in members if one.cause != EndCause.GONE.value}
+    replaced = {left for key, left in kept.items() if left != key}
+    return sum(1 for key in kept if key not in replaced)
+
+
 @dataclass(frozen=True, slots=True)
 class JobSizes:
-    """How many members a job has, on which nodes they are or were, and the units of the job by node."""
+    """How many members a job has, on which nodes they are or were, and the units of the job by node.
+
+    Members that were replaced or deleted are not counted (`member_count`).
+    """
 
     members: int = 0
     member_nodes: frozenset[str] = frozenset()

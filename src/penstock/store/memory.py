@@ -24,6 +24,7 @@ from penstock.sched.records import (
     NodeResources,
     Recorded,
     SlotRecord,
+    member_count,
 )
 from penstock.store.audit_rows import AuditJob, AuditMember
 from penstock.store.memory_tables import (
@@ -111,7 +112,7 @@ class MemoryStore:
     def _sizes(self, job: int) -> JobSizes:
         members = self.tables.members.get(job, {}).values()
         nodes = frozenset(member.node for member in members if member.node)
-        return JobSizes(len(members), nodes, self._nodes_of(job))
+        return JobSizes(member_count(members), nodes, self._nodes_of(job))
 
     def _nodes_of(self, job: int) -> dict[str, NodeResources]:
         nodes = self.tables.job_nodes.get(job, {})

@@ -293,7 +293,16 @@ ORDER BY key COLLATE "C"
 -- that the planner sees which filters are set.
 SELECT
     found.*,
-    (SELECT count(*) FROM members WHERE members.job = found.id),
+    -- Members that were replaced or deleted are not counted, as in `member_count`.
+    (
+        SELECT count(*) FROM members
+        WHERE members.job = found.id AND coalesce(data ->> 'cause', '') <> 'gone'
+            AND key NOT IN (
+                SELECT other.data ->> 'replaces' FROM members AS other
+                WHERE other.job = found.id AND coalesce(other.data ->> 'cause', '') <> 'gone'
+                    AND other.data ->> 'replaces' <> other.key
+            )
+    ),
     ARRAY(SELECT DISTINCT node FROM members WHERE members.job = found.id AND node <> ''),
     (SELECT coalesce(jsonb_object_agg(node, resources), '{}') FROM job_nodes WHERE job_nodes.job = found.id)
 FROM (

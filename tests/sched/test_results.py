@@ -1,0 +1,75 @@
+"""Results and sizes of jobs whose controllers replace, delete or suspend their pods."""
+
+from __future__ import annotations
+
+from penstock.api.documents import job_summary
+from penstock.api.live_jobs import overview_of
+from penstock.protocol.facts import MemberGone, MemberStatus, Phase, WorkloadGone, WorkloadSet
+from tests.sched.controllers import ControllerBackend
+from tests.sched.driving import Driver, settings_of
+from tests.sched.workloads import endless, member, only_job, pods
+
+
+def running(members: int = 2, **rules: object) -> Driver:
+    driver = Driver(pods(2), settings_of("easy"))
+    endless(driver)
+    fact = WorkloadSet("w", "w", members, owner="ns", desired=members, **rules)  # type: ignore[arg-type]
+    driver.feed(fact, *(member("w", number, recreated=True) for number in range(members)))
+    driver.settle()
+    return driver
+
+
+def test_a_job_that_completed_after_the_replacement_of_a_pod_is_completed() -> None:
+    backend = ControllerBackend(nodes=pods(2).nodes)
+    driver = Driver(backend, settings_of("easy"))
+    driver.feed(*backend.create(WorkloadSet("w", "w", 2, owner="ns", desired=2), cpu=400))
+    driver.settle()
+    job = only_job(driver)
+    driver.feed(*backend.fail("w-1"))
+    driver.run_until(driver.now + 60)
+    assert job_summary(overview_of(job), {}).ntasks == 2, "the pod that was replaced is not counted"
+    for key in backend.running("w"):
+        driver.feed(*backend.fail(key, status=0))
+    driver.feed(WorkloadGone("w"))
+    driver.settle()
+    assert (job.result, job.status) == ("COMPLETED", 0)
+
+
+def test_a_deleted_deployment_is_canceled_and_not_failed() -> None:
+    driver = running()
+    job = only_job(driver)
+    driver.feed(MemberGone("w-0"), MemberGone("w-1"), WorkloadGone("w"))
+    driver.settle()
+    assert job.result == "CANCELED"
+    assert job.exception is not None
+    assert job.exception.note == "its owner has deleted or suspended it"
+
+
+def test_a_suspended_job_is_canceled_also_if_some_of_its_pods_had_completed() -> None:
+    driver = running()
+    job = only_job(driver)
+    driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now))
+    driver.run_until(driver.now + 10)
+    driver.feed(MemberGone("w-1"), WorkloadGone("w"))
+    driver.settle()
+    assert job.result == "CANCELED"
+
+
+def test_pods_that_a_smaller_job_has_deleted_do_not_fail_it() -> None:
+    driver = running()
+    job = only_job(driver)
+    driver.feed(WorkloadSet("w", "w", 2, owner="ns", desired=1), MemberGone("w-1"))
+    driver.run_until(driver.now + 10)
+    driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now), WorkloadGone("w"))
+    driver.settle()
+    assert job.result == "COMPLETED"
+
+
+def test_a_pod_that_failed_and_was_not_replaced_fails_the_job() -> None:
+    driver = running()
+    job = only_job(driver)
+    driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now, status=3 << 8))
+    driver.run_until(driver.now + 10)
+    driver.feed(MemberStatus("w-1", Phase.ENDED, driver.now), WorkloadGone("w"))
+    driver.settle()
+    assert (job.result, job.status) == ("FAILED", 3 << 8)
