@@ -257,6 +257,29 @@ def test_gated_pods_and_pods_with_a_problem_keep_their_own_conditions(run: Run) 
     assert (told["b"]["message"], told["c"]["message"]) == ("for all", "for c")
 
 
+def test_the_placed_pods_of_an_incomplete_group_and_their_job_get_an_event(run: Run) -> None:
+    owner = owned_by("Job", "train")
+    pods = [pod(name, owner=owner, node="n1", placed=True, phase="Running") for name in "ab"]
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[*pods], jobs=[job("train", wants=3)]))
+
+    async def scenario() -> None:
+        async with harness.running():
+            await harness.until(harness.snapshots)
+            (workload,) = harness.snapshots()[0].workloads
+            update = StatusUpdate(workload.workload, 5, WorkloadStatus.INCOMPLETE, "n1 refused c: OutOfcpu")
+            harness.backend.publish_status([update])
+            await harness.until(lambda: harness.client.verbs().count("event") == 3)
+
+    run(harness, scenario)
+    events = [what for verb, what in harness.client.requests if verb == "event"]
+    assert [(name, reason) for name, reason, _ in events] == [
+        ("a", "GroupIncomplete"),
+        ("b", "GroupIncomplete"),
+        ("train", "GroupIncomplete"),
+    ]
+    assert events[0][2] == "the group of ƒ6 is incomplete: n1 refused c: OutOfcpu"
+
+
 def test_the_deadline_of_the_last_attempt_is_removed_when_a_group_waits(run: Run) -> None:
     """No pod was evicted: they were deleted with their node and recreated."""
     annotations = {DEADLINE_SET_ANNOTATION: "60"}

@@ -15,6 +15,7 @@ from penstock import failpoints
 from penstock.backends.kube import action_queue, executor
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.executor import IntentExecutor
+from penstock.backends.kube.pod_conditions import ObjectEvent
 from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.client import PatchType
 from penstock.kube.errors import (
@@ -62,6 +63,7 @@ class FakeContext:
         self.is_leader = is_leader
         self.facts: list[Fact] = []
         self.bound: list[tuple[str, str]] = []
+        self.events: list[ObjectEvent] = []
 
     def may_act(self) -> bool:
         return self.is_leader()
@@ -71,6 +73,9 @@ class FakeContext:
 
     def scheduled(self, found: Pod, on: str) -> None:
         self.bound.append((found.metadata.name, on))
+
+    def add_event(self, event: ObjectEvent) -> None:
+        self.events.append(event)
 
 
 def execute(
@@ -499,6 +504,9 @@ def test_an_eviction_that_a_disruption_budget_refuses_occupies_no_worker() -> No
     facts = execute(context, client, evict, place, want=2)
     assert facts == [IntentResult(1, "uid-b", Outcome.APPLIED), IntentResult(2, "uid-a", Outcome.APPLIED)]
     assert client.verbs().count("evict") == 4
+    (event,) = context.events
+    assert (event.regarding.name, event.reason) == ("a", "EvictionBlocked"), "it is told once"
+    assert "PodDisruptionBudget" in event.note
 
 
 @pytest.mark.parametrize(
@@ -549,6 +557,9 @@ def test_a_job_is_ended_by_its_deadline_once() -> None:
     assert outcomes(facts) == [Outcome.APPLIED] * 2
     (patch,) = client.requests
     assert patch[1][1] == {"metadata": {"uid": "uid-train"}, "spec": {"activeDeadlineSeconds": 100}}
+    (event,) = context.events
+    assert (event.regarding.kind, event.regarding.name, event.reason) == ("Job", "train", "Canceled")
+    assert event.note == "Penstock ends it: job ƒ2L was canceled"
 
 
 @pytest.mark.parametrize("job_object", [job(over="Failed"), job(started=1900.0, activeDeadlineSeconds=100)])
@@ -584,8 +595,12 @@ def test_the_end_of_a_job_is_not_retried_when_its_pods_are_gone() -> None:
 
 def test_a_pod_without_a_job_is_deleted_with_its_grace_period() -> None:
     client = FakeClient()
-    assert outcomes(execute(FakeContext(BOUND), client, END)) == [Outcome.APPLIED]
+    context = FakeContext(BOUND)
+    assert outcomes(execute(context, client, replace(END, reason=EndReason.TIMEOUT))) == [Outcome.APPLIED]
     assert client.requests == [("delete", ("/api/v1/namespaces/default/pods/a", "uid-a", 31))]
+    (event,) = context.events
+    assert (event.regarding.kind, event.reason) == ("Pod", "DeadlineExceeded")
+    assert "has reached its time limit" in event.note
 
 
 @pytest.mark.parametrize("error", [NotFound(404), ApiConflict(409)])

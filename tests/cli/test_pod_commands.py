@@ -232,6 +232,11 @@ def test_a_start_in_another_year_is_shown_with_the_year() -> None:
     assert str(job_field(waiting, "forecast", NOW)).startswith("2024-")
 
 
+def test_an_incomplete_group_has_a_state_of_its_own() -> None:
+    assert job_field(RUNNING, "status_abbrev", NOW) == "R"
+    assert job_field({**RUNNING, "incomplete_reason": "n1 refused c"}, "status_abbrev", NOW) == "RI"
+
+
 def test_members_are_shown_by_their_names(at: Path) -> None:
     text = piped(at, "job", "show", RUNNING["id"]).stdout
     assert "2 tasks, 3.5 cores, 2 nodes" in text

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from penstock.api.documents import job_summary
-from penstock.api.live_jobs import overview_of
-from penstock.protocol.facts import MemberGone, MemberStatus, Phase, WorkloadGone, WorkloadSet
+from penstock.api.live_jobs import limit_metrics, overview_of
+from penstock.protocol.facts import EndCause, MemberGone, MemberStatus, Phase, WorkloadGone, WorkloadSet
+from penstock.protocol.intents import WorkloadStatus
 from tests.sched.controllers import ControllerBackend
 from tests.sched.driving import Driver, settings_of
 from tests.sched.workloads import endless, member, only_job, pods
@@ -73,3 +74,17 @@ def test_a_pod_that_failed_and_was_not_replaced_fails_the_job() -> None:
     driver.feed(MemberStatus("w-1", Phase.ENDED, driver.now), WorkloadGone("w"))
     driver.settle()
     assert (job.result, job.status) == ("FAILED", 3 << 8)
+
+
+def test_a_gang_of_bare_pods_with_a_refused_member_is_told_and_counted() -> None:
+    driver = Driver(pods(2), settings_of("easy"))
+    endless(driver)
+    driver.feed(WorkloadSet("w", "w", 2, owner="ns"), member("w", 0), member("w", 1))
+    driver.settle()
+    node = only_job(driver).members["w-1"].node
+    refused = EndCause.OTHER
+    driver.feed(MemberStatus("w-1", Phase.ENDED, driver.now, node, 256, refused, "OutOfcpu", started=False))
+    driver.settle()
+    assert driver.statuses["w"].status is WorkloadStatus.INCOMPLETE
+    assert "OutOfcpu" in driver.statuses["w"].reason
+    assert b"penstock_jobs_incomplete 1.0" in limit_metrics(driver.scheduler, driver.now)

@@ -62,6 +62,9 @@ def limit_metrics(scheduler: Scheduler, _now: float) -> bytes:
     Gauge("penstock_jobs_outside_queue", about, registry=registry).set(
         scheduler.state.admission.outside_count()
     )
+    about = "Started groups of which members are missing and cannot be replaced."
+    incomplete = sum(1 for job in scheduler.state.jobs.values() if job.incomplete_reason)
+    Gauge("penstock_jobs_incomplete", about, registry=registry).set(incomplete)
     return generate_latest(registry)
 
 

@@ -123,6 +123,8 @@ def _plain(value: object) -> Cell:
 def _status_abbrev(job: Doc) -> str:
     if job["state"] == "INACTIVE":
         return _ABBREVIATIONS.get(job.get("result") or "", "I")
+    if job["state"] == "RUN" and job.get("incomplete_reason"):
+        return "RI"  # It runs without some of its members.
     return str(job["state_single"])
 
 

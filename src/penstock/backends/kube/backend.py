@@ -23,8 +23,11 @@ from penstock.backends.kube.condition_queue import PodCondition, Precedence
 from penstock.backends.kube.executor import IntentExecutor
 from penstock.backends.kube.pod_conditions import (
     ConditionWriter,
+    ObjectEvent,
     condition_of_problem,
     condition_of_update,
+    job_reference,
+    pod_reference,
 )
 from penstock.backends.kube.settings import KubeSettings
 from penstock.backends.kube.watches import Watch, read_controller, resource_of_kind, watches_of
@@ -34,6 +37,7 @@ from penstock.kube.errors import ApiError, NotFound
 from penstock.kube.resources import ApiResource
 from penstock.kube.types import OwnerReference, Pod, UnstructuredObject
 from penstock.kube.watch import Deleted, Relisted, Upserted, WatchEvent, WatchState, reflect
+from penstock.model.jobid import encode_jobid
 from penstock.podspec.controller_kinds import require_controller_kind
 from penstock.podspec.pod_status import full_name
 from penstock.protocol.backend import Sink
@@ -130,9 +134,21 @@ class KubeBackend:
         is_over = update.status is WorkloadStatus.INADMISSIBLE
         if not is_over and self._epoch is not None and self._has_snapshot:
             self._executor.restore_deadlines(update.workload)
+        if update.status is WorkloadStatus.INCOMPLETE and not update.member:
+            self._note_incomplete(update)
         pods = self.cache.pods_to_inform(update.workload, update.member)
         for number, pod in enumerate(pods):
             self._condition_writer.set(pod.metadata.uid, condition, _precedence(update, condition, number))
+
+    def _note_incomplete(self, update: StatusUpdate) -> None:
+        """Tells the placed pods of an incomplete group, which have no condition for it, and their Jobs."""
+        pods = [pod for pod in self.cache.pods_of(update.workload) if pod.spec.node_name][:_HEAD_PODS_MAX]
+        jobs = {job.uid: (job, pod) for pod in pods if (job := self.cache.job_of(pod)) is not None}
+        regarding = [(pod_reference(pod), pod) for pod in pods]
+        for reference, pod in [*regarding, *((job_reference(job), pod) for job, pod in jobs.values())]:
+            note = f"the group of {encode_jobid(update.job)} is incomplete: {update.reason}"
+            scheduler = pod.spec.scheduler_name
+            self.add_event(ObjectEvent(reference, scheduler, "GroupIncomplete", "Scheduling", note))
 
     def problem(self) -> str:
         """Why the cache may be out of date, for longer than a watch takes to be opened again."""
@@ -155,6 +171,9 @@ class KubeBackend:
 
     def scheduled(self, pod: Pod, node: str) -> None:
         self._condition_writer.scheduled(pod, node)
+
+    def add_event(self, event: ObjectEvent) -> None:
+        self._condition_writer.add_event(event)
 
     def _pod(self, uid: str) -> Pod | None:
         return self.cache.pod(uid)

@@ -30,8 +30,9 @@ from penstock.backends.kube.deadlines import (
     deadline_patch,
     required_deadline_s,
 )
+from penstock.backends.kube.pod_conditions import ObjectEvent, job_reference, pod_reference
 from penstock.errors import Unavailable
-from penstock.kube.client import KubeClient, PatchType
+from penstock.kube.client import KubeClient, ObjectReference, PatchType
 from penstock.kube.errors import ApiConflict, ApiError, NotFound, OutcomeUnknown, TooManyRequests
 from penstock.kube.resources import JOBS, NATIVE_PODGROUPS, PODS
 from penstock.kube.types import Pod
@@ -40,7 +41,7 @@ from penstock.podspec.controllers import Controller
 from penstock.podspec.keys import JOB_ANNOTATION
 from penstock.podspec.pod_status import full_name, is_bound_by_us, is_terminal
 from penstock.protocol.facts import Fact, IntentResult, MemberGone, Outcome
-from penstock.protocol.intents import Assignment, End, Evict, Place
+from penstock.protocol.intents import Assignment, End, EndReason, Evict, Place
 
 __all__ = ["ExecutorContext", "IntentExecutor"]
 
@@ -49,6 +50,13 @@ _BIND_PAUSES_S: Final = (0.1, 0.3, 1.0, 2.0, 4.0)  # between tries, before the o
 _RETRY_AFTER_S_MAX: Final = 5.0  # bound on the pause that a busy server requests
 _RETRY_S: Final = 2.0  # between tries of an end or a probe
 _DEADLINE_PAUSE_S_MAX: Final = 60.0
+_END_TEXTS: Final = {
+    EndReason.CANCEL: "job {job} was canceled",
+    EndReason.TIMEOUT: "job {job} has reached its time limit",
+    EndReason.JOB_FAILED: "job {job} has failed",
+    EndReason.SIGNAL: "job {job} got a signal",
+    EndReason.ORPHAN: "its job is over",
+}
 _EVICT_PAUSE_S: Final = 5.0  # a PodDisruptionBudget refuses evictions for a while
 
 _BIND_BEFORE: Final = failpoints.register("kube.bind.before", "a pod is about to be bound")
@@ -72,6 +80,9 @@ class ExecutorContext(Protocol):
     def scheduled(self, pod: Pod, node: str) -> None:
         """Called after each binding, to write the event."""
 
+    def add_event(self, event: ObjectEvent) -> None:
+        """Writes an event of a pod or its owner, some time."""
+
 
 class IntentExecutor:
     def __init__(self, client: KubeClient, context: ExecutorContext, clock: Callable[[], float]) -> None:
@@ -82,6 +93,7 @@ class IntentExecutor:
         self._deadlines: dict[str, DeadlineUpdate] = {}  # by Job
         # By intent: members that are not bound yet; without an entry, a binding of the intent has failed.
         self._unbound: dict[int, set[str]] = {}
+        self._blocked: set[str] = set()  # pods that a PodDisruptionBudget keeps, and whose owner knows
 
     def put(self, intent: Place | Evict | End) -> None:
         match intent:
@@ -103,6 +115,7 @@ class IntentExecutor:
         self._queue.clear()
         self._unbound.clear()
         self._deadlines.clear()
+        self._blocked.clear()
 
     def _after_fault(self, action: Action, error: Exception) -> Action:
         """An action that reports results reports them as unknown; any other is run again."""
@@ -312,7 +325,14 @@ class IntentExecutor:
         seconds = required_deadline_s(job, update.end_at)
         if seconds == current_deadline_s(job):
             return True
-        return self._context.may_act() and await self._patch_job(job, deadline_patch(job, seconds))
+        if not self._context.may_act() or not await self._patch_job(job, deadline_patch(job, seconds)):
+            return False
+        if update.end_at is not None and pods:
+            note = f"Penstock has set activeDeadlineSeconds to {seconds}, which is when its time limit ends"
+            scheduler = pods[0].spec.scheduler_name
+            event = ObjectEvent(job_reference(job), scheduler, "DeadlineSet", "Binding", note, False)
+            self._context.add_event(event)
+        return True
 
     async def _patch_job(self, job: Controller, body: dict[str, object]) -> bool:
         try:
@@ -343,6 +363,7 @@ class IntentExecutor:
         evicted = await self._evict(pod) if self._context.may_act() else None
         if evicted is None:
             return _EVICT_PAUSE_S
+        self._blocked.discard(member)
         self._report_result(intent.intent, member, evicted)
         return None
 
@@ -361,6 +382,12 @@ class IntentExecutor:
         except (ApiError, Unavailable) as error:
             if not isinstance(error, TooManyRequests):
                 _LOG.warning("cannot evict pod %s: %s", full_name(metadata), error)
+            elif error.is_disruption_budget and metadata.uid not in self._blocked:
+                self._blocked.add(metadata.uid)
+                note = f"its group is to start again, but a PodDisruptionBudget keeps the pod: {error}"
+                scheduler = pod.spec.scheduler_name
+                event = ObjectEvent(pod_reference(pod), scheduler, "EvictionBlocked", "Evicting", note)
+                self._context.add_event(event)
             return None
         return Outcome.APPLIED
 
@@ -404,6 +431,8 @@ class IntentExecutor:
         failpoints.reach(_END_AFTER)
         if not done:
             return _RETRY_S
+        pod = next(found for member in members if (found := cache.pod(member)))
+        self._context.add_event(_end_event(intent, job_reference(job), pod))
         for member in members:
             self._report_result(intent.intent, member, Outcome.APPLIED)
         return None
@@ -419,6 +448,7 @@ class IntentExecutor:
                 await self._client.delete(path, uid=metadata.uid, grace_s=grace_s)
                 failpoints.reach(_END_AFTER)
                 outcome = Outcome.APPLIED
+                self._context.add_event(_end_event(intent, pod_reference(pod), pod))
             except (NotFound, ApiConflict):
                 outcome = Outcome.GONE
             except (ApiError, Unavailable) as error:
@@ -446,6 +476,13 @@ class IntentExecutor:
             self._context.cache.set_pod_from_read(found)
             self._context.report(self._context.cache.member_status(found, self._clock()))
         return None
+
+
+def _end_event(intent: End, regarding: ObjectReference, pod: Pod) -> ObjectEvent:
+    """Who ends a Job or a pod, and why: otherwise it looks as if it had failed by itself."""
+    note = f"Penstock ends it: {_END_TEXTS[intent.reason].format(job=encode_jobid(intent.job))}"
+    reason = "DeadlineExceeded" if intent.reason is EndReason.TIMEOUT else "Canceled"
+    return ObjectEvent(regarding, pod.spec.scheduler_name, reason, "Ending", note)
 
 
 def _time_text(at: float) -> str:

@@ -24,11 +24,19 @@ from penstock.kube.client import KubeClient, ObjectReference, PatchType
 from penstock.kube.errors import ApiConflict, ApiError, TooManyRequests, Unreachable, WriteFenced
 from penstock.kube.resources import PODS
 from penstock.kube.types import Condition, Pod
+from penstock.podspec.controllers import Controller
 from penstock.podspec.pod_status import full_name
 from penstock.podspec.problems import GROUP_INADMISSIBLE, OWNER_NOT_SYNCED, PodProblem
 from penstock.protocol.intents import StatusUpdate, WorkloadStatus
 
-__all__ = ["ConditionWriter", "Event", "condition_of_problem", "condition_of_update", "pod_reference"]
+__all__ = [
+    "ConditionWriter",
+    "ObjectEvent",
+    "condition_of_problem",
+    "condition_of_update",
+    "job_reference",
+    "pod_reference",
+]
 
 _LOG: Final = logging.getLogger("penstock.kube")
 _EVENTS_MAX: Final = 50_000
@@ -48,7 +56,7 @@ _URGENT: Final = (WorkloadStatus.UNSATISFIABLE, WorkloadStatus.INCOMPLETE, Workl
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ObjectEvent:
     regarding: ObjectReference
     controller: str  # who reports it: the name of the scheduler
     reason: str
@@ -62,6 +70,12 @@ def pod_reference(pod: Pod) -> ObjectReference:
     metadata = pod.metadata
     return ObjectReference(
         api_version="v1", kind="Pod", namespace=metadata.namespace, name=metadata.name, uid=metadata.uid
+    )
+
+
+def job_reference(job: Controller) -> ObjectReference:
+    return ObjectReference(
+        api_version="batch/v1", kind="Job", namespace=job.namespace, name=job.name, uid=job.uid
     )
 
 
@@ -95,7 +109,7 @@ class ConditionWriter:
         self._clock = clock
         self._identity = identity
         self._conditions = ConditionQueue(settings.condition_interval_s)
-        self._events: deque[Event] = deque(maxlen=_EVENTS_MAX)
+        self._events: deque[ObjectEvent] = deque(maxlen=_EVENTS_MAX)
         self._wakeup = asyncio.Event()
         self._writes = 0
 
@@ -108,9 +122,11 @@ class ConditionWriter:
         self.forget(pod.metadata.uid)
         note = f"Successfully assigned {full_name(pod.metadata)} to {node}"
         scheduler = pod.spec.scheduler_name
-        self.add_event(Event(pod_reference(pod), scheduler, "Scheduled", "Binding", note, is_warning=False))
+        self.add_event(
+            ObjectEvent(pod_reference(pod), scheduler, "Scheduled", "Binding", note, is_warning=False)
+        )
 
-    def add_event(self, event: Event) -> None:
+    def add_event(self, event: ObjectEvent) -> None:
         self._events.append(event)
         self._wakeup.set()
 
@@ -202,7 +218,7 @@ class ConditionWriter:
         elif queue.written(uid, condition, now) and not is_present:
             note = condition.message() or condition.reason
             scheduler = pod.spec.scheduler_name
-            self.add_event(Event(pod_reference(pod), scheduler, "FailedScheduling", "Scheduling", note))
+            self.add_event(ObjectEvent(pod_reference(pod), scheduler, "FailedScheduling", "Scheduling", note))
 
     async def _write_condition(self, pod: Pod, condition: PodCondition, now: float) -> None:
         metadata = pod.metadata
@@ -227,7 +243,7 @@ class ConditionWriter:
         path = PODS.path(metadata.namespace, metadata.name, "status")
         await self._client.patch(path, body, patch_type=PatchType.STRATEGIC)
 
-    async def _write_event(self, event: Event) -> None:
+    async def _write_event(self, event: ObjectEvent) -> None:
         try:
             await self._client.post_event(
                 event.regarding,
