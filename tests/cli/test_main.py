@@ -108,3 +108,24 @@ def test_a_closed_pipe_is_not_an_error() -> None:
         running.stdout.close()
         assert running.stderr.read() == ""
         assert running.wait(TIMEOUT_S) == 0
+
+
+HELP = [
+    "",
+    "submit",
+    "run",
+    "jobs",
+    "job",
+    "job attach",
+    "job kill",
+    "job wait",
+    "timeline",
+    "start",
+    "resource",
+]
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_help_fits_into_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert [line for line in run(*command.split(), "--help").stdout.splitlines() if len(line) > 80] == []

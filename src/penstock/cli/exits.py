@@ -17,9 +17,10 @@ USAGE: Final = 2  # the command line or the request is invalid
 NO_INSTANCE: Final = 3  # no instance runs, or it does not answer
 
 TEXT: Final = (
-    "Exit codes: 0 success; 1 the job or the operation failed, or the job can never run here;\n"
-    "2 invalid usage or request; 3 no instance runs, or it does not answer. run, job attach,\n"
-    "job wait and submit --wait exit with the job's code."
+    "Exit codes: 0 success; 1 the job or the operation failed, or the job can\n"
+    "never run here; 2 invalid usage or request; 3 no instance runs, or it does\n"
+    "not answer. run, job attach, job wait and submit --wait exit with the job's\n"
+    "code."
 )
 
 

@@ -38,7 +38,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "run": CommandEntry("penstock.cli.run:run", "submit a job, show its output, exit with its code", _JOBS),
     "jobs": CommandEntry("penstock.cli.jobs:jobs", "list jobs", _JOBS),
     "job": CommandEntry(
-        "penstock.cli.job:job", "inspect one job: show, why, when, eventlog, wait, attach", _JOBS
+        "penstock.cli.job:job", "one job: show, why, when, eventlog, wait, attach, kill", _JOBS
     ),
     "cancel": CommandEntry("penstock.cli.cancel:cancel", "cancel jobs", _JOBS),
     "hold": CommandEntry("penstock.cli.urgency:hold", "hold pending jobs (urgency 0)", _JOBS),
@@ -94,9 +94,9 @@ def _usage() -> str:
         ]
     lines += [
         "",
-        "Run `penstock COMMAND --help` for the options of a command. The environment variable",
-        "PENSTOCK_STATE, or --state DIR before or after COMMAND, selects the instance; PENSTOCK_SERVER",
-        "or --server URL selects one on TCP.",
+        "Run `penstock COMMAND --help` for the options of a command. The environment",
+        "variable PENSTOCK_STATE, or --state DIR before or after COMMAND, selects the",
+        "instance; PENSTOCK_SERVER or --server URL selects one on TCP.",
         "",
         exits.TEXT,
     ]
