@@ -72,6 +72,15 @@ FLAGS = [
         "/nonexistent/plan.svg: cannot write the image: No such file",
     ),
     (["urgency", "f1", "very"], 2, "invalid urgency"),
+    (
+        ["submit", "ls", "caf\udce9"],
+        2,
+        "command[1]: not UTF-8 (found 'caf\\xe9'; expected UTF-8 text, because requests are JSON)",
+    ),
+    (["run", "--name=\udcff", "true"], 2, "name: not UTF-8 (found '\\xff'; "),
+    (["jobs", "--name=\udcff"], 2, "name: not UTF-8 (found '\\xff'; "),
+    (["resource", "drain", "node0", "\udcff"], 2, "reason: not UTF-8 (found '\\xff'; "),
+    (["job", "show", "\udcff"], 2, "not a job id"),
 ]
 
 

@@ -167,6 +167,8 @@ class ApiClient:
     def _connect(
         self, method: str, path: str, query: Mapping[str, object], body: object
     ) -> http.client.HTTPConnection:
+        _check_utf8({**query}, "")
+        _check_utf8(body, "")
         parameters = {name: str(value) for name, value in query.items() if value is not None and value != ""}
         target = f"{path}?{urlencode(parameters)}" if parameters else path
         text = None if body is None else json.dumps(body).encode()
@@ -211,6 +213,29 @@ def client_of(state: str | None, server: str | None = None) -> ApiClient:
     if state and server:
         raise BadRequest("not allowed with --state", where="--server")
     return ApiClient(paths_of(state, os.environ), None if state else find_server(server, os.environ))
+
+
+def _check_utf8(value: object, where: str) -> None:
+    """Refuses an argument with other bytes than UTF-8, which Python holds as surrogates: JSON has none."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            typed = "".join(
+                f"\\x{ord(one) - 0xDC00:02x}" if "\udc80" <= one <= "\udcff" else one for one in value
+            )
+            raise BadRequest(
+                "not UTF-8",
+                where=where,
+                found=f"'{typed.encode(errors='backslashreplace').decode()}'",
+                expected="UTF-8 text, because requests are JSON",
+            ) from None
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _check_utf8(inner, str(key))
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            _check_utf8(inner, f"{where}[{index}]")
 
 
 def job_path(job: str, *rest: str) -> str:
