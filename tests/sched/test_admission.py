@@ -74,7 +74,7 @@ def test_the_newest_jobs_beyond_the_limit_wait_outside_and_enter_as_others_leave
         "as many as pending_max allows"
     )
     assert outside(driver) == dict.fromkeys(("a3", "a4", "a5"), reason)
-    assert b"penstock_jobs_outside_queue 3.0" in live_jobs.limit_metrics(driver.scheduler, driver.now)
+    assert b"penstock_jobs_outside_queue 3.0" in live_jobs.state_metrics(driver.scheduler, driver.now)
     assert driver.statuses["a3"].reason == reason
     driver.feed(Cancel((number(driver, "a2"),)))
     driver.settle()

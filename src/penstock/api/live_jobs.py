@@ -33,13 +33,13 @@ __all__ = [
     "explain_wait",
     "find",
     "find_with_members",
-    "limit_metrics",
     "list_queues",
     "list_summaries",
     "log_of",
     "members_of",
     "overview_of",
     "select",
+    "state_metrics",
     "summary_of",
 ]
 
@@ -55,9 +55,21 @@ def count(scheduler: Scheduler, _now: float) -> tuple[JobCounts, NodeCounts]:
     return JobCounts(pending, len(jobs) - pending, None), NodeCounts(up, total - up)
 
 
-def limit_metrics(scheduler: Scheduler, _now: float) -> bytes:
-    """The metric of the limits of namespaces, in the text format of Prometheus."""
+def state_metrics(scheduler: Scheduler, now: float) -> bytes:
+    """What is in the queues and on the nodes at present, in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=True)
+    about = "Active jobs by queue and state."
+    jobs = Gauge("penstock_jobs", about, ["queue", "state"], registry=registry)
+    active = [state for state in JobState if state not in (JobState.NEW, JobState.INACTIVE)]
+    for queue in scheduler.state.settings.queues:
+        for state in active:
+            jobs.labels(queue.name, state.value)
+    for job in scheduler.state.jobs.values():
+        jobs.labels(job.queue, job.state.value).inc()
+    nodes = Gauge("penstock_nodes", "Nodes by whether jobs can start on them.", ["state"], registry=registry)
+    counts = count(scheduler, now)[1]
+    nodes.labels("up").set(counts.up or 0)
+    nodes.labels("down").set(counts.down or 0)
     about = "Jobs that wait outside the queue because of a limit of their namespace."
     Gauge("penstock_jobs_outside_queue", about, registry=registry).set(
         scheduler.state.admission.outside_count()

@@ -163,7 +163,7 @@ class InstanceService:
         if not instance.readiness.current.is_ready:
             return self._context.metrics()
         of_claims = await instance.query(claim_metrics)
-        return self._context.metrics() + of_claims + await instance.query(live_jobs.limit_metrics)
+        return self._context.metrics() + of_claims + await instance.query(live_jobs.state_metrics)
 
     async def shutdown(self, caller: Caller, request: ShutdownRequest) -> EmptyResponse:
         del caller

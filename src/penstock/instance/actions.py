@@ -157,7 +157,9 @@ class ActionRunner:
             )
         except Fault as fault:
             self._abort_term(fault, (), InputBatch())
-        self.cadence.cycle_done(cycle, began, self.clock.steady(), was_cut=len(self.inbox) > 0)
+        ended = self.clock.steady()
+        self.isolation.metrics.cycle_done(ended - began, deep=cycle.deep)
+        self.cadence.cycle_done(cycle, began, ended, was_cut=len(self.inbox) > 0)
         return step
 
     def _abort_term(self, fault: Fault, inputs: Sequence[Fact | Command], batch: InputBatch) -> NoReturn:

@@ -137,13 +137,15 @@ class StepRunner:
         if not step.changes:
             return
         try:
-            await self._store.record(self.epoch, step.changes)
+            with self._isolation.metrics.transaction():
+                await self._store.record(self.epoch, step.changes)
         except (Unavailable, Conflict):
             raise
         except Exception as error:
             scheduler = self._active_scheduler()
             subject = await culprit_of(self._store, self.epoch, scheduler, inputs, step)
             raise Fault(subject, error) from error
+        self._isolation.metrics.committed(step.changes)
         self._listener(step.changes)
 
     async def act(self, step: Step) -> None:
