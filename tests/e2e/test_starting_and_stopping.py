@@ -107,6 +107,45 @@ def test_an_instance_can_grow_but_not_shrink(tmp_path: Path) -> None:
         assert instance.call("run", "-N5", "true").returncode == 0
 
 
+def test_the_configuration_is_remembered_and_jobs_that_it_excludes_are_held(tmp_path: Path) -> None:
+    config = tmp_path / "penstock.toml"
+    config.write_text('[[queues]]\nname = "batch"\nduration_max = "1d"\n[[queues]]\nname = "debug"\n')
+    with running_instance("--config", str(config), "--policy", "conservative") as instance:
+        instance.ok("queue", "stop", "--all")
+        long = instance.submit("-t2h", "true")
+        gone = instance.submit("-qdebug", "true")
+        instance.ok("stop")
+        assert "changed" not in instance.ok("start")
+        assert instance.json("status", "-o", "json")["settings"]["policy"] == "conservative"
+        instance.ok("stop")
+        before = config.read_text()
+        config.write_text('[[queues]]\nname = "batch"\nduration_max = "1h"\n')
+        done = instance.call("start")
+        held = {
+            long: "its time limit is 2h, and queue batch allows at most 1h",
+            gone: "the configuration has no queue debug any more, only batch",
+        }
+        warnings = [f"penstock: warning: {job} is held: {reason}" for job, reason in held.items()]
+        assert (done.returncode, done.stderr.splitlines()) == (0, warnings)
+        assert done.stdout.splitlines()[2:] == [
+            "changed since the last start: queue debug is removed",
+            "changed since the last start: queues.batch.duration_max: 1d -> 1h",
+        ]
+        assert "held: its time limit is 2h" in instance.ok("job", "why", long)
+        instance.ok("queue", "start", "--all")
+        assert instance.call("run", "-t1m", "true").returncode == 0
+        assert instance.job(long)["state"] == instance.job(gone)["state"] == "SCHED"
+        instance.ok("stop")
+        config.write_text(before)
+        instance.ok("start")
+        instance.ok("queue", "start", "--all")
+        assert [job["result"] for job in instance.end(long, gone)] == ["COMPLETED"] * 2
+        instance.ok("stop")
+        config.unlink()
+        assert "configuration of the last start" in instance.refused("start", code=2)
+        assert "queue batch is removed" in instance.ok("start", "--defaults")
+
+
 def test_an_instance_in_the_background_outlives_its_database() -> None:
     with running_instance() as instance:
         before = instance.json("status", "-o", "json")["database"]["pid"]

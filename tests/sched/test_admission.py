@@ -184,7 +184,7 @@ def test_jobs_outside_wait_outside_after_a_restart() -> None:
     assert instance.scheduler.queue_length == 2
 
 
-def test_a_job_of_a_queue_that_is_gone_waits_in_the_default_queue() -> None:
+def test_a_workload_of_a_queue_that_is_gone_waits_in_the_queue_that_its_backend_reports() -> None:
     tables = MemoryTables()
     backend = pods(1, cpu=1000)
     backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
@@ -199,7 +199,7 @@ def test_a_job_of_a_queue_that_is_gone_waits_in_the_default_queue() -> None:
     instance.settings = Settings(queues=queues[:1])
     instance.restart()
     instance.run_until(2)
-    assert [job.queue for job in instance.scheduler.jobs.values()] == ["default", "default"]
+    assert [job.queue for job in instance.scheduler.jobs.values()] == ["night", "default"]
     assert instance.scheduler.queue_length == 1
 
 
@@ -215,7 +215,7 @@ def test_a_submitted_job_survives_a_shorter_limit_and_the_end_of_its_queue() -> 
     instance.restart()
     instance.run_until(2)
     found = {(job.queue, job.spec.limit_s) for job in instance.scheduler.jobs.values()}
-    assert (len(instance.scheduler.jobs), found) == (2, {("default", 600)})
+    assert (len(instance.scheduler.jobs), found) == (2, {("default", 600), ("night", 600)})
 
 
 REQUESTS = [Request((group_of(MemberRequest((("cpu", cpu),)), 1),), None) for cpu in range(1, 6)]

@@ -53,6 +53,7 @@ NOT_RESTORED: dict[type, dict[str, str]] = {
     Job: {
         "shape": "numbers of shapes are those of one process",
         "forecast": "the next cycle computes it",
+        "settings_reason": "follows from the settings, which are those of one start",
         "slots": "noted with the first snapshot, when the nodes are known",
         "result": "jobs that have one are inactive, and not restored",
         "status": "as `result`",

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.app.configuration import Configuration, read_configuration
-from penstock.app.identity import lock, read_identity
+from penstock.app.identity import InstanceIdentity, StartOptions, lock, read_identity
 from penstock.app.readiness import ReadinessReport, error_family, exit_code
 from penstock.errors import BadRequest, PenstockError, Unavailable
 from penstock.paths import InstancePaths, make_paths, paths_of
@@ -64,13 +64,14 @@ def _parser() -> argparse.ArgumentParser:
         serve.add_argument(option, type=Path)
     for option in ("--policy", "--match-policy", "--listen", "--context"):
         serve.add_argument(option, default="")
-    serve.add_argument("--kube", action="store_true")
+    for option in ("--kube", "--defaults"):
+        serve.add_argument(option, action="store_true")
     return parser
 
 
 def _serve(arguments: argparse.Namespace, paths: InstancePaths, report: ReadinessReport) -> int:
     database = os.environ.pop("PENSTOCK_DATABASE", "")
-    configuration = _check(arguments, paths, database)
+    configuration, start_options = _check(arguments, paths, database)
     # The daemon imports every package. Refusals above must not take that long.
     from penstock.app.daemon import DaemonOptions, run
 
@@ -84,6 +85,7 @@ def _serve(arguments: argparse.Namespace, paths: InstancePaths, report: Readines
         DaemonOptions(
             paths=paths,
             configuration=configuration,
+            start_options=start_options,
             nodes=arguments.nodes,
             cores=arguments.cores,
             gpus=arguments.gpus,
@@ -96,23 +98,47 @@ def _serve(arguments: argparse.Namespace, paths: InstancePaths, report: Readines
     )
 
 
-def _check(arguments: argparse.Namespace, paths: InstancePaths, database: str) -> Configuration:
+def _check(
+    arguments: argparse.Namespace, paths: InstancePaths, database: str
+) -> tuple[Configuration, StartOptions]:
     """Raises what is wrong with the options, their files or the state directory. Creates nothing."""
-    configuration = read_configuration(
-        arguments.config,
-        policy=arguments.policy,
-        match_policy=arguments.match_policy,
-        queue_depth=arguments.queue_depth,
-    )
+    start_options = _start_options(arguments, read_identity(paths))
+    configuration = _configuration(arguments.config, start_options)
     check_address(database)
-    read_identity(paths)
     if (tls := _tls_files(arguments)) is not None:
         check_tls(tls)
     if arguments.kube:
         from penstock.kube.access import find_access
 
         find_access(arguments.kubeconfig, arguments.context)
-    return configuration
+    return configuration, start_options
+
+
+def _start_options(arguments: argparse.Namespace, found: InstanceIdentity | None) -> StartOptions:
+    """The options that configure the scheduler; those that are not given are as in the last start."""
+    kept = StartOptions() if found is None or arguments.defaults else found.options
+    depth = arguments.queue_depth
+    return StartOptions(
+        config=os.path.abspath(arguments.config) if arguments.config is not None else kept.config,
+        policy=arguments.policy or kept.policy,
+        match_policy=arguments.match_policy or kept.match_policy,
+        queue_depth=depth if depth is not None else kept.queue_depth,
+    )
+
+
+def _configuration(typed: Path | None, options: StartOptions) -> Configuration:
+    path = typed or (Path(options.config) if options.config else None)
+    try:
+        return read_configuration(
+            path, policy=options.policy, match_policy=options.match_policy, queue_depth=options.queue_depth
+        )
+    except BadRequest as error:
+        if typed is not None or path is None:
+            raise
+        advice = "this is the configuration of the last start; --config FILE names another, --defaults none"
+        raise BadRequest(
+            f"{error.summary}; {advice}", where=error.where, found=error.found, expected=error.expected
+        ) from error
 
 
 def _tls_files(arguments: argparse.Namespace) -> TlsFiles | None:

@@ -26,15 +26,18 @@ from penstock.api.responses import InstanceSettings
 from penstock.api.service import InstanceService, ServiceContext
 from penstock.app.configuration import Configuration
 from penstock.app.database import DatabaseMonitor, first_contact
-from penstock.app.identity import InstanceIdentity, lock, read_identity, write_identity
+from penstock.app.identity import InstanceIdentity, StartOptions, lock, read_identity, write_identity
 from penstock.app.kube import KubeRuntime
 from penstock.app.kube_options import KubeOptions
 from penstock.app.readiness import ReadinessReport, error_family, exit_code
 from penstock.app.runtime import LocalRuntime, Runtime, cores_here
+from penstock.app.setting_changes import setting_changes, settings_in_force
 from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.instance.loop import Instance
+from penstock.model.jobid import encode_jobid
 from penstock.paths import InstancePaths
 from penstock.protocol.commands import Cancel
+from penstock.sched.scheduler import Scheduler
 from penstock.store.factory import StoreHandle, choose_store
 from penstock.store.port import Fenced
 from penstock.web.app import create_app
@@ -46,12 +49,14 @@ __all__ = ["DaemonOptions", "run"]
 _LOG: Final = logging.getLogger("penstock")
 _CANCEL_S: Final = 20.0
 _POLL_S: Final = 0.5
+_HELD_NAMED_MAX: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
     paths: InstancePaths
     configuration: Configuration
+    start_options: StartOptions  # those of this start that the next one uses again
     nodes: int | None
     cores: int | None
     gpus: int | None
@@ -107,6 +112,8 @@ def _identity(options: DaemonOptions, found: InstanceIdentity | None) -> Instanc
         options.gpus if options.gpus is not None else found.gpus,
         options.database if options.database is not None else found.database,
         found.backend,
+        options.start_options,
+        settings_in_force(options.configuration),
     )
 
 
@@ -182,7 +189,9 @@ async def _serve(options: DaemonOptions, found: InstanceIdentity | None) -> None
     servers = [asyncio.create_task(serve(app, [*listening, *tcp], token, options.tls))]
     running = asyncio.create_task(_run(runtime, instance))
     watching = [
-        asyncio.create_task(_report_ready(instance, runtime, options.report, api_url)),
+        asyncio.create_task(
+            _report_ready(instance, runtime, options.report, api_url, _changes(found, identity))
+        ),
         asyncio.create_task(monitor.probe(runtime.is_standby)),
     ]
     try:
@@ -221,7 +230,28 @@ def _url(listening: socket.socket, *, has_tls: bool) -> str:
     return f"{'https' if has_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-async def _report_ready(instance: Instance, runtime: Runtime, report: ReadinessReport, api_url: str) -> None:
+def _changes(found: InstanceIdentity | None, identity: InstanceIdentity) -> list[str]:
+    """What differs from the last start, in words."""
+    if found is None:
+        return []
+    changes = setting_changes(found.settings, identity.settings)
+    for name in ("nodes", "cores", "gpus"):
+        before, after = getattr(found, name), getattr(identity, name)
+        changes += [f"{name}: {before} -> {after}"] if before != after else []
+    return changes
+
+
+def _held_jobs(scheduler: Scheduler, _now: float) -> list[str]:
+    """Jobs that the configuration does not admit any more, each with the reason."""
+    held = [job for job in scheduler.jobs.values() if job.settings_reason]
+    named = [f"{encode_jobid(job.id)} is held: {job.settings_reason}" for job in held[:_HELD_NAMED_MAX]]
+    more = len(held) - len(named)
+    return [*named, f"{more} more jobs are held, see `penstock jobs -o why`"] if more else named
+
+
+async def _report_ready(
+    instance: Instance, runtime: Runtime, report: ReadinessReport, api_url: str, changes: list[str]
+) -> None:
     """Reports that the instance is ready or a standby, and until then what it waits for."""
     reported = ""
     ready = {"ready": True, "pid": os.getpid(), "api_url": api_url}
@@ -239,7 +269,12 @@ async def _report_ready(instance: Instance, runtime: Runtime, report: ReadinessR
     # Freeze the object graph, so that full collections skip it.
     gc.collect()
     gc.freeze()
-    report.send(ready)
+    warnings = await instance.query(_held_jobs)
+    report.send({**ready, "changes": changes, "warnings": warnings})
+    for text in changes:
+        _LOG.info("changed since the last start: %s", text)
+    for text in warnings:
+        _LOG.warning("%s", text)
     _LOG.info("ready: epoch %d", instance.epoch)
 
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from penstock.errors import Conflict, Unavailable
 from penstock.paths import InstancePaths
 
-__all__ = ["FORMAT", "InstanceIdentity", "lock", "read_identity", "write_identity"]
+__all__ = ["FORMAT", "InstanceIdentity", "StartOptions", "lock", "read_identity", "write_identity"]
 
 FORMAT: Final = 2
 _SIZE_MAX: Final = 64 << 10
@@ -30,6 +31,16 @@ _BEFORE_IDENTITY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class StartOptions:
+    """Options of a start that the next start without them uses again."""
+
+    config: str = ""  # absolute path of the configuration file
+    policy: str = ""
+    match_policy: str = ""
+    queue_depth: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceIdentity:
     id: str
     nodes: int
@@ -37,6 +48,8 @@ class InstanceIdentity:
     gpus: int
     database: str = ""  # "": the embedded database
     backend: str = "local"
+    options: StartOptions = StartOptions()
+    settings: Mapping[str, str] = field(default_factory=dict)  # of the last start, to report differences
 
 
 def read_identity(paths: InstancePaths) -> InstanceIdentity | None:
@@ -87,15 +100,23 @@ def _read(path: Path, text: bytes) -> InstanceIdentity:
             int(found["gpus"]),
             str(found["database"]) if version < 2 else "",
             str(found.get("backend", "local")),
+            _options(found.get("options", {})),
+            {str(key): str(value) for key, value in found.get("settings", {}).items()},
         )
         if not read.id or read.nodes < 1 or read.cores < 1 or read.gpus < 0:
             raise ValueError(f"{read.nodes} nodes, {read.cores} cores, {read.gpus} gpus")
         return read
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         cause = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise Conflict(
             f"{path} is corrupt ({cause}); restore it from a backup, or use another --state"
         ) from error
+
+
+def _options(found: Mapping[str, Any]) -> StartOptions:
+    depth = found.get("queue_depth")
+    config, policy, match_policy = (str(found.get(name, "")) for name in ("config", "policy", "match_policy"))
+    return StartOptions(config, policy, match_policy, None if depth is None else int(depth))
 
 
 def write_identity(paths: InstancePaths, identity: InstanceIdentity) -> None:
@@ -110,6 +131,8 @@ def write_identity(paths: InstancePaths, identity: InstanceIdentity) -> None:
         "cores": identity.cores,
         "gpus": identity.gpus,
         "backend": identity.backend,
+        "options": asdict(identity.options),
+        "settings": dict(identity.settings),
     }
     _write(paths.database_url, f"{identity.database}\n")
     _write(paths.identity, json.dumps(document, indent=1) + "\n")

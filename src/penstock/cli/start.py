@@ -93,6 +93,11 @@ _PASSWORD: Final = re.compile(r"://[^/]*:[^/]*@|password", re.IGNORECASE)
     type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
     help="With --listen: key of the certificate (PEM).",
 )
+@click.option(
+    "--defaults",
+    is_flag=True,
+    help="Forget the configuration file, policies and queue depth of the last start.",
+)
 @click.option("--kube", is_flag=True, help="Schedule the pods of a Kubernetes cluster instead of processes.")
 @click.option(
     "--kubeconfig",
@@ -122,8 +127,9 @@ def start(
 ) -> int:
     """Start an instance, or restart one with its jobs and queues as they were.
 
-    Nodes are agent processes on this machine; with --kube they are the nodes of a Kubernetes cluster. The
-    command returns when the instance is ready, or when it is a standby of another leader. The state directory
+    Options that are not given are those of the last start, and what has changed since then is printed. Nodes
+    are agent processes on this machine; with --kube they are the nodes of a Kubernetes cluster. The command
+    returns when the instance is ready, or when it is a standby of another leader. The state directory
     identifies the instance: --state DIR, or PENSTOCK_STATE.
     """
     paths = paths_of(state, os.environ)
@@ -132,14 +138,18 @@ def start(
     address = _database(database, database_file)
     if foreground:
         exec_daemon(paths, options, address)
-    api_url = _start_in_background(paths, options, address)
+    report = _start_in_background(paths, options, address)
+    for text in report.get("warnings", ()):
+        print_error(f"warning: {text}")
     status = ApiClient(paths).get("/v1/status")
     if output_format == "json":
         print_json(status)
         return exits.OK
     _say_ready(status, paths)
-    if api_url:
-        print_line(f"API at {api_url}, with the token in {paths.token}")
+    for text in report.get("changes", ()):
+        print_line(f"changed since the last start: {text}")
+    if report.get("api_url"):
+        print_line(f"API at {report['api_url']}, with the token in {paths.token}")
     return exits.OK
 
 
@@ -215,11 +225,8 @@ def _say_ready(status: dict[str, Any], paths: InstancePaths) -> None:
     print_line(f"state {paths.state}; try `penstock run hostname`, `penstock jobs -a`, `penstock stop`")
 
 
-def _start_in_background(paths: InstancePaths, options: list[str], database: str) -> str:
-    """Starts the daemon and waits for its report; returns the URL of its TCP socket, or an empty text.
-
-    An error that it reports is raised here.
-    """
+def _start_in_background(paths: InstancePaths, options: list[str], database: str) -> dict[str, Any]:
+    """Starts the daemon and waits for its report, which is returned. An error that it reports is raised."""
     report_fd, daemon_fd = os.pipe()
     try:
         daemon = spawn_daemon(paths, options, daemon_fd, database)
@@ -235,7 +242,7 @@ def _start_in_background(paths: InstancePaths, options: list[str], database: str
             with contextlib.suppress(subprocess.TimeoutExpired):
                 daemon.wait(_EXIT_S)
         raise _ERRORS.get(str(report.get("kind")), Unavailable)(str(report["error"]))
-    return str(report.get("api_url", ""))
+    return report
 
 
 def _wait_for_report(report_fd: int, daemon: subprocess.Popen[bytes]) -> dict[str, object]:

@@ -108,7 +108,7 @@ class Admission:
             return ""
         who = f"namespace {tracked.owner}" if tracked.owner else "its owner"
         if not tracked.is_counted:
-            most = self._settings.queue(tracked.queue).pending_max
+            most = self._settings.queue_of_job(tracked.queue).pending_max
             return (
                 f"waits outside queue {tracked.queue}: {who} has {most} pending jobs in it, "
                 f"as many as pending_max allows"
@@ -176,7 +176,7 @@ class Admission:
 
     def _enter_queue(self, tracked: _Tracked, *, is_new: bool) -> None:
         pending = self._pending.setdefault((tracked.queue, tracked.owner), _Pending())
-        if pending.inside >= self._settings.queue(tracked.queue).pending_max:
+        if pending.inside >= self._settings.queue_of_job(tracked.queue).pending_max:
             pending.outside.add(tracked.place)
             return
         pending.inside += 1
@@ -192,7 +192,7 @@ class Admission:
             pending.inside -= 1
         else:
             pending.outside.jobs.discard(tracked.place[1])
-        most = self._settings.queue(tracked.queue).pending_max
+        most = self._settings.queue_of_job(tracked.queue).pending_max
         while pending.inside < most and (first := pending.outside.first()) is not None:
             pending.outside.jobs.discard(first)
             self._enter_queue(self._jobs[first], is_new=False)
@@ -249,7 +249,7 @@ class Admission:
     def violations(self) -> Iterator[str]:
         """Limits that are exceeded, and jobs that wait although there is room, in words."""
         for (queue, owner), pending in self._pending.items():
-            most = self._settings.queue(queue).pending_max
+            most = self._settings.queue_of_job(queue).pending_max
             if pending.inside > most or (pending.inside < most and pending.outside.jobs):
                 yield f"{pending.inside} jobs of {owner} are in {queue}, {len(pending.outside.jobs)} outside"
         for owner, shapes in self._shapes.items():

@@ -333,7 +333,7 @@ def _set_urgency(state: SchedulerState, command: SetUrgency, now: float) -> int:
     if not job.state.is_pending:
         raise Conflict("urgency cannot be changed once resources are allocated")
     if not command.by_operator:
-        _check_rules(state.settings.queue(job.queue).rules, job.owner, command.urgency)
+        _check_rules(state.settings.queue_of_job(job.queue).rules, job.owner, command.urgency)
     before, job.urgency = job.urgency, command.urgency
     if before == command.urgency:
         return before

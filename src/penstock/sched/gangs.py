@@ -283,7 +283,7 @@ def _late_request(state: SchedulerState, job: Job, member: Member) -> Request:
     order = job.spec.request.order if workload is None else order_of(workload)
     if member.request is None:
         return member_request(job.spec.request.groups[member.group], placement, extra, order)
-    request = with_queue_constraint(member.request, state.settings.queue(job.queue))
+    request = with_queue_constraint(member.request, state.settings.queue_of_job(job.queue))
     return member_request(group_of(request, 1), placement, extra, order)
 
 

@@ -67,6 +67,10 @@ def _valid_member(state: SchedulerState, fact: M) -> M | None:
 
 
 def _queue_problem(state: SchedulerState, fact: WorkloadSet) -> str:
+    """A queue that does not exist. A job that was accepted while it did goes on, or is held if it waits."""
+    job = state.job_of_workload(fact.workload)
+    if job is not None and job.queue == fact.queue:
+        return ""
     try:
         state.settings.queue(fact.queue)
     except BadRequest as error:

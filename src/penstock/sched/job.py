@@ -227,6 +227,7 @@ class Job:
     ended_at: float | None = None
     # Not stored:
     outside_reason: str = ""  # why it waits outside the queue, because of a limit of its namespace
+    settings_reason: str = ""  # why it is held: the settings have changed since it was accepted
     forecast: Forecast | None = None
     slots: HeldSlots = field(default_factory=HeldSlots)
     details_logged: int = 0  # events of single members in its eventlog

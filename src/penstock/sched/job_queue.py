@@ -102,7 +102,7 @@ class JobQueue:
         A job that is added is eligible since `now`.
         """
         is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.unsatisfiable_reason
-        if job.state is not JobState.SCHED or not is_ready or job.outside_reason:
+        if job.state is not JobState.SCHED or not is_ready or job.outside_reason or job.settings_reason:
             self.dequeue(job.id)
             return
         before, job.shape = job.shape, self._shapes.number(job.spec.request, self._is_short(job))
@@ -110,7 +110,7 @@ class JobQueue:
             self._claims.request_changed(job.id)
         entry = QueueEntry(order_key(job.urgency, job.class_value, job.seen_at, job.id), job.id)
         self._pending.add(entry, job.queue, job.shape)
-        if self._settings.queue(job.queue).backfill.kind is BackfillKind.FCFS:
+        if self._settings.queue_of_job(job.queue).backfill.kind is BackfillKind.FCFS:
             self._claims.end(job.id)  # The configuration has changed.
         else:
             self.starving.add(entry, job.queue, job.owner, job.shape, now)

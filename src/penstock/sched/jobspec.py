@@ -81,8 +81,8 @@ def spec_of_submission(
 ) -> SchedulingSpec:
     """Reads a submission. An invalid one raises `BadRequest` with the location.
 
-    One that was accepted before (`is_recorded`) stays valid if the queue has a shorter limit by now; if the
-    queue is gone, it is in the default one.
+    One that was accepted before (`is_recorded`) stays valid if the queue has a shorter limit by now, or if it
+    is gone: such a job is held, see `Settings.refusal`.
     """
     jobspec = parse_jobspec(submission.jobspec)
     if len(jobspec.tasks) != 1:
@@ -107,10 +107,9 @@ def spec_of_submission(
             "job command and arguments are missing", where="tasks[0].command", expected="a command"
         )
     system = _system_of(submission.jobspec)
-    is_gone = is_recorded and jobspec.queue not in [one.name for one in settings.queues]
-    queue = settings.queue("" if is_gone else jobspec.queue)
+    queue = settings.queue_of_job(jobspec.queue) if is_recorded else settings.queue(jobspec.queue)
     if is_recorded:
-        queue = replace(queue, duration_max_s=None)
+        queue = replace(queue, name=jobspec.queue or queue.name, duration_max_s=None)
     limit_s = _limit(jobspec.duration_s, queue)
     name = _name(jobspec, system)
     if len(name) > _NAME_MAX:
@@ -305,7 +304,7 @@ def spec_of_workload(
     workload: WorkloadSet, requests: Sequence[MemberRequest], settings: Settings, limit_s: int | None
 ) -> tuple[SchedulingSpec, list[int]]:
     """The spec of a workload, and for each member the index of its group in the request."""
-    queue = settings.queue(workload.queue)
+    queue = settings.queue_of_job(workload.queue)
     numbers: dict[MemberRequest, int] = {}
     group_of_each = [
         numbers.setdefault(with_queue_constraint(request, queue), len(numbers)) for request in requests
@@ -315,7 +314,7 @@ def spec_of_workload(
     request = Request(groups, limit_s, placement_of(workload), order_of(workload))
     spec = SchedulingSpec(
         name=workload.name,
-        queue=queue.name,
+        queue=workload.queue or queue.name,
         request=request,
         size=workload.size,
         limit_s=limit_s,

@@ -81,9 +81,14 @@ def prioritise(state: SchedulerState, job: Job, now: float) -> None:
 def enqueue(state: SchedulerState, job: Job, since: float) -> None:
     """Adds a job to the queue if it is eligible to start, and keeps the verdict on its request up to date.
 
-    A job that is added is eligible since `since`. One that waits outside the queue costs no proof.
+    A job that is added is eligible since `since`. One that waits outside the queue costs no proof. One that
+    the settings do not admit any more is held until a start with others, or until it is cancelled.
     """
-    if job.outside_reason:
+    is_pending = job.state.is_pending
+    job.settings_reason = state.settings.refusal(job.queue, job.spec.limit_s) if is_pending else ""
+    if job.settings_reason and job.is_assembled:
+        state.publish_status(job, WorkloadStatus.WAITING, f"held: {job.settings_reason}")
+    if job.outside_reason or job.settings_reason:
         state.satisfiability.forget(job.id)
     elif job.state.is_pending and job.spec.request.groups:
         reason = state.satisfiability.track(job.id, job.spec.request)

@@ -242,6 +242,9 @@ def own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
         return WaitReason(WaitCause.BEGIN_TIME, "starts no earlier than its begin time")
     if job.urgency == URGENCY_HOLD:
         return WaitReason(WaitCause.HELD, f"held; `penstock release {encode_jobid(job.id)}` releases it")
+    if job.settings_reason:
+        advice = "cancel it, or start the instance with a configuration that admits it"
+        return WaitReason(WaitCause.HELD, f"held: {job.settings_reason}; {advice}")
     queue = state.queue.state_of(job.queue)
     if not queue.started:
         reason = f": {queue.reason_stopped}" if queue.reason_stopped else ""

@@ -113,8 +113,6 @@ def _restore(state: SchedulerState, recorded: Recorded, now: float, set_aside: M
 def _job(state: SchedulerState, row: JobRow, now: float) -> Job:
     ownership = CONTROLLED if row.new.workload else SUBMITTED
     job = job_from(row, _spec(state, row, now), ownership)
-    if job.queue not in [queue.name for queue in state.settings.queues]:
-        job.queue = job.spec.queue  # The queue is missing in the present settings.
     if row.log and state_after(row.log) is not job.state:
         raise Corrupt(
             f"job {job.id} is in {job.state.value}, but its log leads to {state_after(row.log).value}"
@@ -125,12 +123,10 @@ def _job(state: SchedulerState, row: JobRow, now: float) -> Job:
 def _spec_of_workload(state: SchedulerState, row: JobRow, now: float) -> SchedulingSpec:
     """What a workload specifies. The requests of its members are reported with the first snapshot.
 
-    The record of an earlier version has no workload, and a queue may be missing in the present settings.
+    The record of an earlier version has no workload.
     """
     record = row.live.record
     workload = record.workload or WorkloadSet(row.new.workload, row.new.name, 1)
-    if workload.queue not in ("", *(queue.name for queue in state.settings.queues)):
-        workload = replace(workload, queue="")
     limit_s = limit_at(workload, now)
     if record.placed_at is not None:
         limit_s = None if record.end_at is None else round(record.end_at - record.placed_at)

@@ -359,7 +359,7 @@ class Scheduler:
             now=now_s,
             extra_s=1 if now > now_s else 0,
             buckets=state.queue.started_buckets(),
-            backfill=lambda queue: state.settings.queue(queue).backfill,
+            backfill=lambda queue: state.settings.queue_of_job(queue).backfill,
             request=state.queue.request_of,
             end_at=lambda job: _expected_end(state.jobs[job], now),
             made=lambda job: (state.jobs[job].parts_made, state.jobs[job].slots_made),

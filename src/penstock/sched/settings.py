@@ -12,6 +12,7 @@ from typing import Final
 
 from penstock.errors import BadRequest
 from penstock.model.constraint import Constraint
+from penstock.model.duration import format_duration
 from penstock.model.job import URGENCY_DEFAULT
 from penstock.model.queue_rules import QueueRules
 
@@ -111,3 +112,18 @@ class Settings:
                 return queue
         known = ", ".join(queue.name for queue in self.queues)
         raise BadRequest("no such queue", where="attributes.system.queue", found=repr(name), expected=known)
+
+    def queue_of_job(self, name: str) -> QueueSettings:
+        """The queue of a job that was accepted before; the default one if the queue has been removed."""
+        return next((queue for queue in self.queues if queue.name == name), self.queues[0])
+
+    def refusal(self, queue: str, limit_s: int | None) -> str:
+        """Why a job that was accepted before is not admitted by these settings; "" if it is."""
+        known = [one.name for one in self.queues]
+        if queue not in known:
+            return f"the configuration has no queue {queue} any more, only {', '.join(known)}"
+        most = self.queue(queue).duration_max_s
+        if most is None or (limit_s is not None and limit_s <= most):
+            return ""
+        found = "it has no time limit" if limit_s is None else f"its time limit is {format_duration(limit_s)}"
+        return f"{found}, and queue {queue} allows at most {format_duration(most)}"
