@@ -223,7 +223,8 @@ def has_dropped_members(driver: Driver) -> None:
     for number in range(80):
         node = job.members[f"uid-{number}"].node
         driver.feed(MemberStatus(f"uid-{number}", Phase.ENDED, driver.now, node, 512 if number == 3 else 0))
-        feed(driver, replace(MEMBER, member=f"uid-{number + 1}"))
+        # No controller replaces the one that fails, so its exit code counts.
+        feed(driver, replace(MEMBER, member=f"uid-{number + 1}", recreated=number + 1 != 3))
 
 
 def has_lost_a_node(driver: Driver) -> None:
