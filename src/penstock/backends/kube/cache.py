@@ -31,6 +31,7 @@ from penstock.backends.kube.anti_affinity import EXTERNAL_PODS, AntiAffinityTrac
 from penstock.backends.kube.controllers import ControllerTracker
 from penstock.backends.kube.key_limits import KeyLimits
 from penstock.backends.kube.node_usage import NodeUsage
+from penstock.backends.kube.pod_versions import declares_the_same, resource_version
 from penstock.backends.kube.reported import ReportedFacts
 from penstock.backends.kube.volumes import VolumeTracker
 from penstock.backends.kube.workloads import WorkloadTracker
@@ -38,7 +39,6 @@ from penstock.errors import BadRequest
 from penstock.kube.types import (
     NativePodGroup,
     Node,
-    ObjectMeta,
     OwnerReference,
     PersistentVolume,
     PersistentVolumeClaim,
@@ -203,7 +203,7 @@ class ClusterCache:
     def set_pod_from_read(self, pod: Pod) -> None:
         """A pod that was read by itself; ignored if the watch has delivered its deletion or a later one."""
         before = self._pods.get(pod.metadata.uid)
-        if before is not None and _version(before.metadata) <= _version(pod.metadata):
+        if before is not None and resource_version(before.metadata) <= resource_version(pod.metadata):
             self.set_pod(pod)
 
     def set_pod(self, pod: Pod) -> None:
@@ -212,7 +212,7 @@ class ClusterCache:
         self._node_usage.replace(before, pod)
         self._pods[uid] = pod
         self._dirty_pods[uid] = None
-        if before is None or is_terminal(pod) or not _declares_the_same(before, pod):
+        if before is None or is_terminal(pod) or not declares_the_same(before, pod):
             self._track_isolated(uid, pod)
 
     def remove_pod(self, pod: Pod) -> None:
@@ -490,18 +490,3 @@ def _fault(what: str, error: Exception) -> PodProblem:
 
 def _joined(own: Iterable[ExclusionKey], more: Iterable[ExclusionKey]) -> tuple[ExclusionKey, ...]:
     return tuple(sorted({*own, *more}))
-
-
-def _declares_the_same(before: Pod, after: Pod) -> bool:
-    """Whether two versions of a pod have equal relations to other objects."""
-    old, new = before.metadata, after.metadata
-    return (
-        before.spec == after.spec
-        and old.labels == new.labels
-        and old.annotations == new.annotations
-        and old.owner_references == new.owner_references
-    )
-
-
-def _version(metadata: ObjectMeta) -> int:
-    return int(metadata.resource_version) if metadata.resource_version.isdigit() else 0
