@@ -6,6 +6,7 @@ import pytest
 
 from builders import at, held, on, placed, request_with, resource_of, short, sockets_of
 from penstock.engine import Engine, Graph, VertexSpec, cluster_of, parse_policy, slot_request
+from penstock.engine.engine import AnswerCounts
 from penstock.engine.policies import NAMED_POLICIES, BadPolicy, Policy
 
 ONE = slot_request({"core": 1})
@@ -83,12 +84,30 @@ def test_first_has_no_memory_of_what_is_gone() -> None:
 
 
 def test_first_stops_as_soon_as_it_has_enough() -> None:
-    engine = Engine(cluster_of(nodes=50, cores=4), "first")
+    engine = Engine(cluster_of(nodes=50, cores=4), "first", index=False)
     engine.match(1, ONE, 0)
     assert engine.visits()[0] < 10
-    hinode = Engine(cluster_of(nodes=50, cores=4), "hinode")
+    hinode = Engine(cluster_of(nodes=50, cores=4), "hinode", index=False)
     hinode.match(1, ONE, 0)
     assert hinode.visits()[0] > 200
+
+
+@pytest.mark.parametrize("policy", ["first", "hinode", "lonode", "hinodex", "lonodex"])
+def test_with_an_index_only_the_node_of_the_slot_is_entered(policy: str) -> None:
+    engine = Engine(cluster_of(nodes=50, cores=4), policy)
+    engine.match(1, ONE, 0)
+    assert engine.visits()[0] < 10
+    assert engine.answers() == AnswerCounts(index=1, walker=0)
+
+
+@pytest.mark.parametrize("policy", sorted(NAMED_POLICIES))
+def test_with_an_index_nothing_is_entered_for_a_request_that_does_not_fit(policy: str) -> None:
+    engine = Engine(cluster_of(nodes=50, cores=4), policy)
+    for job in range(50):
+        engine.match(job, slot_request({"core": 3}), 0)
+    for wanted in (slot_request({"core": 2}), slot_request({"core": 1}, slots=51)):
+        engine.match(99, wanted, 0, explain=False, prove=False)
+        assert engine.visits() == (0, 0)
 
 
 def test_a_policy_of_low_scores_looks_into_no_node_that_cannot_be_chosen() -> None:

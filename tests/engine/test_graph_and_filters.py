@@ -138,8 +138,8 @@ def test_what_is_no_filter_is_refused(spec: str) -> None:
 
 
 def test_a_full_subtree_is_not_entered() -> None:
-    engine = Engine(cluster_of(nodes=20, cores=4), "lonode")
-    empty = Engine(cluster_of(nodes=20, cores=4), "lonode", filters="")
+    engine = Engine(cluster_of(nodes=20, cores=4), "lonode", index=False)
+    empty = Engine(cluster_of(nodes=20, cores=4), "lonode", filters="", index=False)
     for job in range(79):
         engine.match(job, slot_request({"core": 1}), 0)
         empty.match(job, slot_request({"core": 1}), 0)

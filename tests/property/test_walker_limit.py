@@ -114,7 +114,7 @@ def test_who_may_have_more_slots_than_it_must_gets_as_many_as_there_are(policy: 
 def test_nodes_that_are_known_to_be_full_need_not_be_looked_at_again(policy: str, seed: int) -> None:
     """As in a pass: one instant, bookings only added, each kind of request with its own memory."""
     engines = [
-        Engine(cluster(random.Random(seed)), policy=policy, filters="ALL:core,ALL:cpu,ALL:node")
+        Engine(cluster(random.Random(seed)), policy=policy, filters="ALL:core,ALL:cpu,ALL:node", index=False)
         for _ in range(2)
     ]
     chance = random.Random(seed + 1)

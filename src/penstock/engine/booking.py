@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from penstock.engine.allocation import Grant, Pick, Slot
+from penstock.engine.allocation import Pick, Slot
 from penstock.engine.candidates import Choice, Selection
 from penstock.engine.graph import Vertex
-from penstock.engine.request import Group
 from penstock.engine.vertex_state import (
     Booking,
     BookingKey,
@@ -45,7 +44,6 @@ __all__ = [
     "mark_whole_claims",
     "merge_claims",
     "picks_of",
-    "slots_of",
 ]
 
 
@@ -213,33 +211,6 @@ def _pick(claims: Claims, vertex: Vertex, depth: int) -> Pick:
     return Pick(vertex, claim.units, claim.booked, depth, above, claim.label)
 
 
-def slots_of(selections: Iterable[Selection], groups: Iterable[Group]) -> tuple[Slot, ...]:
-    """The slots of selections, one for each group."""
-    slots: list[Slot] = []
-    for number, (selection, group) in enumerate(zip(selections, groups, strict=True)):
-        for outer in selection.slots():
-            grants = [Grant(choice.vertex, choice.units) for choice in _flatten(outer)]
-            slots.append(Slot(number, _node_of(outer[0].vertex), tuple(grants), brings=group.brings))
-    return tuple(slots)
-
-
-def _flatten(choices: list[Choice]) -> list[Choice]:
-    flat: list[Choice] = []
-    pending = list(reversed(choices))
-    while pending:
-        choice = pending.pop()
-        flat.append(choice)
-        pending.extend(reversed(choice.inner))
-    return flat
-
-
-def _node_of(vertex: Vertex) -> Vertex | None:
-    at: Vertex | None = vertex
-    while at is not None and at.type != NODE:
-        at = at.parent()
-    return at
-
-
 def merge_claims(claims: Iterable[VertexClaim]) -> Claims:
     """Claims by vertex; several claims on one pool are added up."""
     merged: Claims = {}
@@ -355,10 +326,11 @@ def _fewer_keys(
 
 
 class Booker:
-    """Books and unbooks claims. It has no state: bookings are kept at the vertices."""
+    """Books and unbooks claims. Bookings are kept at the vertices; `changed` gets the nodes among them."""
 
-    def __init__(self, tracked: frozenset[str]) -> None:
+    def __init__(self, tracked: frozenset[str], changed: set[int]) -> None:
         self.tracked = tracked
+        self._changed = changed
 
     def check_free(self, claims: Claims, span: Span, now: int) -> None:
         """Raises `Conflict` with the first vertex that is not free."""
@@ -391,6 +363,8 @@ class Booker:
                 vertex.state = VertexState()
             booking = Booking(span.start, span.end, span.live, own, exclusive, units, keys.get(index))
             vertex.state.book(key, booking)
+            if vertex.type == NODE:
+                self._changed.add(index)
         for vertex, _ in below.values():
             refresh_excess(vertex)
 
@@ -400,6 +374,8 @@ class Booker:
             if vertex.state is not None and key in vertex.state.bookings:
                 vertex.state.unbook(key)
                 refresh_excess(vertex)
+            if vertex.type == NODE:
+                self._changed.add(vertex.index)
         for vertex in touched:
             if vertex.state is not None and vertex.state.is_empty():
                 vertex.state = None
@@ -427,6 +403,8 @@ class Booker:
         had, has = _keys_of(before, claims), _keys_of(after, claims)
         for index, vertex in touched.items():
             state = vertex.state
+            if vertex.type == NODE:
+                self._changed.add(index)
             if state is None or key not in state.bookings:
                 continue
             if index in release.left:
@@ -460,6 +438,8 @@ class Booker:
         for index, vertex in touched.items():
             if vertex.state is not None and (index in had or index in has):
                 vertex.state.shift_keys(key, had.get(index, {}), has.get(index, {}))
+                if vertex.type == NODE:
+                    self._changed.add(index)
 
     def _units_below(self, claims: Claims) -> dict[int, tuple[Vertex, dict[str, int]]]:
         """Every claimed vertex and ancestor, with the units of filter types used below it."""

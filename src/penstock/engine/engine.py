@@ -8,7 +8,6 @@ Times are integer seconds. The allocation of a job has parts: its first match, a
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from dataclasses import replace
 
@@ -31,7 +30,6 @@ from penstock.engine.booking import (
     mark_whole_claims,
     merge_claims,
     picks_of,
-    slots_of,
 )
 from penstock.engine.candidates import Selection, nodes_of
 from penstock.engine.exclusion import exclusion_of
@@ -39,7 +37,9 @@ from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.filters import DEFAULT_FILTERS, Filters
 from penstock.engine.graph import Graph, Vertex, VertexTree
 from penstock.engine.graph_updates import GraphUpdater, Removal
+from penstock.engine.indexed_search import AnswerCounts, IndexedSearch
 from penstock.engine.job_allocation import AllocationPart, JobAllocation, domain_of
+from penstock.engine.match_op import BOOKS_NOTHING, MAY_WAIT, MatchOp
 from penstock.engine.plain_slots import PlainRequest, plain_request
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import MostFreeOrder, Policy, SearchOrder, Usage, parse_policy
@@ -52,10 +52,11 @@ from penstock.engine.request import (
     compile_demands,
 )
 from penstock.engine.search import BookingTimes, PreparedRequest, Search
+from penstock.engine.selected_slots import slots_of
 from penstock.errors import BadRequest, Conflict
 from penstock.model.exclusion_key import ExclusionKey
 
-__all__ = ["BadTime", "Engine", "MatchOp", "UnknownJob"]
+__all__ = ["AnswerCounts", "BadTime", "Engine", "MatchOp", "UnknownJob"]
 
 
 class BadTime(BadRequest):
@@ -70,21 +71,6 @@ class UnknownJob(Conflict):
         self.job = job
 
 
-class MatchOp(enum.Enum):
-    ALLOCATE = "allocate"
-    ALLOCATE_WITH_SATISFIABILITY = "allocate_with_satisfiability"
-    ALLOCATE_ORELSE_RESERVE = "allocate_orelse_reserve"
-    SATISFIABILITY = "satisfiability"
-    WITHOUT_ALLOCATING = "without_allocating"
-    WITHOUT_ALLOCATING_FUTURE = "without_allocating_future"
-
-
-_MAY_WAIT = frozenset({MatchOp.ALLOCATE_ORELSE_RESERVE, MatchOp.WITHOUT_ALLOCATING_FUTURE})
-_BOOKS_NOTHING = frozenset(
-    {MatchOp.SATISFIABILITY, MatchOp.WITHOUT_ALLOCATING, MatchOp.WITHOUT_ALLOCATING_FUTURE}
-)
-
-
 class Engine:
     def __init__(
         self,
@@ -93,7 +79,10 @@ class Engine:
         filters: str = DEFAULT_FILTERS,
         order: SearchOrder | None = None,
         horizon_s: int | None = None,
+        *,
+        index: bool = True,
     ) -> None:
+        self._has_index = index  # False: the walker answers everything
         self.policy = parse_policy(policy) if isinstance(policy, str) else policy
         self._order = order if order is not None else MostFreeOrder()
         self._horizon_s = horizon_s if horizon_s is not None else FOREVER
@@ -108,10 +97,16 @@ class Engine:
         self.filters = filters
         self.external_usage = external_usage
         self._booking_times = times
-        self._booker = Booker(filters.tracked)
+        self._indexed = indexed = IndexedSearch(graph, self.policy, self._order)
+        self._index = indexed.index
+        external_usage.changed = self._index.changed
+        self._booker = Booker(filters.tracked, self._index.changed)
         self._table = AllocationTable(graph, self._booker, times, external_usage)
-        self._updater = GraphUpdater(graph, filters, self._table, external_usage)
-        self._search = Search(graph, self.policy, self._order, self._booker, times, self._horizon_s)
+        self._updater = GraphUpdater(graph, filters, self._table, external_usage, self._index)
+        self._search = Search(
+            *(graph, self.policy, self._order, self._booker, times, self._horizon_s),
+            indexed if self._has_index else None,
+        )
         self._refusals = Refusals(graph, self._search, self.policy.node_exclusive)
 
     def copy(self) -> Engine:
@@ -121,6 +116,7 @@ class Engine:
         """
         other = Engine.__new__(Engine)
         other.policy, other._order, other._horizon_s = self.policy, self._order.copy(), self._horizon_s
+        other._has_index = self._has_index
         graph = self.graph.copy()
         external_usage = self.external_usage.copy(graph)
         other._connect(graph, self.filters.copy(), external_usage, self._booking_times.copy())
@@ -153,14 +149,7 @@ class Engine:
         With `prove=False` the engine also skips the proof that the request can never fit, which is cheapest.
         """
         stages = self.match_stepwise(
-            job,
-            request,
-            now,
-            op,
-            explain=explain,
-            prove=prove,
-            excluded_nodes=excluded_nodes,
-            made=made,
+            job, request, now, op, explain=explain, prove=prove, excluded_nodes=excluded_nodes, made=made
         )
         while True:
             try:
@@ -191,9 +180,9 @@ class Engine:
         """
         prepared = replace(self._prepare(request), excluded_nodes=excluded_nodes)
         _check_time(now, request.duration_s)
-        if op not in _BOOKS_NOTHING:
+        if op not in BOOKS_NOTHING:
             self._check_number(job)
-        self._search.preorder = self._search.postorder = 0
+        self._search.reset_visits()
         if op is MatchOp.SATISFIABILITY:
             return (
                 Satisfiable()
@@ -202,18 +191,18 @@ class Engine:
             )
         found_now = self._search.select(prepared, now, now, full_nodes)
         if found_now is not None:
-            kind = AllocationKind.MATCHED if op in _BOOKS_NOTHING else AllocationKind.ALLOCATED
+            kind = AllocationKind.MATCHED if op in BOOKS_NOTHING else AllocationKind.ALLOCATED
             return self._accept(job, prepared, found_now, now, kind, made)
-        if op in _MAY_WAIT:
+        if op in MAY_WAIT:
             for start in self._search.instants(prepared, now):
                 yield
                 found_later = self._search.select(prepared, start, now)
                 if found_later is not None:
-                    kind = AllocationKind.MATCHED if op in _BOOKS_NOTHING else AllocationKind.RESERVED
+                    kind = AllocationKind.MATCHED if op in BOOKS_NOTHING else AllocationKind.RESERVED
                     return self._accept(job, prepared, found_later, start, kind, made)
         if not prove:
             return NotNow(None, Reason("not free now"))
-        return self._refusals.refusal(prepared, now, explain, searched=op in _MAY_WAIT)
+        return self._refusals.refusal(prepared, now, explain, searched=op in MAY_WAIT)
 
     def reserve(
         self, job: int, request: Request, start: int, now: int, excluded_nodes: Set[int], *, book: bool = True
@@ -262,7 +251,7 @@ class Engine:
 
     def could_ever(self, request: Request) -> bool:
         """Whether the walker finds a match when everything is up and free."""
-        self._search.preorder = self._search.postorder = 0
+        self._search.reset_visits()
         return self._refusals.could_ever(self._prepare(request))
 
     def nodes_without_jobs(
@@ -273,7 +262,7 @@ class Engine:
         External usage stays, and nodes that are down are not used.
         """
         prepared = replace(self._prepare(request), excluded_nodes=excluded_nodes)
-        self._search.preorder = self._search.postorder = 0
+        self._search.reset_visits()
         found = self._search.select_without_jobs(prepared)
         return None if found is None else nodes_of(found)
 
@@ -298,9 +287,13 @@ class Engine:
         found = self._search.select(prepared, now, now)
         return self._refusals.refusal(prepared, now, True).reason if found is None else None
 
+    def answers(self) -> AnswerCounts:
+        """How many groups index and walker have answered so far."""
+        return AnswerCounts(self._indexed.answered, self._indexed.passed_on)
+
     def visits(self) -> tuple[int, int]:
         """Cost of the last match: vertices entered, and vertices left with a result."""
-        return self._search.preorder, self._search.postorder
+        return self._search.visits()
 
     # Releasing
 
@@ -424,14 +417,18 @@ class Engine:
 
     def set_status(self, vertex: Vertex, up: bool) -> None:
         """Sets a vertex up or down. Allocations on it stay; no match uses a vertex that is down."""
-        vertex.up = up
+        if vertex.up != up:
+            vertex.up = up
+            self._index.touch(vertex)
 
     def set_property(self, vertex: Vertex, key: str, value: str) -> None:
         vertex.set_property(key, value)
+        self._index.touch_properties(vertex)
 
     def remove_property(self, vertex: Vertex, key: str) -> None:
         """Removes a property. An unknown key is ignored."""
         vertex.remove_property(key)
+        self._index.touch_properties(vertex)
 
     def is_booked(self, top: Vertex) -> bool:
         """Whether a job has a booking in a subtree."""

@@ -43,6 +43,7 @@ class ExternalUsageTable:
     """The external usage of an engine, by name."""
 
     def __init__(self, graph: Graph) -> None:
+        self.changed: set[int] = set()  # nodes (indexes) on which usage was set or removed
         self._graph = graph
         self._vertices: dict[str, list[Vertex]] = {}
         self._usages: dict[str, ExternalUsage] = {}
@@ -120,6 +121,8 @@ class ExternalUsageTable:
             keys = tuple(key for key in brings if key.level == vertex.type and vertex.index in holders)
             share = ExternalShare(own_units.get(vertex.index, 0), below.get(vertex.index, {}), standing, keys)
             vertex.state.add_external(name, share)
+            if vertex.type == NODE:
+                self.changed.add(vertex.index)
         for vertex in touched.values():
             refresh_excess(vertex)
         self._vertices[name] = list(touched.values())
@@ -147,6 +150,8 @@ class ExternalUsageTable:
             if state is not None and name in state.external:
                 state.remove_external(name)
                 refresh_excess(vertex)
+            if vertex.type == NODE:
+                self.changed.add(vertex.index)
         for vertex in touched:
             if vertex.state is not None and vertex.state.is_empty():
                 vertex.state = None

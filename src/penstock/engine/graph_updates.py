@@ -19,6 +19,7 @@ from penstock.engine.allocation_table import AllocationTable
 from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.filters import Filters
 from penstock.engine.graph import BadGraph, Graph, Vertex, VertexTree
+from penstock.engine.node_index import NodeIndex
 from penstock.engine.vertex_state import forget_usage, refresh_excess
 
 __all__ = ["GraphUpdater", "Removal"]
@@ -35,9 +36,15 @@ class Removal:
 
 class GraphUpdater:
     def __init__(
-        self, graph: Graph, filters: Filters, table: AllocationTable, external_usage: ExternalUsageTable
+        self,
+        graph: Graph,
+        filters: Filters,
+        table: AllocationTable,
+        external_usage: ExternalUsageTable,
+        index: NodeIndex,
     ) -> None:
         self._graph = graph
+        self._index = index
         self._filters = filters
         self._table = table
         self._external_usage = external_usage
@@ -57,6 +64,7 @@ class GraphUpdater:
             if kept:
                 self._table.tracked = self._filters.tracked
         self._external_usage.redistribute(added, added)
+        self._index.add(added)
         return added[0]
 
     def attach(self, read: Callable[[Graph], list[Vertex]]) -> list[Vertex]:
@@ -64,6 +72,7 @@ class GraphUpdater:
         forget_usage(self._graph.vertices.values())
         self._recount()
         self._external_usage.redistribute(added, added)
+        self._index.is_stale = True
         return added
 
     def remove(self, top: Vertex) -> Removal:
@@ -90,6 +99,7 @@ class GraphUpdater:
         else:
             self._filters.count_removed(inside, ancestors)
         external_usage.redistribute(inside)
+        self._index.remove(top, parent)
         shrunk = tuple(job for job in jobs if job in self._table.jobs)
         return Removal(
             len(inside), shrunk, emptied, {job: slots for job, slots in shortened.items() if slots}
@@ -109,6 +119,7 @@ class GraphUpdater:
         else:
             self._filters.compute_totals(self._graph)
         self._external_usage.redistribute([vertex])
+        self._index.touch_capacity(vertex)
 
     def is_booked(self, top: Vertex) -> bool:
         return any(_holders(vertex) for vertex in self._graph.subtree(top))

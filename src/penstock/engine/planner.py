@@ -69,6 +69,11 @@ class Planner:
         most = max(self._levels[max(first, 0) : last], default=0)
         return most if first >= 0 else max(most, 0)
 
+    def next_change(self, after: int) -> int | None:
+        """The first time later than `after` at which the number of booked units changes."""
+        where = bisect_right(self._times, after)
+        return self._times[where] if where < len(self._times) else None
+
     def changes(self) -> Iterator[tuple[int, int]]:
         """Every (time, units) at which the number of booked units changes, in order."""
         return zip(self._times, self._levels, strict=True)

@@ -119,12 +119,18 @@ class SearchOrder(Protocol):
     """The order in which a search visits children, instants and candidates."""
 
     is_stable: bool  # equal keys keep the order in which they were found
+    reweighted: set[
+        int
+    ]  # vertices (indexes) whose weight has changed without a booking; the reader clears it
 
     def copy(self) -> SearchOrder:
         """An order that goes on as this one, independently, for a copy of the engine."""
 
     def ordered(self, children: Iterable[Vertex], now: int) -> list[Vertex]:
         """The children of a vertex, in the order in which `first` visits them."""
+
+    def weight(self, child: Vertex, now: int) -> int:
+        """The weight by which `ordered` visits children, the highest first; then by `uniq_id`."""
 
     def instants(self, times: list[int], root: Vertex, needs: dict[str, int]) -> Iterable[int]:
         """The instants to try for a start, out of those at which a booking begins or ends."""
@@ -138,6 +144,9 @@ class MostFreeOrder:
 
     is_stable = True
 
+    def __init__(self) -> None:
+        self.reweighted: set[int] = set()  # stays empty: a weight follows from the bookings
+
     def copy(self) -> MostFreeOrder:
         return self  # It keeps no state.
 
@@ -148,10 +157,10 @@ class MostFreeOrder:
         return sorted(range(len(keys)), key=lambda place: keys[place])
 
     def ordered(self, children: Iterable[Vertex], now: int) -> list[Vertex]:
-        window = Window(now, now + 1, now, TimeView.NOW)
-        return sorted(children, key=lambda child: (self._weight(child, window), child.uniq_id), reverse=True)
+        return sorted(children, key=lambda child: (self.weight(child, now), child.uniq_id), reverse=True)
 
-    def _weight(self, child: Vertex, window: Window) -> int:
+    def weight(self, child: Vertex, now: int) -> int:
+        window = Window(now, now + 1, now, TimeView.NOW)
         if child.state is None or not child.state.bookings or not child.totals:
             return _IDLE
         last = next(reversed(child.totals))

@@ -15,14 +15,16 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.engine.booking import Booker, Claims, Span, claims_of, slots_of
+from penstock.engine.booking import Booker, Claims, Span, claims_of
 from penstock.engine.candidates import Selection
 from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
+from penstock.engine.indexed_search import GroupQuery, IndexedSearch, Pattern
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import Policy, SearchOrder, Usage
 from penstock.engine.ranking import ranking_of
 from penstock.engine.request import SLOT, Demand, Request
+from penstock.engine.selected_slots import slots_of
 from penstock.engine.vertex_state import TimeView, Window, expected_free_below, free_below
 from penstock.engine.walker import Walk
 
@@ -88,6 +90,7 @@ class Search:
         booker: Booker,
         booking_times: BookingTimes,
         horizon_s: int,
+        indexed: IndexedSearch | None,
     ) -> None:
         self._graph = graph
         self._policy = policy
@@ -95,9 +98,21 @@ class Search:
         self._booker = booker
         self._booking_times = booking_times
         self._horizon_s = horizon_s
+        self._indexed = indexed
         # Cost of the last match: vertices entered, and vertices left with a result.
-        self.preorder = 0
-        self.postorder = 0
+        self._preorder = 0
+        self._postorder = 0
+
+    def reset_visits(self) -> None:
+        self._preorder = self._postorder = 0
+        if self._indexed is not None:
+            self._indexed.preorder = self._indexed.postorder = 0
+
+    def visits(self) -> tuple[int, int]:
+        """Vertices entered, and vertices left with a result, since `reset_visits`."""
+        indexed = self._indexed
+        more = (indexed.preorder, indexed.postorder) if indexed is not None else (0, 0)
+        return self._preorder + more[0], self._postorder + more[1]
 
     def window(self, prepared: PreparedRequest, start: int, now: int) -> Window:
         """The time span of a start at this instant, cut at the horizon."""
@@ -223,28 +238,66 @@ class Search:
         excluded_nodes: Set[int],
         full_nodes: set[int] | None = None,
     ) -> Selection | None:
-        request = prepared.request
-        constraint, prefers = request.groups[group].constraint, request.groups[group].prefers
+        query = self._query(prepared, group, window, top, excluded_nodes)
+        pattern = self._pattern(query)
+        if pattern is not None and self._indexed is not None:
+            found = self._indexed.select(query, pattern)
+            return found if found is None or not self._policy.node_exclusive else self._with_node(found)
         walk = Walk(
             self._graph,
             self._policy,
             self._order,
             window,
+            query.demands,
+            query.constraint,
+            query.exclusion,
+            excluded_nodes,
+            full_nodes if _is_slots_alone(query.demands) else None,
+            query.ranking,
+        )
+        found = walk.select(top)
+        self._preorder += walk.preorder
+        self._postorder += walk.postorder
+        return found if found is None or not self._policy.node_exclusive else self._with_node(found)
+
+    def _with_node(self, found: Selection) -> Selection | None:
+        """With whole nodes a request needs no slot, but it must contain a node."""
+        held = any(claim.booked for claim in claims_of([found], True).values())
+        return found if held else None
+
+    def _query(
+        self,
+        prepared: PreparedRequest,
+        group: int,
+        window: Window,
+        top: Vertex,
+        excluded_nodes: Set[int],
+    ) -> GroupQuery:
+        request = prepared.request
+        constraint, prefers = request.groups[group].constraint, request.groups[group].prefers
+        return GroupQuery(
             prepared.demands[group],
             constraint,
             prepared.exclusions[group],
+            window,
+            top,
             excluded_nodes,
-            full_nodes if _is_slots_alone(prepared.demands[group]) else None,
+            prefers,
+            request.order,
+            prepared.own_slots,
             ranking_of(prefers, request.order, prepared.own_slots, self._policy),
         )
-        found = walk.select(top)
-        self.preorder += walk.preorder
-        self.postorder += walk.postorder
-        if found is None or not self._policy.node_exclusive:
-            return found
-        # With whole nodes a request needs no slot, but it must contain a node.
-        held = any(claim.booked for claim in claims_of([found], True).values())
-        return found if held else None
+
+    def _pattern(self, query: GroupQuery) -> Pattern | None:
+        """The form in which the index answers a query; None if the walker must."""
+        if self._indexed is None:
+            return None
+        pattern = self._indexed.pattern(query.demands, self._booker.tracked, query.window)
+        if pattern is None:
+            self._indexed.passed_on += 1
+        else:
+            self._indexed.answered += 1
+        return pattern
 
 
 def _is_slots_alone(demands: tuple[Demand, ...]) -> bool:

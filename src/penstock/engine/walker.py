@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Set
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.engine.candidates import Candidate, Choice, Found, Selection, bundles, reduced
 from penstock.engine.exclusion import Exclusion
@@ -42,7 +42,7 @@ from penstock.engine.vertex_state import (
 from penstock.model.constraint import Constraint, matches
 from penstock.model.jobspec import UINT_MAX
 
-__all__ = ["CONSTRAINED_TYPES", "NODE", "Walk"]
+__all__ = ["CONSTRAINED_TYPES", "NODE", "Restriction", "Walk"]
 
 NODE: Final = "node"
 CONSTRAINED_TYPES: Final = frozenset({"node", "storage_node"})  # the types that constraints apply to
@@ -52,6 +52,16 @@ _USAGE_SHIFT: Final = 104  # usage outweighs the position of a node, which outwe
 _PLACE_SHIFT: Final = 64
 _PPM: Final = 1_000_000
 _NO_SCORE: Final = 1 << 256  # above any score
+
+
+class Restriction(Protocol):
+    """The nodes that a walk visits, if not all of them."""
+
+    def children(self, vertex: Vertex) -> Iterable[Vertex] | None:
+        """The children of a vertex that lead to these nodes, in the order of the walk; None inside a node."""
+
+    def types_below(self, vertex: Vertex) -> Set[str] | None:
+        """Types of the children of a vertex that lead to any nodes; None inside a node."""
 
 
 class Walk:
@@ -69,6 +79,7 @@ class Walk:
         excluded_nodes: Set[int] = frozenset(),
         full_nodes: set[int] | None = None,
         ranking: Ranking | None = None,
+        restriction: Restriction | None = None,
     ) -> None:
         self._graph = graph
         self._policy = policy
@@ -81,6 +92,7 @@ class Walk:
         self._excluded_nodes = excluded_nodes  # already used by a placement on distinct nodes
         self._full_nodes = full_nodes  # nodes known to fit no slot; None: not recorded
         self._ranking = ranking
+        self._restriction = restriction  # None: the walk visits all nodes
         # A ranking compares all nodes.
         self._stops_on_first = policy.stop_on_first and ranking is None
         self._cutoff = _cutoff(policy, order, demands)
@@ -88,6 +100,8 @@ class Walk:
             self._cutoff = None  # Which vertices can discard a slot depends on the path to it.
         self._slots_made = 0
         self._entered: set[int] = set()
+        self.worst: int | None = None  # the score of the last candidate that was selected
+        self.has_ties = False  # an order that is not stable has sorted candidates of equal score
         self.preorder = 0
         self.postorder = 0
 
@@ -111,6 +125,7 @@ class Walk:
             best = self._best(found.get(demand.type, []), demand)
             if best is None:
                 return None
+            self.worst = best[-1].score
             for candidate in best:
                 chosen.extend(candidate.choices)
         return Selection(top, tuple(chosen))
@@ -150,7 +165,7 @@ class Walk:
         if free <= 0:
             self._note_full_node(vertex, matched)
             return None
-        if slot is not None and not _can_bundle(vertex, slot):
+        if slot is not None and not self._can_bundle(vertex, slot):
             slot = None
             if matched is None and not pristine:
                 return None
@@ -185,6 +200,12 @@ class Walk:
         whole = matched is not None and matched.exclusive is True
         choice = Choice(vertex, above, free, excl, inner, label, whole)
         return Candidate(score, free, [choice], vertex.divisible and not whole)
+
+    def _can_bundle(self, vertex: Vertex, slot: Demand) -> bool:
+        types = self._restriction.types_below(vertex) if self._restriction is not None else None
+        if types is None:
+            types = {child.type for child in vertex.below()}
+        return all(demand.type in types for demand in slot.with_)
 
     def _note_full_node(self, vertex: Vertex, matched: Demand | None) -> None:
         """Records that a node fits no slot; further bookings cannot change that."""
@@ -242,10 +263,12 @@ class Walk:
         """Visits the children; `shares` is how many times the demands are needed at this vertex."""
         if not demands:
             return
-        children: Iterable[Vertex] = vertex.below()
+        restricted = self._restriction.children(vertex) if self._restriction is not None else None
+        children: Iterable[Vertex] = vertex.below() if restricted is None else restricted
         tallies: dict[str, _Tally] | None = None
         if self._stops_on_first:
-            children = self._order.ordered(children, self._window.now)
+            if restricted is None:
+                children = self._order.ordered(children, self._window.now)
             tallies = {demand.type: _Tally(demand.count.pick(UINT_MAX), shares) for demand in demands}
         named = {demand.type for demand in demands}
         is_slot_wanted = SLOT in named
@@ -343,7 +366,10 @@ class Walk:
 
     def _sorted(self, candidates: list[Candidate]) -> list[Candidate]:
         sign = -1 if self._policy.high_first else 1
-        ranking = self._order.ranking([sign * candidate.score for candidate in candidates])
+        keys = [sign * candidate.score for candidate in candidates]
+        if not self._order.is_stable and len(set(keys)) < len(keys):
+            self.has_ties = True
+        ranking = self._order.ranking(keys)
         return [candidates[place] for place in ranking]
 
     def _node_score(self, node: Vertex, demands: tuple[Demand, ...]) -> int:
@@ -455,8 +481,3 @@ class _Tally:
 
 def _node_of(vertex: Vertex) -> Vertex | None:
     return next((one for one in (vertex, *vertex.ancestors()) if one.type == NODE), None)
-
-
-def _can_bundle(vertex: Vertex, slot: Demand) -> bool:
-    resource_types = {child.type for child in vertex.below()}
-    return all(demand.type in resource_types for demand in slot.with_)

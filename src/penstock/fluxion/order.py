@@ -32,6 +32,7 @@ class FluxionOrder:
     is_stable = False
 
     def __init__(self) -> None:
+        self.reweighted: set[int] = set()
         self._weights: dict[int, int] = {}
         self._uncounted: dict[int, int] = {}  # by instant: units added to the root that Fluxion ignores there
         self._tried: set[int] = set()  # instants of the last search; the next search counts them again
@@ -41,13 +42,20 @@ class FluxionOrder:
         other._weights = dict(self._weights)
         other._uncounted = dict(self._uncounted)
         other._tried = set(self._tried)
-        return other
+        return other  # An index of the copy counts all weights when it is first used.
 
     def ordered(self, children: Iterable[Vertex], now: int) -> list[Vertex]:  # noqa: ARG002 (weights are stored)
         weights = self._weights
         return sorted(
             children, key=lambda child: (weights.get(child.index, _UNLIMITED), child.uniq_id), reverse=True
         )
+
+    def weight(self, child: Vertex, now: int) -> int:  # noqa: ARG002 (weights are stored)
+        return self._weights.get(child.index, _UNLIMITED)
+
+    def _set_weight(self, vertex: Vertex, weight: int) -> None:
+        self._weights[vertex.index] = weight
+        self.reweighted.add(vertex.index)
 
     def instants(self, times: list[int], root: Vertex, needs: dict[str, int]) -> Iterator[int]:
         for time in self._tried:
@@ -79,7 +87,7 @@ class FluxionOrder:
         """Sets the weights along a re-applied set to 0: Fluxion queries them at an invalid time."""
         for pick in allocation.picks:
             if pick.vertex.totals:
-                self._weights[pick.vertex.index] = 0
+                self._set_weight(pick.vertex, 0)
 
     def note(self, allocation: Allocation, now: int) -> None:
         """Updates the weight of every edge that an allocation passes through."""
@@ -92,4 +100,4 @@ class FluxionOrder:
             free = free_below(vertex, last, window)
             has_spans = vertex.state is not None and any(b.below for b in vertex.state.bookings.values())
             if free != 0 or has_spans:
-                self._weights[vertex.index] = free
+                self._set_weight(vertex, free)

@@ -44,7 +44,14 @@ class SessionState:
         self, graph: Graph, options: ResourceQueryOptions, out: TextIO, stdout: TextIO, stderr: TextIO
     ) -> None:
         self.order = FluxionOrder()
-        self.engine = Engine(graph, options.policy, options.filters, order=self.order, horizon_s=HORIZON_S)
+        self.engine = Engine(
+            graph,
+            options.policy,
+            options.filters,
+            order=self.order,
+            horizon_s=HORIZON_S,
+            index=not options.elapse_time,  # Visit counts are those of a walk over the whole graph.
+        )
         self.options = options
         self.out = out  # results: standard output, or the file of `-t`
         self.stdout = stdout
