@@ -156,7 +156,7 @@ def test_why_names_the_missing_resources_and_the_jobs_that_hold_them(
 ) -> None:
     shown = instance.ok("job", "why", mixed["gang"])
     assert f"{mixed['gang']}: needs 4 idle nodes with 1 core each, 2 of 4 qualify" in shown
-    assert f"; held by {mixed['runs']} (ends " in shown
+    assert f"; held by {mixed['runs']} (runs, ends " in shown
     assert shown.count("2 found, 4 needed") == 2
     assert shown.count("<- too few") == 1  # Only the stage that fails first is marked.
     assert "enough free  2 found, 4 needed  <- too few" in shown

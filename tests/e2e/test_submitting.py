@@ -161,7 +161,7 @@ def test_a_begin_time_is_waited_for(instance: Running) -> None:
 
 def test_a_job_before_its_begin_time_says_that_time(instance: Running) -> None:
     job = instance.submit("--begin-time=2031-05-06T07:08", "true")
-    reason = "starts no earlier than its begin time, May06 07:08"
+    reason = "starts no earlier than its begin time, 2031-05-06 07:08"
     assert instance.ok("job", "why", job) == f"{job}: {reason}\n"
     assert instance.ok("job", "when", job) == f"{job} {reason}\n"
     assert instance.ok("jobs", "-no", "{reason}", job) == f"{reason}\n"

@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.cli.client import Doc
 from penstock.cli.formats import Cell
-from penstock.cli.times import clock
+from penstock.cli.times import clock, moment
 from penstock.model.duration import format_duration
 from penstock.model.jobid import ENCODINGS, encode_jobid, parse_jobid
 
@@ -191,7 +191,7 @@ def _forecast(job: Doc, now: float) -> str:
 
 def reason_text(reason: str, kind: str, begin_at: float | None, now: float) -> str:
     """The reason of a pending job; if it waits for its begin time, with that time on the local clock."""
-    return f"{reason}, {clock(begin_at, now)}" if kind == "begin-time" and begin_at is not None else reason
+    return f"{reason}, {moment(begin_at, now)}" if kind == "begin-time" and begin_at is not None else reason
 
 
 def _reason(job: Doc, now: float) -> str:

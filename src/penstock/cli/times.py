@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from penstock.errors import BadRequest
 from penstock.model.duration import BadDuration, parse_duration
 
-__all__ = ["clock", "day_and_time", "parse_span", "parse_when", "span"]
+__all__ = ["clock", "day_and_time", "moment", "parse_span", "parse_when", "span"]
 
 _CLOCK = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?")
 
@@ -61,6 +61,12 @@ def clock(at: float, now: float) -> str:
     if when.date() == today.date():
         return when.strftime("%H:%M:%S")
     return when.strftime("%b%d %H:%M" if when.year == today.year else "%Y-%m-%d")
+
+
+def moment(at: float, now: float) -> str:
+    """As `clock` in a sentence, where a date of another year has room for its time."""
+    when, today = datetime.fromtimestamp(at), datetime.fromtimestamp(now)
+    return clock(at, now) if when.year == today.year else when.strftime("%Y-%m-%d %H:%M")
 
 
 def day_and_time(at: float) -> str:
