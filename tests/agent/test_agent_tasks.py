@@ -59,7 +59,8 @@ def test_a_task_ignores_no_signal_that_its_agent_inherited_as_ignored() -> None:
         client = rig.connect()
         client.start(rig.spec("grep SigIgn /proc/self/status"))
         assert client.wait("1/1/0").status == 0
-        assert rig.stdout() == "SigIgn:\t0000000000000000\n"
+        ignored = int(rig.stdout().removeprefix("SigIgn:"), 16)
+        assert ignored & 0x7FFF_FFFF == 0  # Signals above 31 belong to the C library.
 
 
 def test_labelled_output_loses_no_line() -> None:

@@ -83,7 +83,7 @@ def test_the_snapshot_has_nodes_members_and_external_usage() -> None:
     usage = {"cpu": 400, "pods": 1}
     assert found.members == {
         "w-0": GraphMember(job, "node0", "running", usage),
-        "w-1": GraphMember(job, "node0", "running", usage),
+        "w-1": GraphMember(job, "node1", "running", usage),
         "w-2": GraphMember(job, "node1", "running", usage),
     }
     assert found.external_usage == {
@@ -95,8 +95,8 @@ def test_the_snapshot_has_nodes_members_and_external_usage() -> None:
         "node0": CAPACITY,
         "node1": CAPACITY,
     }
-    assert without_zeros(found.nodes["node0"].used) == {"cpu": 800, "pods": 2}
-    assert without_zeros(found.nodes["node1"].used) == {"cpu": 400, "pods": 1}
+    assert without_zeros(found.nodes["node0"].used) == {"cpu": 400, "pods": 1}
+    assert without_zeros(found.nodes["node1"].used) == {"cpu": 800, "pods": 2}  # the fuller node first
     assert without_zeros(found.nodes["node1"].external) == {"cpu": 100, "pods": 1}
 
 
@@ -161,7 +161,7 @@ def test_units_of_an_unknown_job_are_empty_slots() -> None:
     del state.jobs[number]
     found = graph_snapshot(driver.scheduler)
     assert found.members == {}
-    assert sorted(found.empty_slots.values()) == ["node0", "node0", "node1"]
+    assert sorted(found.empty_slots.values()) == ["node0", "node1", "node1"]
 
 
 def test_standing_and_transient_external_usage_are_summed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.api.documents import job_summary
-from penstock.api.live_jobs import limit_metrics, overview_of
+from penstock.api.live_jobs import overview_of, state_metrics
 from penstock.protocol.facts import EndCause, MemberGone, MemberStatus, Phase, WorkloadGone, WorkloadSet
 from penstock.protocol.intents import WorkloadStatus
 from tests.sched.controllers import ControllerBackend
@@ -87,4 +87,4 @@ def test_a_gang_of_bare_pods_with_a_refused_member_is_told_and_counted() -> None
     driver.settle()
     assert driver.statuses["w"].status is WorkloadStatus.INCOMPLETE
     assert "OutOfcpu" in driver.statuses["w"].reason
-    assert b"penstock_jobs_incomplete 1.0" in limit_metrics(driver.scheduler, driver.now)
+    assert b"penstock_jobs_incomplete 1.0" in state_metrics(driver.scheduler, driver.now)
