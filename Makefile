@@ -18,6 +18,7 @@ KUBECONFIG ?=
 UPGRADE ?=
 N ?=
 MINUTES ?= 10
+OPERATIONS ?= 1000000
 SEED ?=
 
 .DEFAULT_GOAL := help
@@ -58,8 +59,9 @@ contracts: $(READY) ## check the import contracts between packages
 conformance: $(READY) ## run only the tests that compare the output with Fluxion's
 	@$(BIN)/pytest -n 2 tests/conformance $(ARGS)
 
-torture: $(READY) ## kill N processes of a running instance and check that it recovers (N=100, SEED=)
+torture: $(READY) ## kill N processes of an instance, then compare index and walker (N=100, OPERATIONS=1000000, SEED=)
 	@$(BIN)/python -m tests.torture $(or $(N),100) $(SEED)
+	@$(BIN)/python -m tests.property.index_histories --operations $(OPERATIONS) --seed $(or $(SEED),1)
 
 fuzz: $(READY) ## handle N fuzzed facts and commands, and a tenth of them with PostgreSQL (N=1000000, SEED=1)
 	@$(BIN)/python -m tests.fuzz --inputs $(or $(N),1000000) --seed $(or $(SEED),1)
