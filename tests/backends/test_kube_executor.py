@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +10,8 @@ import msgspec
 import pytest
 
 from penstock import failpoints
-from penstock.backends.kube import action_queue, executor
-from penstock.backends.kube.cache import ClusterCache
+from penstock.backends.kube import executor
 from penstock.backends.kube.executor import IntentExecutor
-from penstock.backends.kube.pod_conditions import ObjectEvent
-from penstock.backends.kube.settings import KubeSettings
 from penstock.kube.client import PatchType
 from penstock.kube.errors import (
     ApiConflict,
@@ -30,93 +25,15 @@ from penstock.kube.errors import (
 from penstock.kube.types import NodeTaint, Pod, UnstructuredObject
 from penstock.model.jobid import encode_jobid
 from penstock.podspec.keys import JOB_ANNOTATION
-from penstock.protocol.facts import Fact, IntentResult, MemberGone, MemberStatus, Outcome, Phase
+from penstock.protocol.facts import IntentResult, MemberGone, MemberStatus, Outcome, Phase
 from penstock.protocol.intents import Assignment, End, EndReason, Evict, Intent, Place
 from tests.backends.kube_client import FakeClient
-from tests.backends.kube_objects import as_controller, job, native_group, node, owned_by, pod
+from tests.backends.kube_execution import BOUND, NOW, PLACE, FakeContext, execute, outcomes, quick
+from tests.backends.kube_objects import job, native_group, node, owned_by, pod
 
-NOW = 2000.0
-PLACE = Place(1, 77, "default/pod/uid-a", (Assignment("uid-a", 0, "n1"),))
-BOUND = pod(node="n1", placed=True)
+__all__ = ["quick"]  # a fixture
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_BIND_PAUSES_S", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(executor, "_EVICT_PAUSE_S", 0.001)
-    monkeypatch.setattr(executor, "_RETRY_S", 0.001)
-    monkeypatch.setattr(action_queue, "_FAULT_PAUSE_S", 0.001)
-
-
-class FakeContext:
-    def __init__(
-        self, *objects: Pod | UnstructuredObject, is_leader: Callable[[], bool] = lambda: True
-    ) -> None:
-        self.cache = ClusterCache(KubeSettings())
-        self.cache.set_node(node("n1", cpu="2"))
-        for one in objects:
-            if isinstance(one, Pod):
-                self.cache.set_pod(one)
-            else:
-                self.cache.set_controller(as_controller(one))
-        self.cache.facts(NOW)
-        self.is_leader = is_leader
-        self.facts: list[Fact] = []
-        self.bound: list[tuple[str, str]] = []
-        self.events: list[ObjectEvent] = []
-
-    def may_act(self) -> bool:
-        return self.is_leader()
-
-    def report(self, fact: Fact) -> None:
-        self.facts.append(fact)
-
-    def scheduled(self, found: Pod, on: str) -> None:
-        self.bound.append((found.metadata.name, on))
-
-    def add_event(self, event: ObjectEvent) -> None:
-        self.events.append(event)
-
-
-def execute(
-    context: FakeContext,
-    client: FakeClient,
-    *intents: Intent,
-    probe: str = "",
-    want: int = 1,
-    until: Callable[[], bool] = lambda: True,
-    clock: Callable[[], float] = lambda: NOW,
-) -> list[Fact]:
-    """Runs until that many facts are reported and `until` holds."""
-
-    async def scenario() -> None:
-        queue = IntentExecutor(client, context, clock)  # type: ignore[arg-type]
-        for intent in intents:
-            queue.put(intent)
-        if probe:
-            queue.put_probe(probe)
-        workers = [asyncio.create_task(queue.run_worker()) for _ in range(2)]
-        try:
-            async with asyncio.timeout(5):
-                while len(context.facts) < want or not until():
-                    for worker in workers:
-                        if worker.done():
-                            worker.result()
-                    await asyncio.sleep(0.001)
-            await asyncio.sleep(0.005)  # No further fact follows.
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-            queue.clear()
-
-    asyncio.run(scenario())
-    return context.facts
-
-
-def outcomes(facts: list[Fact]) -> list[Outcome]:
-    assert all(isinstance(fact, IntentResult) for fact in facts)
-    return [fact.outcome for fact in facts if isinstance(fact, IntentResult)]
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 # Binding
@@ -326,170 +243,6 @@ def test_a_native_pod_group_gets_no_condition_without_leadership() -> None:
     client = FakeClient()
     execute(context, client, replace(PLACE, workload="default/podgroup/ring"))
     assert client.verbs() == ["bind"]
-
-
-# Limits
-
-
-def limited_pod(name: str = "a") -> Pod:
-    return pod(name, owner=owned_by("Job", "train"), annotations={"penstock.dev/limit": "60"})
-
-
-def test_a_limit_becomes_the_deadline_of_the_job_once() -> None:
-    context = FakeContext(job(started=1900.0), limited_pod("a"), limited_pod("b"))
-    assignments = (Assignment("uid-a", 0, "n1"), Assignment("uid-b", 1, "n1"))
-    client = FakeClient()
-    execute(context, client, replace(PLACE, assignments=assignments, end_at=2060.5), want=2)
-    patches = [what for verb, what in client.requests if verb == "patch"]
-    annotations = {"penstock.dev/deadline-set": "161", "penstock.dev/deadline-original": None}
-    body = {
-        "metadata": {"uid": "uid-train", "annotations": annotations},
-        "spec": {"activeDeadlineSeconds": 161},
-    }
-    assert patches == [("/apis/batch/v1/namespaces/default/jobs/train", body, PatchType.MERGE)]
-
-
-def test_an_earlier_deadline_of_the_job_stays() -> None:
-    context = FakeContext(job(started=1900.0, activeDeadlineSeconds=100), limited_pod())
-    client = FakeClient()
-    execute(context, client, replace(PLACE, end_at=2060.0))
-    assert client.verbs() == ["bind"]
-
-
-def deadline(client: FakeClient) -> tuple[object, object, object]:
-    """The last deadline that was set, and the annotations that record it."""
-    body = [what[1] for verb, what in client.requests if verb == "patch"][-1]
-    annotations = body["metadata"]["annotations"]
-    found = (annotations["penstock.dev/deadline-set"], annotations["penstock.dev/deadline-original"])
-    return body["spec"]["activeDeadlineSeconds"], *found
-
-
-def job_with_our_deadline(seconds: int, requests: str = "") -> UnstructuredObject:
-    """A Job whose deadline Penstock has set, in place of its original one."""
-    annotations = {"penstock.dev/deadline-set": str(seconds)}
-    if requests:
-        annotations["penstock.dev/deadline-original"] = requests
-    return job(started=1000.0, activeDeadlineSeconds=seconds, annotations=annotations)
-
-
-@pytest.mark.parametrize(
-    ("job_object", "expected"),
-    [
-        (job_with_our_deadline(1010), (1060, "1060", None)),
-        (job_with_our_deadline(1010, requests="5000"), (1060, "1060", "5000")),
-        (job_with_our_deadline(1010, requests="1030"), (1030, None, None)),
-        (job(started=1000.0, activeDeadlineSeconds=5000), (1060, "1060", "5000")),
-    ],
-)
-def test_each_attempt_has_its_whole_limit(
-    job_object: UnstructuredObject, expected: tuple[object, object, object]
-) -> None:
-    client = FakeClient()
-    execute(FakeContext(job_object, limited_pod()), client, replace(PLACE, end_at=2060.0))
-    assert client.verbs().count("patch") == 1
-    assert deadline(client) == expected
-
-
-def test_a_deadline_that_is_set_already_is_not_set_again() -> None:
-    client = FakeClient()
-    execute(FakeContext(job_with_our_deadline(1060), limited_pod()), client, replace(PLACE, end_at=2060.0))
-    assert client.verbs() == ["bind"]
-
-
-def test_our_deadline_is_removed_when_the_group_has_no_limit() -> None:
-    job_object, client = pod(owner=owned_by("Job", "train")), FakeClient()
-    execute(
-        FakeContext(job_with_our_deadline(1010, requests="5000"), job_object),
-        client,
-        replace(PLACE, end_at=None),
-    )
-    assert deadline(client) == (5000, None, None)
-
-
-def test_our_deadline_is_removed_when_a_group_is_evicted() -> None:
-    client = FakeClient()
-    context = FakeContext(
-        job_with_our_deadline(1010), pod(owner=owned_by("Job", "train"), node="n1", placed=True)
-    )
-    execute(context, client, Evict(2, 77, ("uid-a",)))
-    assert sorted(client.verbs()) == ["evict", "patch"]
-    assert deadline(client) == (None, None, None)
-
-
-def test_the_owners_deadline_stays_when_a_group_is_evicted() -> None:
-    client = FakeClient()
-    job_object = job(started=1000.0, activeDeadlineSeconds=5000)
-    context = FakeContext(job_object, pod(owner=owned_by("Job", "train"), node="n1", placed=True))
-    execute(context, client, Evict(2, 77, ("uid-a",)))
-    assert client.verbs() == ["evict"]
-
-
-@pytest.mark.parametrize("error", [Unreachable("no route"), OutcomeUnknown("reset"), Forbidden(403)])
-def test_setting_a_deadline_is_retried(error: Exception) -> None:
-    client = FakeClient(patch=[error, error])
-    context = FakeContext(job(started=1900.0), limited_pod())
-    execute(context, client, replace(PLACE, end_at=2060.0), until=lambda: client.verbs().count("patch") == 3)
-    assert deadline(client) == (160, "160", None)
-
-
-def test_the_deadline_of_a_job_that_has_not_started_is_set_when_it_has() -> None:
-    context, client = FakeContext(job(), limited_pod()), FakeClient()
-
-    def until() -> bool:
-        if context.facts:
-            context.cache.set_controller(as_controller(job(started=1900.0)))
-            context.cache.facts(NOW)
-        return "patch" in client.verbs()
-
-    execute(context, client, replace(PLACE, end_at=2060.0), until=until)
-    assert deadline(client) == (160, "160", None)
-
-
-@pytest.mark.parametrize("end", ["the pod is gone", "the Job is over", "the limit has passed"])
-def test_setting_a_deadline_is_not_retried_for_ever(end: str) -> None:
-    context, now = FakeContext(job(started=1900.0), limited_pod()), NOW
-    client = FakeClient(patch=[Forbidden(403)] * 100)
-    checks = 0
-
-    def until() -> bool:
-        nonlocal now, checks
-        if client.verbs().count("patch") < 3:
-            return False
-        match end:
-            case "the pod is gone":
-                context.cache.remove_pod(limited_pod())
-            case "the Job is over":
-                context.cache.set_controller(as_controller(job(started=1900.0, over="Failed")))
-                context.cache.facts(NOW)
-            case "the limit has passed":
-                now = 2060.0
-        checks += 1
-        return checks > 50
-
-    execute(context, client, replace(PLACE, end_at=2060.0), until=until, clock=lambda: now)
-    assert client.verbs().count("patch") <= 4
-
-
-def test_an_end_replaces_a_pending_deadline() -> None:
-    context, client = FakeContext(job(started=1900.0), limited_pod()), FakeClient()
-    end = End(3, 77, ("uid-a",), 15, 30.0, EndReason.CANCEL)
-    execute(context, client, replace(PLACE, end_at=2060.0), end, want=2)
-    patches = [what[1]["spec"] for verb, what in client.requests if verb == "patch"]
-    assert patches == [{"activeDeadlineSeconds": 100}]
-
-
-def test_a_deadline_is_not_set_without_leadership() -> None:
-    context, client = FakeContext(job(started=1900.0), limited_pod(), is_leader=lambda: False), FakeClient()
-    execute(context, client, replace(PLACE, end_at=2060.0))
-    assert client.requests == []
-
-
-def test_retry_after_of_a_busy_server_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_RETRY_AFTER_S_MAX", 0.05)
-    client = FakeClient(bind=[TooManyRequests(429, retry_after_s=600.0)])
-    began = time.monotonic()
-    assert outcomes(execute(FakeContext(pod()), client, PLACE)) == [Outcome.APPLIED]
-    assert time.monotonic() - began >= 0.05
 
 
 # Evicting
