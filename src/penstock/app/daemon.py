@@ -101,10 +101,6 @@ def _identity(options: DaemonOptions, found: InstanceIdentity | None) -> Instanc
         raise Conflict(
             f"{options.paths.state} has an instance of the {found.backend} backend; use another --state"
         )
-    elif options.nodes is not None and options.nodes < found.nodes:
-        raise Conflict(
-            f"--nodes: this instance has {found.nodes} nodes, which may be in use; nodes can only be added"
-        )
     return InstanceIdentity(
         found.id,
         options.nodes or found.nodes,
@@ -270,9 +266,12 @@ async def _report_ready(
     gc.collect()
     gc.freeze()
     warnings = await instance.query(_held_jobs)
-    report.send({**ready, "changes": changes, "warnings": warnings})
+    notes = await runtime.settle(instance)
+    report.send({**ready, "changes": changes, "notes": notes, "warnings": warnings})
     for text in changes:
         _LOG.info("changed since the last start: %s", text)
+    for text in notes:
+        _LOG.info("%s", text)
     for text in warnings:
         _LOG.warning("%s", text)
     _LOG.info("ready: epoch %d", instance.epoch)

@@ -227,6 +227,9 @@ class KubeRuntime:
             interval_s=self._options.audit_every_s,
         )
 
+    async def settle(self, instance: Instance) -> list[str]:  # noqa: ARG002
+        return []
+
     async def stop(self, *, keep_tasks: bool) -> None:  # noqa: ARG002
         await self._election.release()
         await self._client.close()

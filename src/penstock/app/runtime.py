@@ -7,6 +7,7 @@ paths of output files, metrics and the shutdown. `LocalRuntime` runs processes t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from msgspec import structs
 
 from penstock.api.responses import AgentInfo, InstanceSettings
 from penstock.app.identity import InstanceIdentity
+from penstock.app.node_removal import NodeRemoval
 from penstock.backends.local.backend import LocalBackend
 from penstock.backends.local.settings import LocalSettings
 from penstock.instance.loop import Instance
@@ -64,6 +66,9 @@ class Runtime(Protocol):
     async def run(self, instance: Instance, run_term: Callable[[], Awaitable[None]]) -> None:
         """Runs `run_term` while this instance is the leader, until cancelled."""
 
+    async def settle(self, instance: Instance) -> list[str]:
+        """Called when the instance is ready; returns what whoever starts it should know."""
+
     async def stop(self, *, keep_tasks: bool) -> None:
         """Stops everything that the runtime has started."""
 
@@ -88,6 +93,7 @@ class LocalRuntime:
                 agent_return_timeout_s=settings.lost_timeout_s,
             ),
         )
+        self._removal = NodeRemoval(self._backend)
         # The backend ends the tasks of a lost agent and reports them. The scheduler waits for that report
         # before it declares the node lost.
         self._settings = replace(settings, lost_timeout_s=settings.lost_timeout_s + _ORPHANS_S)
@@ -133,8 +139,16 @@ class LocalRuntime:
     def problem(self) -> str:
         return ""
 
-    async def run(self, instance: Instance, run_term: Callable[[], Awaitable[None]]) -> None:  # noqa: ARG002
-        await run_term()
+    async def run(self, instance: Instance, run_term: Callable[[], Awaitable[None]]) -> None:
+        removal = asyncio.create_task(self._removal.run(instance))
+        try:
+            await run_term()
+        finally:
+            removal.cancel()
+            await asyncio.gather(removal, return_exceptions=True)
+
+    async def settle(self, instance: Instance) -> list[str]:
+        return await self._removal.remove_empty(instance)
 
     async def stop(self, *, keep_tasks: bool) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -128,9 +128,10 @@ def start(
     """Start an instance, or restart one with its jobs and queues as they were.
 
     Options that are not given are those of the last start, and what has changed since then is printed. Nodes
-    are agent processes on this machine; with --kube they are the nodes of a Kubernetes cluster. The command
-    returns when the instance is ready, or when it is a standby of another leader. The state directory
-    identifies the instance: --state DIR, or PENSTOCK_STATE.
+    are agent processes on this machine; with --kube they are the nodes of a Kubernetes cluster. With fewer
+    --nodes than before, the last ones leave when their jobs have ended. The command returns when the instance
+    is ready, or when it is a standby of another leader. The state directory identifies the instance: --state
+    DIR, or PENSTOCK_STATE.
     """
     paths = paths_of(state, os.environ)
     _check_backend(kube, {"--nodes": nodes, "--cores": cores, "--gpus": gpus}, kubeconfig, context)
@@ -148,6 +149,8 @@ def start(
     _say_ready(status, paths)
     for text in report.get("changes", ()):
         print_line(f"changed since the last start: {text}")
+    for text in report.get("notes", ()):
+        print_line(text)
     if report.get("api_url"):
         print_line(f"API at {report['api_url']}, with the token in {paths.token}")
     return exits.OK

@@ -4,6 +4,10 @@ Facts follow the reports of the agents, never the commands: a member is running 
 While an agent is disconnected, its node is down and its members are lost. When it reconnects, they are
 reported again, and a member that it does not know is reported as waiting. An intent for a node whose agent is
 disconnected has the outcome `UNKNOWN`, not `CONFLICT`: an earlier instance may have placed the member there.
+
+A node beyond the configured number that still has the directory of an agent leaves: nothing is placed there,
+its tasks run on, and `remove_node` removes it when nothing is left on it. An interrupted removal is made
+again by the next start, because the directory goes last.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +27,7 @@ from penstock.agent import wire
 from penstock.agent.durable import FailpointPair, register_pair
 from penstock.agent.records import TaskSpec, TaskStage
 from penstock.backends.local.agent_connection import AgentConnection
-from penstock.backends.local.settings import LocalSettings
+from penstock.backends.local.settings import NODES_MAX, LocalSettings
 from penstock.backends.local.translate import (
     default_outputs,
     input_position,
@@ -41,6 +46,7 @@ from penstock.protocol.facts import (
     Fact,
     IntentResult,
     MemberStatus,
+    NodeGone,
     NodeSet,
     Outcome,
     Phase,
@@ -71,6 +77,7 @@ _PRECEDENCE: Final = (Outcome.APPLIED, Outcome.UNKNOWN, Outcome.CONFLICT, Outcom
 
 _LOG: Final = logging.getLogger("penstock.local")
 _RELEASE_BATCH: Final = 1000  # members per message
+_LEAVES: Final = "it leaves the instance when its jobs have ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +93,15 @@ class LocalBackend:
     def __init__(self, paths: InstancePaths, settings: LocalSettings) -> None:
         self._paths = paths
         self._settings = settings
+        leaving = (
+            rank for rank in range(settings.nodes, NODES_MAX) if paths.agent(settings.node(rank)).is_dir()
+        )
         self._agents = [
             AgentConnection(rank, paths.agent(settings.node(rank)), paths.agent_socket(rank), settings, self)
-            for rank in range(settings.nodes)
+            for rank in (*range(settings.nodes), *leaving)
         ]
+        self._connecting: dict[AgentConnection, asyncio.Task[None]] = {}
+        self._removed: list[AgentConnection] = []  # whose processes have not ended yet
         self._agents_by_node = {agent.node: agent for agent in self._agents}
         self._ranks = {agent.node: agent.rank for agent in self._agents}
         self._agent_of_member: dict[str, AgentConnection] = {}  # the agent that has, or may have, the member
@@ -113,7 +125,7 @@ class LocalBackend:
         try:
             async with asyncio.TaskGroup() as group:
                 for agent in self._agents:
-                    group.create_task(agent.run(epoch))
+                    self._connecting[agent] = group.create_task(agent.run(epoch))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._settings.snapshot_timeout_s):
                         for agent in self._agents:
@@ -128,6 +140,7 @@ class LocalBackend:
             raise errors.exceptions[0] from errors
         finally:
             self._snapshot_sent = False
+            self._connecting.clear()
 
     async def apply(self, epoch: int, intents: Sequence[Intent]) -> None:
         for intent in intents:
@@ -173,18 +186,18 @@ class LocalBackend:
 
     def forget(self, members: Sequence[str]) -> None:
         """Releases members whose end is recorded durably: their agents may remove them."""
-        by_agent: dict[int, list[str]] = {}
+        by_agent: dict[AgentConnection, list[str]] = {}
         for member in members:
             known = self._agent_of_member.pop(member, None)
             self._unlocated.pop(member, None)
             # Any agent may have a tombstone of a member that no agent runs.
             for agent in self._agents if known is None else (known,):
                 agent.members.pop(member, None)
-                by_agent.setdefault(agent.rank, []).append(member)
-        for rank, released in by_agent.items():
+                by_agent.setdefault(agent, []).append(member)
+        for agent, released in by_agent.items():
             for at in range(0, len(released), _RELEASE_BATCH):
                 batch = tuple(released[at : at + _RELEASE_BATCH])
-                self._agents[rank].notify(wire.ReleaseTasks(self._epoch, batch))
+                agent.notify(wire.ReleaseTasks(self._epoch, batch))
 
     # For the instance's other users
 
@@ -223,8 +236,42 @@ class LocalBackend:
     async def stop(self, *, keep_tasks: bool) -> None:
         """Ends the agents, after `run` was cancelled. With `keep_tasks` the next agents adopt the tasks."""
         async with asyncio.TaskGroup() as group:
-            for agent in self._agents:
+            for agent in (*self._agents, *self._removed):
                 group.create_task(agent.stop(self._epoch, keep_tasks=keep_tasks))
+
+    # Nodes that leave
+
+    def leaving(self) -> list[str]:
+        return [agent.node for agent in self._agents if self._is_leaving(agent)]
+
+    def _is_leaving(self, agent: AgentConnection) -> bool:
+        return agent.rank >= self._settings.nodes
+
+    async def probe_unknown(self, node: str, members: Sequence[str]) -> bool:
+        """Probes members that the scheduler has on a node and that the agent there does not know.
+
+        Returns whether the agent has a task that has not ended, or cannot be asked.
+        """
+        agent = self._agents_by_node[node]
+        if not agent.up:
+            return True
+        await self.probe([member for member in members if member not in agent.members])
+        return any(report.stage is not TaskStage.ENDED for report in agent.members.values())
+
+    async def remove_node(self, node: str) -> None:
+        """Ends the agent of a node that leaves and on which nothing is left, and removes its directory."""
+        agent = self._agents_by_node.pop(node)
+        self._agents.remove(agent)
+        self._removed.append(agent)
+        del self._ranks[node]
+        connecting = self._connecting.pop(agent, None)
+        if connecting is not None:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+        self._emit(NodeGone(node))
+        await agent.stop(self._epoch, keep_tasks=False)
+        self._removed.remove(agent)
+        await asyncio.to_thread(shutil.rmtree, self._paths.agent(node), ignore_errors=True)
 
     # Events of agents
 
@@ -334,17 +381,18 @@ class LocalBackend:
             agent.send(member, command, self._result_handler(intent, member, agent, is_placement=False))
             return
         results: list[tuple[Outcome, str]] = []
+        asked = list(self._agents)
 
         def collect(result: wire.CommandResult | None) -> None:
             outcome = Outcome.UNKNOWN if result is None else _OUTCOMES[result.outcome]
             results.append((outcome, result.detail if result else "an agent is disconnected"))
-            if len(results) == len(self._agents):
+            if len(results) == len(asked):
                 reported = min(results, key=lambda pair: _PRECEDENCE.index(pair[0]))
                 if any(outcome is Outcome.UNKNOWN for outcome, _ in results):
                     reported = (Outcome.UNKNOWN, "an agent is disconnected")
                 self._report_result(intent, member, *reported)
 
-        for agent in self._agents:
+        for agent in asked:
             agent.send(member, command, collect)
 
     def _probe_agent(self, agent: AgentConnection, member: str) -> None:
@@ -389,7 +437,8 @@ class LocalBackend:
         capacity = [Capacity("core", self._settings.cores_per_node)]
         if self._settings.gpus_per_node:
             capacity.append(Capacity("gpu", self._settings.gpus_per_node))
-        return NodeSet(agent.node, tuple(capacity), up=agent.up, why="" if agent.up else agent.why)
+        why = _LEAVES if self._is_leaving(agent) else "" if agent.up else agent.why
+        return NodeSet(agent.node, tuple(capacity), up=not why, why=why)
 
 
 def _member_status(agent: AgentConnection, report: wire.TaskReport, *, lost: bool = False) -> MemberStatus:

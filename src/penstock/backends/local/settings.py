@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.errors import BadRequest
 
-__all__ = ["LocalSettings"]
+__all__ = ["NODES_MAX", "LocalSettings"]
 
-_NODES_MAX = 1024
+NODES_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,9 @@ class LocalSettings:
     agent_environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.nodes <= _NODES_MAX:
+        if not 1 <= self.nodes <= NODES_MAX:
             raise BadRequest(
-                "invalid number of nodes", where="nodes", found=str(self.nodes), expected=f"1 to {_NODES_MAX}"
+                "invalid number of nodes", where="nodes", found=str(self.nodes), expected=f"1 to {NODES_MAX}"
             )
         if self.cores_per_node < 1 or self.gpus_per_node < 0:
             raise BadRequest(
