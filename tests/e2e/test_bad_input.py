@@ -404,17 +404,15 @@ def test_invalid_options_of_start_are_refused_before_anything_is_created(
 
 def test_start_waits_for_an_unreachable_database_with_one_message(sandbox: Sandbox) -> None:
     """`start` reports it once; the instance responds, and is ready when the database is."""
-    with started_server() as server:
+    with started_server() as server, bound_socket() as kept:
         known = psycopg.conninfo.conninfo_to_dict(server.url)
         there = f"{known['host']}/.s.PGSQL.{known.get('port', 5432)}"
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            url = psycopg.conninfo.make_conninfo(server.url, host="127.0.0.1", port=port)
-            with forwarded(first, there):
-                done = sandbox.call("start", *NODE_OPTIONS, PENSTOCK_DATABASE=url)
-                assert (done.returncode, done.stderr) == (0, "")
-                assert sandbox.call("stop").returncode == 0
+        port = kept.getsockname()[1]
+        url = psycopg.conninfo.make_conninfo(server.url, host="127.0.0.1", port=port)
+        with bound_socket(port) as first, forwarded(first, there):
+            done = sandbox.call("start", *NODE_OPTIONS, PENSTOCK_DATABASE=url)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert sandbox.call("stop").returncode == 0
         process = sandbox.launch("start")
         assert process.stderr is not None
         message = process.stderr.readline()
@@ -425,15 +423,20 @@ def test_start_waits_for_an_unreachable_database_with_one_message(sandbox: Sandb
         assert status.returncode == 1
         assert "not ready (the database " in status.stdout
         assert "the instance is not ready: the database " in sandbox.refused("submit", "true", code=3)
-        with socket.socket() as again:
-            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            again.bind(("127.0.0.1", port))
-            with forwarded(again, there):
-                out, err = process.communicate(timeout=60)
-                assert (process.returncode, err) == (0, "")
-                assert "ready: 4 nodes" in out
-                assert sandbox.call("run", "true").returncode == 0
-                assert sandbox.call("stop").returncode == 0
+        with bound_socket(port) as again, forwarded(again, there):
+            out, err = process.communicate(timeout=60)
+            assert (process.returncode, err) == (0, "")
+            assert "ready: 4 nodes" in out
+            assert sandbox.call("run", "true").returncode == 0
+            assert sandbox.call("stop").returncode == 0
+
+
+def bound_socket(port: int = 0) -> socket.socket:
+    """A socket that does not listen. While one exists, no connection gets its port as a local port."""
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", port))
+    return bound
 
 
 @contextlib.contextmanager
