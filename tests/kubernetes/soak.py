@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.client import job_path
 from penstock.devcluster.client import StatusError
 from penstock.devcluster.settings import DevSettings
 from penstock.errors import PenstockError
@@ -155,7 +156,7 @@ class ClaimWatch:
 
     def _job(self, job: str) -> Document | None:
         with contextlib.suppress(PenstockError, OSError):
-            found = self.replica.client.get(f"/v1/jobs/{job}")
+            found = self.replica.client.get(job_path(job))
             return dict(found.get("job", found))
         return None
 
