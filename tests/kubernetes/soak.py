@@ -11,6 +11,7 @@ difference.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -151,8 +152,15 @@ class ClaimWatch:
             is_late = own is None or (own["t_run"] or start.at) < start.at - 2.0  # Its job runs already.
             if other is not None and own is not None and not is_late and own["t_submit"] > other["t_submit"]:
                 raise Violation(
-                    f"{start.pod} has started on {node}, which {claimer} has claimed since {since}"
+                    f"{start} on a node that {claimer} has claimed since {since} until {until}\n"
+                    f"its job: {own}\n{self._eventlog(start.job)}\n"
+                    f"the job with the claim: {other}\n{self._eventlog(claimer)}"
                 )
+
+    def _eventlog(self, job: str) -> str:
+        with contextlib.suppress(PenstockError, OSError):
+            return json.dumps(self.replica.client.get(job_path(job, "eventlog")))
+        return "no eventlog"
 
     def _job(self, job: str) -> Document | None:
         with contextlib.suppress(PenstockError, OSError):
