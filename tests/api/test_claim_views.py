@@ -47,6 +47,16 @@ def test_claims_and_what_they_keep_idle_are_shown_until_there_is_a_reservation()
         span.kind for node in live_timeline(driver.scheduler, driver.now, 0.0).nodes for span in node.spans
     }
     assert kinds == {"running", "reserved"}
+    driver.run_until(700)
+    driver.pod("urgent", class_value=10)  # It takes what was reserved, and has no end.
+    driver.settle()
+    again = [
+        span
+        for node in live_timeline(driver.scheduler, driver.now, 0.0).nodes
+        for span in node.spans
+        if span.kind == "claimed"
+    ]
+    assert {(span.job, span.from_) for span in again} == {(claimer, 700.0)}
 
 
 def test_the_chart_draws_a_claim_beside_the_jobs_of_its_node() -> None:

@@ -87,17 +87,26 @@ class Start:
     limit: str  # of penstock.dev/limit; "": none
 
 
+@dataclass(frozen=True)
+class Claimed:
+    """A node that a job keeps for itself; the times are those of Penstock's cycles."""
+
+    node: str
+    job: str
+    since: float
+
+
 @dataclass
 class ClaimWatch:
     """Claims as the timeline shows them about once a second, and the starts that they may forbid.
 
-    A start counts if its node was claimed by the same job for longer than the clocks can differ, before and
-    after it.
+    The timeline says since when every cycle has kept the node. A job that starts there between that time and
+    the last time at which the claim was seen has broken the rule, if it was submitted later than the job with
+    the claim.
     """
 
     replica: Replica
-    in_force: dict[tuple[str, str], float] = field(default_factory=dict)  # (node, job) -> since when
-    ended: list[tuple[str, str, float, float]] = field(default_factory=list)  # node, job, from, to
+    seen_until: dict[Claimed, float] = field(default_factory=dict)
     starts: dict[str, Start] = field(default_factory=dict)  # by uid, not yet checked
     seen: set[str] = field(default_factory=set)  # uids
     claims: set[str] = field(default_factory=set)  # jobs that had one
@@ -105,28 +114,21 @@ class ClaimWatch:
 
     def look(self, pods: list[Document]) -> None:
         now = time.time()
-        found = self._claimed()
-        for key in [key for key in self.in_force if key not in found]:
-            self.ended.append((*key, self.in_force.pop(key), now - 2.0))
-        for key in found:
-            self.in_force.setdefault(key, now)
-            self.claims.add(key[1])
+        for claimed in self._claimed():
+            self.seen_until[claimed] = now
+            self.claims.add(claimed.job)
         for pod in pods:
             self._note(pod)
         for uid in [uid for uid, start in self.starts.items() if start.at < now - 6.0]:
-            self._check(self.starts.pop(uid), now)
-        self.ended = [one for one in self.ended if one[3] > now - 60.0]
+            self._check(self.starts.pop(uid))
+        self.seen_until = {claimed: at for claimed, at in self.seen_until.items() if at > now - 120.0}
 
-    def _claimed(self) -> set[tuple[str, str]]:
+    def _claimed(self) -> Iterator[Claimed]:
         with contextlib.suppress(PenstockError, OSError):
-            nodes = self.replica.client.get("/v1/timeline")["nodes"]
-            return {
-                (node["name"], span["job"])
-                for node in nodes
-                for span in node["spans"]
-                if span["kind"] == "claimed"
-            }
-        return set()
+            for node in self.replica.client.get("/v1/timeline")["nodes"]:
+                for span in node["spans"]:
+                    if span["kind"] == "claimed":
+                        yield Claimed(node["name"], span["job"], span["from"])
 
     def _note(self, pod: Document) -> None:
         metadata, node = pod["metadata"], pod["spec"].get("nodeName", "")
@@ -140,21 +142,22 @@ class ClaimWatch:
                 limit = metadata["annotations"].get("penstock.dev/limit", "")
                 self.starts[metadata["uid"]] = Start(metadata["name"], node, job, at, limit)
 
-    def _check(self, start: Start, now: float) -> None:
-        present = [(node, job, since, now) for (node, job), since in self.in_force.items()]
-        for node, claimer, since, until in (*self.ended, *present):
-            if node != start.node or claimer == start.job or not since + 2.0 < start.at < until - 2.0:
+    def _check(self, start: Start) -> None:
+        for claimed, until in self.seen_until.items():
+            if claimed.node != start.node or claimed.job == start.job or start.at < claimed.since:
                 continue
             self.checked += 1
             if start.limit and parse_duration(start.limit) <= CLAIM_BACKFILL_MAX_S:
                 continue
-            own, other = self._job(start.job), self._job(claimer)
-            is_late = own is None or (own["t_run"] or start.at) < start.at - 2.0  # Its job runs already.
-            if other is not None and own is not None and not is_late and own["t_submit"] > other["t_submit"]:
+            own, other = self._job(start.job), self._job(claimed.job)
+            if own is None or other is None or own["t_submit"] <= other["t_submit"]:
+                continue
+            # Members that join or replace others start later than their job.
+            if own["t_run"] is not None and claimed.since < own["t_run"] < until:
                 raise Violation(
-                    f"{start} on a node that {claimer} has claimed since {since} until {until}\n"
+                    f"{start} on a node that {claimed} kept until {until} at least\n"
                     f"its job: {own}\n{self._eventlog(start.job)}\n"
-                    f"the job with the claim: {other}\n{self._eventlog(claimer)}"
+                    f"the job with the claim: {other}\n{self._eventlog(claimed.job)}"
                 )
 
     def _eventlog(self, job: str) -> str:

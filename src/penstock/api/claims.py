@@ -17,16 +17,17 @@ __all__ = ["claim_metrics", "claim_spans"]
 
 
 def claim_spans(scheduler: Scheduler, now: float, namespaces: Namespaces = None) -> dict[str, TimelineSpan]:
-    """By node, the claim in force on it, with the cores that are free there at present."""
+    """By node, the claim in force on it since when, with the cores that are free there at present."""
     spans: dict[str, TimelineSpan] = {}
     for claim in claims_in_force(scheduler.state):
         job = scheduler.jobs[claim.job]
         is_named = sees(namespaces, job.owner)
+        since = scheduler.state.claims.in_force_since(claim.job)
         for node, milli in _free_core_milli(scheduler, claim, now).items():
             spans[node] = TimelineSpan(
                 job=encode_jobid(claim.job) if is_named else "",
                 name=job.spec.name if is_named else "",
-                from_=claim.made_at,
+                from_=claim.made_at if since is None else since,
                 to=None,
                 kind="claimed",
                 cores=cores(milli),

@@ -12,7 +12,7 @@ A queue has at most one claim per owner. Claims do not share nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,13 +41,14 @@ class NodeClaims:
         self._job_of: dict[tuple[str, str], int] = {}
         self._job_on: dict[str, int] = {}  # by node
         self._in_doubt: dict[int, None] = {}
+        self._in_force: dict[int, float] = {}  # by job: since when its nodes are kept for it
         self._refusals: dict[int, ClaimRefusal] = {}  # by shape
 
     def copy(self, journal: Journal) -> NodeClaims:
         made = NodeClaims(journal)
         made._claims, made._of, made._job_of = dict(self._claims), dict(self._of), dict(self._job_of)
         made._job_on, made._in_doubt = dict(self._job_on), dict(self._in_doubt)
-        made._refusals = dict(self._refusals)
+        made._in_force, made._refusals = dict(self._in_force), dict(self._refusals)
         return made
 
     def __len__(self) -> int:
@@ -110,6 +111,18 @@ class NodeClaims:
         """Whether the nodes of a claim may be unable to hold its job."""
         return job in self._in_doubt
 
+    def in_force_since(self, job: int) -> float | None:
+        """Since when every cycle has kept the nodes of a claim; None: the last one has reserved a start."""
+        return self._in_force.get(job)
+
+    def cycle_ended(self, reserved: Container[int], now: float) -> None:
+        """A cycle has put into force the claims of all jobs for which it has reserved no start."""
+        for job in self._claims:
+            if job in reserved:
+                self._in_force.pop(job, None)
+            else:
+                self._in_force.setdefault(job, now)
+
     def confirm(self, job: int) -> None:
         """The nodes of a claim can hold its job."""
         self._in_doubt.pop(job, None)
@@ -134,5 +147,6 @@ class NodeClaims:
             self._refusals.clear()
             del self._job_of[self._of.pop(job)]
             self._in_doubt.pop(job, None)
+            self._in_force.pop(job, None)
             for node in claim.nodes:
                 del self._job_on[node]

@@ -324,6 +324,7 @@ class Scheduler:
         if found.is_cut:
             state.queue.mark_dirty()
         desk.record()
+        state.claims.cycle_ended({entry.job for entry, _ in found.reserved}, now)
         for entry, _ in found.reserved:
             state.cluster.engine.release(entry.job)
         for entry, allocation in found.started:
