@@ -448,3 +448,26 @@ def test_a_member_that_waits_gets_the_units_of_a_member_of_its_job_that_has_ende
     assert number not in driver.scheduler.jobs
     assert driver.names(number)[-1] == "clean"
     assert [event.context["status"] for event in driver.logs[number] if event.name == "finish"] == [0]
+
+
+def test_a_member_that_no_node_accepts_ends_its_job_though_another_one_found_a_node_later() -> None:
+    driver = Driver(nodes_of(3, 1), settings_of("easy"))
+
+    def refused(index: int, node: str) -> bool:
+        return index == 0 or (index == 1 and node != "node2")  # Member 2 runs there.
+
+    driver.backend.script_for = lambda _place, assignment: MemberScript(
+        runs_s=20, refused="not here" if refused(assignment.index, assignment.node) else ""
+    )
+    (number,) = driver.submit(submission(slots=3, duration_s=1000))
+    driver.run_until(60)
+    ended = [one.index for one in driver.scheduler.jobs[number].members.values() if one.ended_at is not None]
+    assert ended == [1, 2]
+    driver.run_until(driver.settings.gang_repair_timeout_s + 60)
+    assert number not in driver.scheduler.jobs
+    (note,) = (
+        str(event.context["note"])
+        for event in driver.logs[number]
+        if event.name == "exception" and event.context["severity"] == 0
+    )
+    assert note == "1 of 3 members has no node: not here"

@@ -100,6 +100,10 @@ class _ControlledJobs:
             return
         _mark_incomplete(state, job, note, now)
 
+    def has_unplaced_members(self, job: Job) -> bool:
+        """Those that replace others do; further ones join the group when there is room."""
+        return any(job.members[key].is_ready for key in job.replacements)
+
     def may_grow(self, job: Job) -> bool:
         return not job.is_workload_gone
 

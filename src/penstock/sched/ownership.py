@@ -58,6 +58,9 @@ class Ownership(Protocol):
     def repair_failed(self, state: SchedulerState, job: Job, note: str, now: float) -> None:
         """Decides what happens to a started group that was not completed in time."""
 
+    def has_unplaced_members(self, job: Job) -> bool:
+        """Whether members of a started group wait for a node that it must get to be complete."""
+
     def may_grow(self, job: Job) -> bool:
         """Whether a started job without live members goes on, because further members may appear."""
 

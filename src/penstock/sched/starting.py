@@ -140,7 +140,7 @@ def place_late_member(state: SchedulerState, job: Job, member: Member, found: Al
     if job.end_at is not None and job.end_at <= now:
         state.wake(now, job.id)
     vacancies.filled(state, job, member, now)
-    if job.incomplete_since is not None and not any(job.members[key].is_ready for key in job.replacements):
+    if not job.ownership.has_unplaced_members(job):
         job.incomplete_since = None
     if job.incomplete_reason and vacancies.is_complete(state, job):
         job.incomplete_reason = ""

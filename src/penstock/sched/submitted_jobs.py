@@ -70,8 +70,11 @@ class _SubmittedJobs:
     def repair_failed(self, state: SchedulerState, job: Job, note: str, now: float) -> None:
         raise_exception(state, job, now, ExceptionType.EXEC, note)
 
-    def may_grow(self, job: Job) -> bool:
+    def has_unplaced_members(self, job: Job) -> bool:
         return job.members_by_phase[MemberPhase.WAITING] > 0
+
+    def may_grow(self, job: Job) -> bool:
+        return self.has_unplaced_members(job)
 
     def keeps_allocation(self, job: Job) -> bool:
         return self.may_grow(job)

@@ -53,6 +53,9 @@ def _jobs(state: SchedulerState) -> Iterator[str]:
             yield f"job {number} is in {job.state.value}, its log leads to {state_after(job.log).value}"
         if bool(job.workload) is not job.ownership.is_controlled:
             yield f"job {number} has the wrong ownership"
+        is_started = job.state is JobState.RUN and not job.is_ending and not job.ownership.is_controlled
+        if is_started and job.incomplete_since is None and job.members_by_phase[MemberPhase.WAITING]:
+            yield f"members of job {number} wait for a node without an end"
 
 
 def _verdicts(state: SchedulerState) -> Iterator[str]:
