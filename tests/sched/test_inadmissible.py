@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.backends.sim.backend import SimBackend
+from penstock.model.constraint import HostIn, Not
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.protocol.commands import Cancel
 from penstock.protocol.facts import MemberGone, MemberSet, WorkloadGone, WorkloadSet
 from penstock.protocol.intents import StatusUpdate, WorkloadStatus
@@ -62,6 +64,29 @@ def test_a_new_member_readmits_waiting_members_that_are_not_reported_again() -> 
     (job,) = cancelled.scheduler.jobs.values()
     assert sorted(job.members) == ["w-0", "w-1", "w-2"]
     assert not cancelled.tables.inadmissible
+
+
+def test_waiting_members_are_readmitted_with_all_that_they_requested() -> None:
+    driver = Driver(pods(nodes=1), settings_of("easy"))
+    key = ExclusionKey("port", "80")
+    rules = {
+        "constraint": Not((HostIn(frozenset({"node7"})),)),
+        "recreated": True,
+        "name": "ns/w-0",
+        "brings": (key,),
+        "forbids": (key,),
+        "prefers": ((HostIn(frozenset({"node0"})), 5),),
+    }
+    driver.feed(WorkloadSet("w", "w", 2), member("w", 0, **rules))
+    first = only_job(driver)
+    driver.feed(Cancel((first.id,), ""))
+    driver.feed(member("w", 1))
+    again = only_job(driver)
+    assert again.id != first.id
+    for one in (first.members["w-0"], again.members["w-0"]):
+        assert one.request is not None
+        kept = {name: getattr(one.request, name) for name in ("constraint", "brings", "forbids", "prefers")}
+        assert kept | {"recreated": one.is_recreated, "name": one.name} == rules
 
 
 @pytest.mark.parametrize("restarts", [False, True])

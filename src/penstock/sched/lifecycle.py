@@ -437,6 +437,7 @@ def _carry_over_members(state: SchedulerState, job: Job) -> None:
             member.name,
             member.request.brings,
             member.request.forbids,
+            member.request.prefers,
         )
         for member in job.members.values()
         if member.phase is MemberPhase.WAITING and member.request is not None
