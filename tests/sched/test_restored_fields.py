@@ -54,6 +54,8 @@ NOT_RESTORED: dict[type, dict[str, str]] = {
         "shape": "numbers of shapes are those of one process",
         "forecast": "the next cycle computes it",
         "settings_reason": "follows from the settings, which are those of one start",
+        "assembly": "made of `request` and `is_ready` of its members",
+        "members_ready": "as `is_ready` of its members",
         "slots": "noted with the first snapshot, when the nodes are known",
         "result": "jobs that have one are inactive, and not restored",
         "status": "as `result`",

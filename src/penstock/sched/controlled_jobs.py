@@ -12,7 +12,6 @@ from penstock.protocol.intents import WorkloadStatus
 from penstock.sched import vacancies
 from penstock.sched.job import Job, Member
 from penstock.sched.lifecycle import evict_group
-from penstock.sched.member_states import MemberPhase
 from penstock.sched.ownership import Ownership
 from penstock.sched.settings import Settings
 from penstock.sched.state import SchedulerState
@@ -24,12 +23,12 @@ class _ControlledJobs:
     is_controlled = True
 
     def slots_of_members(self, job: Job, slots: Sequence[Slot]) -> list[tuple[Member, Slot]]:
-        """Gives each ready member a slot of its group."""
-        waiting = [
-            member
-            for member in job.members.values()
-            if member.phase is MemberPhase.WAITING and member.is_ready
-        ]
+        """Gives each member that starts with its job a slot of its group. The others join the job later."""
+        groups = job.assembly.group_numbers()
+        job.assembly.clear()
+        waiting = [job.members[key] for key in groups]
+        for member in waiting:
+            member.group = groups[member.key]
         left: dict[int, list[Slot]] = {}
         for slot in reversed(slots):
             left.setdefault(slot.group, []).append(slot)

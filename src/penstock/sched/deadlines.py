@@ -44,10 +44,9 @@ def _check_deadlines(state: SchedulerState, job: Job, now: float) -> None:
     workload = state.workloads.get(job.workload) if state.cluster.is_synced else None
     until = gangs.assembly_deadline(job, workload) if workload is not None and not job.is_assembled else None
     if workload is not None and until is not None and until <= now:
-        ready = sum(1 for member in job.members.values() if member.is_ready)
-        note = f"only {ready} of {workload.size} members became ready within the assembly timeout"
+        note = f"only {job.members_ready} of {workload.size} members became ready within the assembly timeout"
         raise_exception(state, job, now, ExceptionType.ASSEMBLY, note)
-    for member in list(job.members.values()):
+    for member in list(job.members.values()) if job.members_by_phase[MemberPhase.LOST] else ():
         if member.phase is MemberPhase.LOST and (member.lost_at or 0) + settings.lost_timeout_s <= now:
             node_failed(state, job, member, now)
     _check_limit(state, job, now)

@@ -23,7 +23,7 @@ from penstock.sched import vacancies
 from penstock.sched.commands import add_job
 from penstock.sched.controlled_jobs import CONTROLLED
 from penstock.sched.dependencies import begin_time_text
-from penstock.sched.job import NO_GROUP, Job, Member
+from penstock.sched.job import Job, Member
 from penstock.sched.jobspec import (
     MemberRequest,
     group_of,
@@ -101,7 +101,7 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
         state.journal.touch_member(job, member.key)
     request = MemberRequest(fact.requests, fact.constraint, fact.brings, fact.forbids, fact.prefers)
     has_changed = (member.request, member.is_ready) != (request, fact.ready)
-    member.request, member.is_ready = request, fact.ready
+    job.set_request(member, request, is_ready=fact.ready)
     if has_changed and member.phase is MemberPhase.WAITING:
         state.workloads.member_appeared(job.workload, member.key)
         state.journal.touch_status(job)
@@ -150,7 +150,7 @@ def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
         "name": workload.name,
         "urgency": workload.urgency,
     }
-    spec, _ = spec_of_workload(workload, [], state.settings, workload.limit_s)
+    spec = spec_of_workload(workload, [], state.settings, workload.limit_s)
     job = Job(
         number,
         workload.owner,
@@ -179,20 +179,18 @@ def assembly_deadline(job: Job, workload: WorkloadSet) -> float | None:
     """When assembly fails: the timeout counts from the time at which the last member was first seen."""
     if workload.assembly_timeout_s is None:
         return None
-    return (
-        max((member.seen_at for member in job.members.values()), default=job.seen_at)
-        + workload.assembly_timeout_s
-    )
+    last = next(reversed(job.members.values()), None)  # They are in the order of their appearance.
+    return (job.seen_at if last is None else last.seen_at) + workload.assembly_timeout_s
 
 
 def assemble(state: SchedulerState, job: Job, now: float) -> None:
-    """Counts the ready members of a workload and builds the request of its job once there are enough."""
+    """Builds the request of a job once enough members of its workload are ready."""
     workload = state.workloads.get(job.workload)
     if workload is None or not job.state.is_pending:
         return
     _update_begin_time(state, job, workload.begin_at, now)
-    ready = [member for member in job.members.values() if member.is_ready and member.request is not None]
-    if len(ready) < max(workload.size, 1):
+    job.assembly.set_size(workload.size)
+    if not job.assembly.is_complete:
         if job.is_assembled:  # A member was removed: the group assembles again.
             job.is_assembled = False
             state.queue.dequeue(job.id)
@@ -202,32 +200,18 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
         if until is not None:
             state.wake(until, job.id)
         return
-    starting, joining = _starting_members(ready, workload.size)
-    requests = [member.request for member in starting if member.request is not None]
-    spec, groups = spec_of_workload(workload, requests, state.settings, limit_at(workload, now))
+    spec = spec_of_workload(workload, job.assembly.groups(), state.settings, limit_at(workload, now))
     job.spec = replace(spec, name=job.spec.name)  # A job keeps the name that it was created with.
     if job.queue != job.spec.queue:  # Its limit is that of the queue which its oldest member names by now.
         job.queue = job.spec.queue
         state.admission.set_queue(job.id, job.queue)
         state.journal.touch(job)
-    for member, group in (*zip(starting, groups, strict=True), *((one, NO_GROUP) for one in joining)):
-        if member.group != group:
-            member.group = group
-            state.journal.touch_member(job, member.key)
     if not job.is_assembled:
         if job.state is JobState.DEPEND:
-            state.journal.log(job, "assemble", now, members=len(ready))
+            state.journal.log(job, "assemble", now, members=len(job.assembly))
         job.is_assembled = True
         state.journal.touch(job)
     state.worklist.enqueue_assembled(job.id)
-
-
-def _starting_members(ready: list[Member], size: int) -> tuple[list[Member], list[Member]]:
-    """The members that start together, by index and then in the order in which they came, and the others."""
-    if len(ready) <= max(size, 1):
-        return ready, []
-    ordered = sorted(ready, key=lambda member: (member.index, member.number))
-    return ordered[: max(size, 1)], ordered[max(size, 1) :]
 
 
 def _update_begin_time(state: SchedulerState, job: Job, begin_at: float | None, now: float) -> None:

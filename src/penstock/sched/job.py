@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Final
 
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.job import ExceptionType, JobEvent, JobState
 from penstock.protocol.facts import EndCause, WorkloadSet, end_cause_of
+from penstock.sched.assembly import Assembly
 from penstock.sched.dependencies import JobProgress
 from penstock.sched.former_pools import keys_of_pool
+from penstock.sched.held_slots import HeldSlots
 from penstock.sched.jobspec import MemberRequest, SchedulingSpec
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.ownership import Ownership
@@ -34,9 +35,7 @@ from penstock.sched.records import (
 )
 
 __all__ = [
-    "NO_GROUP",
     "Forecast",
-    "HeldSlots",
     "Job",
     "Member",
     "Vacancies",
@@ -44,8 +43,6 @@ __all__ = [
     "live_of",
     "member_record",
 ]
-
-NO_GROUP: Final = -1  # of a member that does not start with its job, but joins it
 
 _MemberKind = tuple[int, frozenset[tuple[str, int]]]  # index and units
 
@@ -57,7 +54,7 @@ class Member:
     phase: MemberPhase = MemberPhase.WAITING
     node: str = ""
     slot: int = -1
-    group: int = 0
+    group: int = 0  # in the request that its job has started with
     grants: tuple[tuple[str, str, int], ...] = ()
     brings: tuple[ExclusionKey, ...] = ()  # of its slot
     late_brings: tuple[ExclusionKey, ...] = ()  # those that it has got since its placement
@@ -96,51 +93,6 @@ class Forecast:
     start_at: float
     made_at: float
     is_reservation: bool
-
-
-class HeldSlots:
-    """The slots of a job that are booked: the part of its allocation and the node of each."""
-
-    __slots__ = ("_by_node", "_parts")
-
-    def __init__(self) -> None:
-        self._parts: dict[int, tuple[int, str]] = {}
-        self._by_node: dict[str, dict[int, None]] = {}
-
-    def copy(self) -> HeldSlots:
-        made = HeldSlots()
-        made._parts = dict(self._parts)
-        made._by_node = {node: dict(slots) for node, slots in self._by_node.items()}
-        return made
-
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._parts
-
-    def add(self, slot: int, part: int, node: str) -> None:
-        self._parts[slot] = (part, node)
-        self._by_node.setdefault(node, {})[slot] = None
-
-    def remove(self, slot: int) -> int:
-        """Removes a slot. Returns its part."""
-        part, node = self._parts.pop(slot)
-        slots = self._by_node[node]
-        del slots[slot]
-        if not slots:
-            del self._by_node[node]
-        return part
-
-    def on_node(self, node: str) -> list[int]:
-        return list(self._by_node.get(node, ()))
-
-    def by_part(self) -> dict[int, set[int]]:
-        parts: dict[int, set[int]] = {}
-        for slot, (part, _) in self._parts.items():
-            parts.setdefault(part, set()).add(slot)
-        return parts
-
-    def clear(self) -> None:
-        self._parts.clear()
-        self._by_node.clear()
 
 
 @dataclass(slots=True)
@@ -234,6 +186,8 @@ class Job:
     members_seen: int = 0  # the number of the next member
     members_by_phase: Counter[MemberPhase] = field(default_factory=Counter)
     members_not_started: int = 0
+    members_ready: int = 0
+    assembly: Assembly = field(default_factory=Assembly)  # the ready members, until the start
     unowned_members: int = 0  # live ones that no controller replaces
     members_with_slots: dict[str, None] = field(default_factory=dict)  # ended, their slots to be released
     late_members: dict[str, None] = field(default_factory=dict)  # of controllers, waiting, replace nobody
@@ -248,6 +202,7 @@ class Job:
         made.resources_by_node = dict(self.resources_by_node)
         made.times = dict(self.times)
         made.slots = self.slots.copy()
+        made.assembly = self.assembly.copy()
         made.members_by_phase = self.members_by_phase.copy()
         made.members_with_slots = dict(self.members_with_slots)
         made.late_members, made.replacements = dict(self.late_members), dict(self.replacements)
@@ -281,6 +236,7 @@ class Job:
         self.members[member.key] = member
         self.members_by_phase[member.phase] += 1
         self.members_not_started += member.started_at is None
+        self.members_ready += member.is_ready
         if member.slot_release_pending:
             self.members_with_slots[member.key] = None
         self._note_waiting(member)
@@ -291,9 +247,20 @@ class Job:
         self._count_unowned(member, -1)
         self.members_by_phase[member.phase] -= 1
         self.members_not_started -= member.started_at is None
+        self.members_ready -= member.is_ready
+        self.assembly.remove(key)
         self.members_with_slots.pop(key, None)
         self.late_members.pop(key, None)
         self.replacements.pop(key, None)
+
+    def set_request(self, member: Member, request: MemberRequest, *, is_ready: bool) -> None:
+        """Sets what a member of a workload requests, and whether it may be placed."""
+        self.members_ready += is_ready - member.is_ready
+        member.request, member.is_ready = request, is_ready
+        if is_ready and self.state.is_pending:
+            self.assembly.add(member.key, member.index, member.number, request)
+        else:
+            self.assembly.remove(member.key)
 
     def set_phase(self, member: Member, phase: MemberPhase) -> None:
         self.members_by_phase[member.phase] -= 1

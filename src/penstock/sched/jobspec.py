@@ -7,7 +7,6 @@ backend needs to start members. It is read again from the recorded jobspec after
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -301,18 +300,16 @@ def _input(stdin: Mapping[str, object]) -> tuple[str, str]:
 
 
 def spec_of_workload(
-    workload: WorkloadSet, requests: Sequence[MemberRequest], settings: Settings, limit_s: int | None
-) -> tuple[SchedulingSpec, list[int]]:
-    """The spec of a workload, and for each member the index of its group in the request."""
+    workload: WorkloadSet,
+    requests: Sequence[tuple[MemberRequest, int]],
+    settings: Settings,
+    limit_s: int | None,
+) -> SchedulingSpec:
+    """The spec of a workload. `requests`: the distinct ones of its members, and how many have each."""
     queue = settings.queue_of_job(workload.queue)
-    numbers: dict[MemberRequest, int] = {}
-    group_of_each = [
-        numbers.setdefault(with_queue_constraint(request, queue), len(numbers)) for request in requests
-    ]
-    counts = Counter(group_of_each)
-    groups = tuple(group_of(request, counts[number]) for request, number in numbers.items())
+    groups = tuple(group_of(with_queue_constraint(request, queue), count) for request, count in requests)
     request = Request(groups, limit_s, placement_of(workload), order_of(workload))
-    spec = SchedulingSpec(
+    return SchedulingSpec(
         name=workload.name,
         queue=workload.queue or queue.name,
         request=request,
@@ -323,7 +320,6 @@ def spec_of_workload(
         begin_at=workload.begin_at,
         requeue=workload.requeue,
     )
-    return spec, group_of_each
 
 
 def with_queue_constraint(request: MemberRequest, queue: QueueSettings) -> MemberRequest:

@@ -258,7 +258,7 @@ def own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
 def _assembling(state: SchedulerState, job: Job) -> str:
     """How many members are ready, how long the group waits for the others, and what happens then."""
     workload = state.workloads.get(job.workload)
-    ready = sum(1 for member in job.members.values() if member.is_ready)
+    ready = job.members_ready
     if workload is None:
         return f"{ready} members are ready"
     text = f"{ready} of {max(workload.size, 1)} members are ready"

@@ -130,7 +130,7 @@ def _spec_of_workload(state: SchedulerState, row: JobRow, now: float) -> Schedul
     limit_s = limit_at(workload, now)
     if record.placed_at is not None:
         limit_s = None if record.end_at is None else round(record.end_at - record.placed_at)
-    return spec_of_workload(workload, [], state.settings, limit_s)[0]
+    return spec_of_workload(workload, [], state.settings, limit_s)
 
 
 def _spec(state: SchedulerState, row: JobRow, now: float) -> SchedulingSpec:

@@ -14,6 +14,7 @@ from penstock.protocol.facts import Capacity
 from penstock.sched import vacancies
 from penstock.sched.cluster import ClusterNode
 from penstock.sched.job import Job, Member
+from penstock.sched.jobspec import MemberRequest
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.nodes import ORPHAN_KEY
 from penstock.sched.overruns import overrun_at
@@ -107,12 +108,28 @@ def _member_counts(job: Job) -> Iterator[str]:
         yield f"job {job.id} counts {job.members_not_started} members that have not started"
     if sum(one.phase.is_live and not one.is_recreated for one in members) != job.unowned_members:
         yield f"job {job.id} counts {job.unowned_members} members that nobody replaces"
+    if sum(member.is_ready for member in members) != job.members_ready:
+        yield f"job {job.id} counts {job.members_ready} members that are ready"
+    yield from _assembly(job)
     pending = {member.key for member in members if member.slot_release_pending}
     if pending != job.members_with_slots.keys():
         yield f"job {job.id} has to release the slots of {sorted(pending)}, noted are others"
     numbers = [member.number for member in members]
     if numbers != sorted(set(numbers)) or any(number >= job.members_seen for number in numbers):
         yield f"the members of job {job.id} are not in the order of their numbers"
+
+
+def _assembly(job: Job) -> Iterator[str]:
+    if not job.state.is_pending:
+        return
+    ready = [one for one in job.members.values() if one.is_ready and one.request is not None]
+    first = sorted(ready, key=lambda one: (one.index, one.number))[: job.assembly.size]
+    groups: dict[MemberRequest, int] = {}
+    numbers = {
+        one.key: groups.setdefault(one.request, len(groups)) for one in first if one.request is not None
+    }
+    if len(job.assembly) != len(ready) or job.assembly.group_numbers() != numbers:
+        yield f"job {job.id} starts with other members than the first ready ones"
 
 
 def _vacancies(state: SchedulerState) -> Iterator[str]:
