@@ -209,7 +209,7 @@ def measure_long_queue(jobs: int, shapes: int, nodes: int = 1000, cores: int = 4
             for _ in scheduler.plan(now, deep=False):
                 pass
         spent.append(resource.getrusage(resource.RUSAGE_SELF).ru_utime - began)
-    return LongQueue(jobs, shapes, jobs - len(scheduler.state.queue), spent[0], spent[1])
+    return LongQueue(jobs, shapes, jobs - scheduler.queue_length, spent[0], spent[1])
 
 
 async def _serve_mock(paths: InstancePaths, nodes: int, cores: int) -> None:

@@ -81,7 +81,7 @@ class _Run:
                     break
         waiting = [
             member
-            for job in self.scheduler.state.jobs.values()
+            for job in self.scheduler.jobs.values()
             for member in job.live_members()
             if member.started_at is None
         ]
@@ -97,7 +97,7 @@ def measure_member_event(members: int = _GROUP, nodes: int = _NODES) -> MemberEv
     run = _Run(nodes, keep=False)
     run.handle(WorkloadSet("w", "w", members), *(_member(number) for number in range(members)))
     run.start()
-    (job,) = run.scheduler.state.jobs.values()
+    (job,) = run.scheduler.jobs.values()
     ends = [MemberStatus(one.key, Phase.ENDED, _NOW, one.node) for one in job.live_members()]
     spent: list[float] = []
     written: list[int] = []
@@ -125,14 +125,14 @@ def measure_restore(ended: int, live: int = _LIVE, *, one_at_a_time: bool = Fals
     assert run.store is not None
     number = live
     while number < live + ended:
-        (job,) = run.scheduler.state.jobs.values()
+        (job,) = run.scheduler.jobs.values()
         left = 1 if one_at_a_time else min(live // 2, live + ended - number)
         gone = job.live_members()[:left]
         run.handle(*(MemberStatus(one.key, Phase.ENDED, _NOW, one.node) for one in gone))
         run.handle(*(_member(number + more, cpu_milli) for more in range(left)))
         run.start()
         number += left
-    (job,) = run.scheduler.state.jobs.values()
+    (job,) = run.scheduler.jobs.values()
     members = job.live_members()
     snapshot = Snapshot(
         nodes=run.nodes,
@@ -146,7 +146,7 @@ def measure_restore(ended: int, live: int = _LIVE, *, one_at_a_time: bool = Fals
     scheduler: Scheduler = scheduler_from(Settings(), recorded, _NOW)
     scheduler.handle([snapshot], _NOW)
     spent_s = time.process_time() - began
-    (again,) = scheduler.state.jobs.values()
+    (again,) = scheduler.jobs.values()
     assert [one.key for one in again.live_members()] == [one.key for one in members]
     return Restore(spent_s, sum(len(row.log) for row in recorded.jobs))
 

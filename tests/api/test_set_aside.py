@@ -21,6 +21,7 @@ from penstock.sched.commands import UnknownJobId
 from penstock.sched.job import Job
 from penstock.sched.state import SchedulerState
 from tests.sched.driving import Driver, nodes_of, settings_of, submission
+from tests.sched.internals import corruptible_state
 from tests.sched.workloads import endless, member, pods
 
 
@@ -45,7 +46,7 @@ def driver_with_set_aside(*, has_follower: bool = False) -> Driver:
             raise RuntimeError("unexpected")
         check(state, job, now)
 
-    driver.scheduler.state.wake(driver.now + 1, aside)
+    corruptible_state(driver.scheduler).wake(driver.now + 1, aside)
     with patch.object(deadlines, "_check_deadlines", failing):
         driver.run_until(driver.now + 2)
     return driver

@@ -23,6 +23,7 @@ from penstock.backends.sim.backend import MemberScript, SimBackend, uniform_node
 from penstock.protocol.facts import Capacity, ExternalUsageSet, MemberSet, MemberStatus, Phase, WorkloadSet
 from penstock.store.memory import MemoryStore
 from tests.sched.driving import Driver, settings_of
+from tests.sched.internals import corruptible_state
 
 CAPACITY = {"cpu": 1000, "memory": 1 << 30, "pods": 10}
 
@@ -131,7 +132,7 @@ def test_a_member_whose_node_differs_from_its_slot_has_no_slot() -> None:
 def test_a_slot_missing_in_the_engine_is_a_disagreed_member() -> None:
     driver = gang()
     api = api_of(graph_snapshot(driver.scheduler))
-    state = driver.scheduler.state
+    state = corruptible_state(driver.scheduler)
     (job,) = state.jobs.values()
     state.cluster.engine.release_slots(job.id, [job.members["w-2"].slot])
     assert resources(driver, api, graph_snapshot(driver.scheduler)) == [DifferenceKind.MEMBER_DISAGREED]
@@ -139,7 +140,7 @@ def test_a_slot_missing_in_the_engine_is_a_disagreed_member() -> None:
 
 def test_booked_units_without_a_member_are_an_empty_slot() -> None:
     driver = gang()
-    state = driver.scheduler.state
+    state = corruptible_state(driver.scheduler)
     (job,) = state.jobs.values()
     slot = job.members.pop("w-2").slot
     assert graph_snapshot(driver.scheduler).empty_slots == {f"{job.id}/{slot}": "node1"}
@@ -148,7 +149,7 @@ def test_booked_units_without_a_member_are_an_empty_slot() -> None:
 def test_external_usage_unknown_to_the_engine_is_a_booking_difference() -> None:
     driver = gang()
     api = api_of(graph_snapshot(driver.scheduler))
-    driver.scheduler.state.cluster.engine.external_usage.remove("other")
+    corruptible_state(driver.scheduler).cluster.engine.external_usage.remove("other")
     assert resources(driver, api, graph_snapshot(driver.scheduler)) == [
         DifferenceKind.EXTERNAL_BOOKING_DIFFERS
     ]
@@ -156,7 +157,7 @@ def test_external_usage_unknown_to_the_engine_is_a_booking_difference() -> None:
 
 def test_units_of_an_unknown_job_are_empty_slots() -> None:
     driver = gang()
-    state = driver.scheduler.state
+    state = corruptible_state(driver.scheduler)
     (number,) = state.jobs
     del state.jobs[number]
     found = graph_snapshot(driver.scheduler)

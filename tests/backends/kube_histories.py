@@ -17,7 +17,6 @@ from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import QueueSettings, Settings, parse_backfill
-from penstock.sched.validate import violations
 from tests.backends.kube_caches import GROUP, NOW, SIZE, put
 from tests.backends.kube_objects import (
     anti_affinity_to,
@@ -33,6 +32,7 @@ from tests.backends.kube_objects import (
     time_text,
     volume,
 )
+from tests.sched.internals import check_invariants
 
 APP = {"app": "a"}
 TIER = {"matchExpressions": [{"key": "tier", "operator": "Exists"}]}
@@ -186,7 +186,7 @@ class Cluster:
 
     def feed(self, *facts: Fact) -> None:
         step = self.scheduler.handle(facts, self.now)
-        assert violations(self.scheduler.state) == []
+        check_invariants(self.scheduler)
         self.execute(step.intents)
 
     def execute(self, intents: tuple[Intent, ...]) -> None:
@@ -242,7 +242,7 @@ class Cluster:
             while True:
                 next(passing)
         except StopIteration as done:
-            assert violations(self.scheduler.state) == []
+            check_invariants(self.scheduler)
             self.execute(done.value.intents)
 
 

@@ -109,14 +109,12 @@ def test_no_state_is_left_when_all_objects_are_deleted(seed: int) -> None:
     cluster.settle()
     cluster.now += 10_000.0
     cluster.settle()
-    state = cluster.scheduler.state
-    assert not state.jobs
-    assert not state.workloads.known()
-    assert not state.intents
-    assert not list(state.cluster.engine.jobs)
-    assert not state.cluster.external_usage_keys()
-    assert not state.members.nodes()
-    assert not state.workloads.next_members()
+    scheduler = cluster.scheduler
+    assert not scheduler.jobs
+    assert not scheduler.workloads()
+    assert not scheduler.open_intents()
+    assert not scheduler.allocated_jobs()
+    assert not scheduler.external_usage()
 
 
 def test_the_cost_of_a_change_does_not_depend_on_the_size_of_the_cluster() -> None:

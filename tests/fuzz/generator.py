@@ -274,10 +274,9 @@ class Generator:
         number = (
             self._random.choice(numbers) if numbers and self._flag(0.9) else self._random.choice(_NUMBERS)
         )
-        known = scheduler.state.intents.get(number)
-        waits_for = sorted(known.waits_for) if known is not None else []
+        waits_for = scheduler.members_of_intent(number)
         member = self._random.choice(waits_for) if waits_for and self._flag(0.9) else self._member()
-        job = scheduler.state.job_of_member(member)
+        job = scheduler.job_of_member(member)
         if job is not None and job.queue == "safe":
             member = self._text("nobody")
         return IntentResult(number, member, self._random.choice(list(Outcome)), self._text("detail"))

@@ -19,10 +19,10 @@ from penstock.protocol.facts import Capacity, NodeSet
 from penstock.sched.records import Change, JobLogged
 from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import QueueSettings, Settings, parse_backfill
-from penstock.sched.validate import violations
 from penstock.store.port import Store
 from tests.fuzz.generator import Generator
 from tests.sched.driving import submission
+from tests.sched.internals import violations_of
 
 __all__ = ["Fuzzer"]
 
@@ -83,7 +83,7 @@ class Fuzzer:
         self._steps += 1
         assert self._steps < _STEPS_MAX, f"{self._where()}: stalled"
         if self.checks:
-            found = violations(scheduler.state)
+            found = violations_of(scheduler)
             assert found == [], f"{self._where()}: {found}"
 
     def _where(self) -> str:

@@ -23,7 +23,7 @@ from penstock.sched.scheduler import Scheduler
 from penstock.sched.settings import Settings
 from penstock.sched.state import Reply
 from penstock.store.port import Store
-from tests.sched.driving import check_invariants
+from tests.sched.internals import check_invariants
 
 __all__ = ["RestartingInstance", "with_loop"]
 
@@ -127,10 +127,10 @@ class RestartingInstance:
     def check_all_inactive(self, numbers: Sequence[int]) -> None:
         """No job is lost, none ran twice, all resources were freed once; the eventlogs lead to the states."""
         assert self.backend.violations == []
-        state = self.scheduler.state
-        assert not state.jobs, {job.id: (job.state, job.members) for job in state.jobs.values()}
-        assert not state.cluster.engine.jobs
-        assert not state.intents
+        scheduler = self.scheduler
+        assert not scheduler.jobs, {job.id: (job.state, job.members) for job in scheduler.jobs.values()}
+        assert not scheduler.allocated_jobs()
+        assert not scheduler.open_intents()
         rows = {row.new.id: row for row in self.rows()}
         assert set(numbers) <= rows.keys()
         for number, row in rows.items():

@@ -35,6 +35,7 @@ from penstock.sched.state import SchedulerState
 from penstock.sched.subjects import Culprit, CulpritKind
 from penstock.store.memory_tables import Applier
 from tests.sched.driving import Driver, nodes_of, settings_of, submission
+from tests.sched.internals import corruptible_state
 from tests.sched.workloads import endless, member, pods
 
 BAD = Culprit(CulpritKind.WORKLOAD, "bad")
@@ -178,7 +179,7 @@ def test_a_running_job_that_fails_keeps_its_allocation_until_its_members_end() -
             raise RuntimeError("unexpected")
         checks(state, job, now)
 
-    driver.scheduler.state.wake(driver.now + 1, first)
+    corruptible_state(driver.scheduler).wake(driver.now + 1, first)
     with patch.object(deadlines, "_check_deadlines", check):
         driver.run_until(driver.now + 2)
     assert first not in driver.scheduler.jobs

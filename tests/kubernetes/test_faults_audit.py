@@ -45,6 +45,7 @@ from tests.kubernetes.faults import (
     wait_phases,
 )
 from tests.kubernetes.site import Replica, Site, simulated_site, wait_for
+from tests.sched.internals import corruptible_state, engine_of
 
 pytestmark = pytest.mark.slow
 
@@ -225,17 +226,22 @@ def first_job(scheduler: Scheduler) -> int:
         (
             "external_usage_missing",
             "snapshot",
-            lambda it: it.state.cluster.remove_external_usage(first_hold(it)),
+            lambda it: corruptible_state(it).cluster.remove_external_usage(first_hold(it)),
             True,
         ),
         (
             "external_booking_differs",
             "restart",
-            lambda it: it.state.cluster.engine.external_usage.remove(first_hold(it)),
+            lambda it: engine_of(it).external_usage.remove(first_hold(it)),
             True,
         ),
-        ("node_missing", "snapshot", lambda it: it.state.cluster.remove_node("node-1"), True),
-        ("member_disagreed", "restart", lambda it: it.state.cluster.engine.release(first_job(it)), False),
+        ("node_missing", "snapshot", lambda it: corruptible_state(it).cluster.remove_node("node-1"), True),
+        (
+            "member_disagreed",
+            "restart",
+            lambda it: corruptible_state(it).cluster.engine.release(first_job(it)),
+            False,
+        ),
     ],
 )
 def test_the_graph_is_corrupted(

@@ -16,10 +16,10 @@ from penstock.protocol.intents import Assignment, Place, StatusUpdate
 from penstock.sched.records import AllocationNew, Change, JobLogged
 from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import QueueSettings, Settings, parse_backfill
-from penstock.sched.validate import violations
 from penstock.store.memory import MemoryStore
+from tests.sched.internals import check_invariants
 
-__all__ = ["Driver", "check_invariants", "jobspec", "nodes_of", "pool_of", "submission"]
+__all__ = ["Driver", "jobspec", "nodes_of", "pool_of", "submission"]
 
 
 def jobspec(
@@ -67,11 +67,6 @@ def pool_of(units: int) -> SimBackend:
 def settings_of(policy: str = "easy", **more: object) -> Settings:
     queue = QueueSettings("default", parse_backfill(policy))
     return Settings(queues=(queue,), **more)  # type: ignore[arg-type]
-
-
-def check_invariants(scheduler: Scheduler, _step: Step) -> None:
-    found = violations(scheduler.state)
-    assert found == [], found
 
 
 @dataclass

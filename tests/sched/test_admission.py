@@ -44,7 +44,7 @@ def busy(settings: Settings) -> Driver:
 
 
 def queued(driver: Driver) -> list[str]:
-    return [driver.scheduler.jobs[entry.job].spec.name for entry in driver.scheduler.state.queue.in_order()]
+    return [driver.scheduler.jobs[job].spec.name for job, _ in driver.scheduler.queued()]
 
 
 def outside(driver: Driver) -> dict[str, str]:
@@ -152,7 +152,7 @@ def test_late_members_with_one_shape_too_many_wait_outside() -> None:
     driver.settle()
 
     def entries() -> list[str]:
-        return sorted(entry.member for entry in driver.scheduler.state.queue.in_order())
+        return sorted(key for _, key in driver.scheduler.queued())
 
     assert entries() == ["w-1", "w-2", "w-6"]
     reason = "late members of namespace team-a have 2 distinct requests, as many as limits.shapes_max allows"

@@ -30,8 +30,8 @@ from penstock.sched.queue import Bucket, QueueEntry, order_key
 from penstock.sched.records import QueueSet
 from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.state import SlipCause
-from penstock.sched.validate import violations
 from tests.sched.driving import Driver, settings_of, submission
+from tests.sched.internals import check_invariants, corruptible_state
 from tests.sched.object_graphs import digest, shared_mutables
 
 NODES = ("node0", "node1", "node2")
@@ -161,7 +161,7 @@ def test_a_copy_decides_as_the_original_does(before: list[Event], after: list[Ev
         play(driver, after)
         driver.run_until(driver.now + 100)
     assert [comparable(step) for step in decisions] == [comparable(step) for step in driver.steps[made:]]
-    assert violations(copied.state) == []
+    check_invariants(copied)
 
 
 def comparable(step: Step) -> tuple[object, ...]:
@@ -203,7 +203,7 @@ def test_every_part_is_copied() -> None:
     jobs = driver.submit(*(submission(nodes=3, duration_s=60) for _ in range(4)))
     driver.settle()
     scheduler = driver.scheduler.copy()
-    state = scheduler.state
+    state = corruptible_state(scheduler)
     state.queue.remember_submission("key", jobs)
     state.queue.set_state(QueueSet("default", enabled=True, started=False), 0.0)
     state.dependencies.add_finished(7, JobProgress(True, True, True, True, False))

@@ -211,18 +211,21 @@ def test_keys_are_booked_again_after_a_restart() -> None:
     for _ in range(2):
         instance.restart()
         instance.run_until(backend.now + 10)
-        state = instance.scheduler.state
-        assert len(state.cluster.engine.jobs) == 2
+        scheduler = instance.scheduler
+        held = [scheduler.allocation(job) for job in scheduler.allocated_jobs()]
         brought = [
             slot.brings
-            for holder in state.cluster.engine.jobs.values()
+            for holder in held
+            if holder is not None
             for part in holder.parts.values()
             for slot in part.slots
         ]
         assert brought == [(PORT,), (PORT,)]
-        members = [member for job in state.jobs.values() for member in job.members.values() if member.node]
+        members = [
+            member for job in scheduler.jobs.values() for member in job.members.values() if member.node
+        ]
         assert [member.brings for member in members] == [(PORT,), (PORT,)]
-        assert not state.cluster.external_usage_keys()
+        assert not scheduler.external_usage()
 
 
 class KeyedBackend(SimBackend):

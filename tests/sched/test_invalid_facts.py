@@ -129,10 +129,13 @@ def test_a_member_that_leaves_an_inadmissible_workload_belongs_to_the_other_one(
     driver = Driver(pods(), settings_of("easy"))
     driver.feed(WorkloadSet("w", "w", 2), member("w", 0))
     driver.feed(Cancel((only_job(driver).id,)))
-    assert list(driver.scheduler.state.workloads.all_inadmissible()["w"].waiting) == ["w-0"]
+    assert driver.scheduler.is_inadmissible("w")
     driver.feed(WorkloadSet("x", "x", 2), replace(member("w", 0), workload="x"))
     assert list(only_job(driver).members) == ["w-0"]
-    assert not driver.scheduler.state.workloads.all_inadmissible()["w"].waiting
+    driver.feed(member("w", 1))
+    readmitted = driver.scheduler.job_of_workload("w")
+    assert readmitted is not None
+    assert list(readmitted.members) == ["w-1"]
 
 
 def test_a_member_that_waits_after_it_was_an_orphan_is_counted_once() -> None:

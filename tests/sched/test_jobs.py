@@ -248,7 +248,10 @@ def test_a_forecast_that_slips_names_the_event_although_a_cycle_without_forecast
     (slip,) = (event for event in driver.logs[behind] if event.name == "promise")
     assert (slip.context["previous"], slip.context["start"]) == (2000.0, 3000.0)
     assert slip.context["cause"] == f"the urgency of {encode_jobid(last)} was set to 20"
-    assert driver.scheduler.state.plans.slip_cause is None
+    driver.submit(submission(urgency=25, cores=2, duration_s=1000))
+    driver.settle()
+    slips = [event for event in driver.logs[behind] if event.name == "promise"]
+    assert [event.context["cause"] for event in slips[1:]] == ["jobs before it take longer than planned"]
 
 
 def test_a_job_without_an_end_blocks_no_job_that_fits_beside_it() -> None:

@@ -190,13 +190,12 @@ def test_a_late_member_that_was_not_ready_for_a_while_is_placed_later(workload: 
     name = "w" if workload == "the same" else "v"
     driver.feed(WorkloadSet(name, "grow", 1), replace(member("w", 1, cpu=300), workload=name))
     driver.settle()
-    state = driver.scheduler.state
     job = driver.scheduler.job_of_workload(name)
     assert job.members["w-1"].node == "node0"
-    assert state.members.job_of("w-1") == job.id
+    assert driver.scheduler.job_of_member("w-1") is job
     driver.feed(MemberGone("w-0"))
     driver.settle()
-    assert state.members.job_of("w-1") == job.id
+    assert driver.scheduler.job_of_member("w-1") is job
 
 
 def test_what_is_absent_from_a_snapshot_is_gone() -> None:
@@ -209,7 +208,6 @@ def test_what_is_absent_from_a_snapshot_is_gone() -> None:
     )
     driver.backend.workloads = {"w": WorkloadSet("w", "one", 1)}
     driver.feed(driver.backend.snapshot())
-    state = driver.scheduler.state
-    assert state.workloads.known() == ["w"]
-    assert state.cluster.external_usage_keys() == []
+    assert driver.scheduler.workloads() == ["w"]
+    assert driver.scheduler.external_usage() == {}
     assert only_job(driver).members["w-0"].phase is MemberPhase.RUNNING

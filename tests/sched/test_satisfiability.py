@@ -37,8 +37,8 @@ from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
 from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import Settings
-from penstock.sched.validate import violations
 from tests.sched.driving import Driver, jobspec, settings_of, submission
+from tests.sched.internals import check_invariants, engine_of
 from tests.sched.workloads import endless, member, pods
 
 NOW = 1000.0
@@ -145,7 +145,7 @@ def test_facts_and_commands_are_handled_between_two_proofs() -> None:
     (first,) = [job for job in scheduler.jobs.values() if job.unsatisfiable_reason]
     scheduler.handle([Cancel((first.id,), "enough"), WorkloadGone("w7"), node("b", 5003)], NOW)
     list(running)
-    assert violations(scheduler.state) == []
+    check_invariants(scheduler)
     unsatisfiable = [job.spec.name for job in scheduler.jobs.values() if job.unsatisfiable_reason]
     assert sorted(unsatisfiable) == ["w4", "w5", "w6", "w8", "w9"]
 
@@ -381,8 +381,8 @@ class _World:
 
     def check(self) -> None:
         scheduler = self.scheduler
-        assert violations(scheduler.state) == []
-        engine = scheduler.state.cluster.engine
+        check_invariants(scheduler)
+        engine = engine_of(scheduler)
         for job in scheduler.jobs.values():
             answer = engine.match(0, job.spec.request, 0, MatchOp.SATISFIABILITY)
             assert bool(job.unsatisfiable_reason) is isinstance(answer, Never), job.spec.request
@@ -409,7 +409,7 @@ def test_a_proof_names_the_clause_of_the_engine(seed: int) -> None:
     world = _World(random.Random(seed))
     for _ in range(12):
         world.scheduler.handle(world.change(), NOW)
-    engine = world.scheduler.state.cluster.engine
+    engine = engine_of(world.scheduler)
     for job in world.scheduler.jobs.values():
         answer = engine.match(0, job.spec.request, 0, MatchOp.SATISFIABILITY)
         assert engine.never(job.spec.request) == (str(answer.reason) if isinstance(answer, Never) else "")

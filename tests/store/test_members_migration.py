@@ -19,7 +19,7 @@ import pytest
 from psycopg.types.json import Json
 from servers import Server, fresh_database
 
-from penstock.engine import Engine, ExclusionKey
+from penstock.engine import ExclusionKey
 from penstock.protocol.facts import (
     Capacity,
     MemberSet,
@@ -160,13 +160,13 @@ def _described_jobs(scheduler: Scheduler) -> dict[str, object]:
     return {str(job.id): _described_job(job) for job in scheduler.jobs.values()}
 
 
-def _described_engine(engine: Engine) -> dict[str, object]:
+def _described_engine(scheduler: Scheduler) -> dict[str, object]:
     vertices = {
         vertex.path(): sorted(
             [job, part, one.start, one.end, one.live, one.units, one.exclusive, one.below]
             for (job, part), one in vertex.state.bookings.items()
         )
-        for vertex in engine.graph.vertices.values()
+        for vertex in scheduler.graph.vertices.values()
         if vertex.state is not None and vertex.state.bookings
     }
     holders = {
@@ -191,7 +191,8 @@ def _described_engine(engine: Engine) -> dict[str, object]:
                 for key, part in sorted(holder.parts.items())
             ],
         }
-        for job, holder in engine.jobs.items()
+        for job in scheduler.allocated_jobs()
+        if (holder := scheduler.allocation(job)) is not None
     }
     return {"vertices": vertices, "holders": holders}
 
@@ -209,7 +210,7 @@ def test_open_intents_and_inadmissible_workloads_are_restored(recorded: Recorded
     scheduler = _scheduler(recorded)
     for number, _, members in EXPECTED["intents"]:
         for member in members:
-            assert number in scheduler.state.intents.of_member(member)
+            assert member in scheduler.members_of_intent(number)
     assert recorded.inadmissible == tuple(
         InadmissibleSet(one["workload"], tuple(one["members"]), one["reason"])
         for one in OLD["rows"]["inadmissible"]
@@ -222,7 +223,7 @@ def test_allocations_are_booked_as_before_without_the_released_slots(recorded: R
     assert not freed & {(part.job, slot.number) for part in recorded.allocations for slot in part.slots}
     scheduler = _scheduler(recorded)
     step = scheduler.handle((_snapshot(),), OLD["now"])
-    assert _described_engine(scheduler.state.cluster.engine) == EXPECTED["engine"]
+    assert _described_engine(scheduler) == EXPECTED["engine"]
     assert _described_jobs(scheduler) == EXPECTED["jobs_after_snapshot"]
     assert not [
         change for change in step.changes if type(change).__name__ in ("SlotsFreed", "AllocationGone")
@@ -259,11 +260,10 @@ def test_pools_that_stood_for_keys_are_restored_as_keys(server: Server) -> None:
 
     scheduler = _scheduler(asyncio.run(read()))
     scheduler.handle((_snapshot(),), OLD["now"])
-    state = scheduler.state
     port = ExclusionKey("node", "host port 80/TCP")
-    restored = state.jobs[row["id"]].members["gang-0"]
+    restored = scheduler.jobs[row["id"]].members["gang-0"]
     assert (restored.brings, [name for name, _, _ in restored.grants]) == ((port,), ["cpu"])
-    vertex = state.cluster.nodes[restored.node].vertex
+    vertex = scheduler.nodes[restored.node].vertex
     assert vertex.state is not None
     assert set(vertex.state.keys or ()) == {port}
-    assert not any("hostport" in resource for resource in state.cluster.engine.graph.types())
+    assert not any("hostport" in resource for resource in scheduler.graph.types())

@@ -13,7 +13,8 @@ from penstock.protocol.commands import Submit
 from penstock.protocol.facts import WorkloadSet
 from penstock.store.postgres import PostgresStore
 from tests.instance.restarts import with_loop
-from tests.sched.driving import check_invariants, settings_of, submission
+from tests.sched.driving import settings_of, submission
+from tests.sched.internals import check_invariants
 from tests.sched.workloads import member, pods
 
 

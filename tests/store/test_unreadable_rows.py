@@ -17,7 +17,8 @@ from penstock.protocol.commands import Submit
 from penstock.store.port import JobFilter
 from penstock.store.postgres import PostgresStore
 from tests.instance.restarts import with_loop
-from tests.sched.driving import check_invariants, nodes_of, settings_of, submission
+from tests.sched.driving import nodes_of, settings_of, submission
+from tests.sched.internals import check_invariants
 
 
 @dataclass

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Final
 
 from penstock.engine.graph import Graph
+from penstock.engine.job_allocation import JobAllocation
 from penstock.errors import Corrupt, PenstockError
 from penstock.model.job import JobState
 from penstock.protocol.commands import Command
@@ -398,6 +399,18 @@ class Scheduler:
         """The jobs that hold resources."""
         return frozenset(self.state.cluster.engine.jobs)
 
+    def job_of_member(self, member: str) -> Job | None:
+        """The active job that a member belongs to."""
+        return self.state.job_of_member(member)
+
+    def workloads(self) -> list[str]:
+        """The workloads that are known or inadmissible."""
+        return self.state.workloads.known()
+
+    def allocation(self, job: int) -> JobAllocation | None:
+        """What a job holds, part by part. Only the engine changes it."""
+        return self.state.cluster.engine.jobs.get(job)
+
     @property
     def nodes(self) -> Mapping[str, ClusterNode]:
         """The nodes by name, with their vertices in the graph."""
@@ -417,6 +430,10 @@ class Scheduler:
     def queue_length(self) -> int:
         """How many jobs and late members may start as soon as they fit."""
         return len(self.state.queue)
+
+    def queued(self) -> list[tuple[int, str]]:
+        """These jobs (with an empty text) and late members (job and member), in the order of the queue."""
+        return [(entry.job, entry.member) for entry in self.state.queue.in_order()]
 
     def is_inadmissible(self, workload: str) -> bool:
         return self.state.workloads.inadmissible(workload) is not None
@@ -447,6 +464,11 @@ class Scheduler:
     def open_intents(self) -> list[int]:
         """The numbers of the intents that are not confirmed."""
         return list(self.state.intents)
+
+    def members_of_intent(self, number: int) -> list[str]:
+        """The members for which an intent is not confirmed."""
+        found = self.state.intents.get(number)
+        return sorted(found.waits_for) if found is not None else []
 
     def wait_reason(self, number: int, now: float, memo: ReasonMemo | None = None) -> WaitReason:
         return wait_reason(self.state, self.state.jobs[number], now, memo)
