@@ -19,6 +19,7 @@ from penstock.engine import (
 from penstock.engine.booking import VertexClaim
 from penstock.engine.engine import BadTime, UnknownJob
 from penstock.errors import BadRequest, Conflict
+from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobspec import Resource
 from tests.costs import instructions
 
@@ -227,6 +228,22 @@ def test_force_books_what_is_in_use_whatever_the_plan_says() -> None:
     engine.release(2)
     engine.release(3)
     assert idle(engine)
+
+
+@pytest.mark.parametrize("level", ["node", "cluster"])
+def test_a_set_whose_forbidden_keys_are_in_use_is_booked_only_by_force(level: str) -> None:
+    engine = Engine(cluster_of(nodes=2, cores=2), "low")
+    port = ExclusionKey(level, "host port 80/TCP")
+    first = engine.match(1, slot_request({"core": 1}, duration_s=10, brings=(port,)), 0)
+    assert held(first) == ["node0/core0"]
+    core, now = claims(engine, "node0/core1"), AllocationKind.ALLOCATED
+    with pytest.raises(Conflict, match=f"host port 80/TCP is in use at .*{level}0"):
+        engine.update(2, core, 0, 10, now, 0, forbids=(port,))
+    assert 2 not in engine.jobs
+    later = engine.update(2, core, 10, 20, AllocationKind.RESERVED, 0, forbids=(port,))
+    assert held(later) == ["node0/core1"]
+    engine.release(2)
+    assert held(engine.update(2, core, 0, 10, now, 0, forbids=(port,), force=True)) == ["node0/core1"]
 
 
 def test_an_update_must_name_a_free_number_a_time_and_something() -> None:

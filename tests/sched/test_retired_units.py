@@ -8,11 +8,20 @@ import pytest
 
 from penstock.backends.sim.backend import MemberScript, SimBackend
 from penstock.protocol.commands import Submission
-from penstock.protocol.facts import Capacity, MemberStatus, NodeSet, Phase
+from penstock.protocol.facts import (
+    Capacity,
+    MemberGone,
+    MemberStatus,
+    NodeSet,
+    Phase,
+    WorkloadGone,
+    WorkloadSet,
+)
 from penstock.store.memory import MemoryStore
 from penstock.store.memory_tables import MemoryTables
 from tests.instance.restarts import RestartingInstance
 from tests.sched.driving import Driver, nodes_of, settings_of, submission
+from tests.sched.workloads import member, pods
 
 
 def report(backend: SimBackend, node: str, *capacity: Capacity) -> NodeSet:
@@ -128,6 +137,41 @@ def test_a_held_unit_missing_at_a_restart_is_restored(kind: str) -> None:
     end(instance, jobs[3])
     assert len(instance.scheduler.graph.of_type(kind)) == 3
     assert backend.violations == []
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param((), id="nothing"),
+        pytest.param((Capacity("memory", 1 << 30, divisible=True),), id="another resource"),
+        pytest.param((Capacity("cpu", 0, divisible=True),), id="no units"),
+        pytest.param((Capacity("cpu", 8),), id="whole units"),
+    ],
+)
+def test_a_member_keeps_its_slot_if_its_node_reports_none_of_its_units_any_more(
+    left: tuple[Capacity, ...],
+) -> None:
+    """It runs on, so its units stay booked until it ends, also over a restart; nothing new starts there."""
+    backend = pods(nodes=1)
+    instance = restarting(backend)
+    backend.workloads["w"], backend.members["w-0"] = WorkloadSet("w", "w", 1), member("w", 0)
+    instance.feed(backend.workloads["w"], backend.members["w-0"])
+    instance.settle()
+    (number,) = instance.scheduler.jobs
+    instance.feed(report(backend, "node0", *left))
+    for _ in range(2):
+        instance.settle()
+        assert instance.scheduler.assignments(number) == {0: "node0"}
+        instance.restart()
+    backend.nodes["node0"] = pods(nodes=1).nodes["node0"]
+    backend.workloads["v"], backend.members["v-0"] = WorkloadSet("v", "v", 1), member("v", 0, cpu=700)
+    instance.feed(backend.nodes["node0"], backend.workloads["v"], backend.members["v-0"])
+    instance.settle()
+    assert instance.scheduler.allocated_jobs() == {number}, "the first member still has 400 of 1000 units"
+    del backend.runs["w-0"], backend.members["w-0"], backend.workloads["w"]
+    instance.feed(MemberGone("w-0"), WorkloadGone("w"))
+    instance.settle()
+    assert instance.scheduler.allocated_jobs() == set(instance.scheduler.jobs) == {number + 1}
 
 
 # Slots on two nodes

@@ -25,6 +25,7 @@ from penstock.engine.vertex_state import (
     Window,
     free_units,
     is_idle,
+    is_key_in_use,
     refresh_excess,
 )
 from penstock.engine.walker import NODE
@@ -332,8 +333,8 @@ class Booker:
         self.tracked = tracked
         self._changed = changed
 
-    def check_free(self, claims: Claims, span: Span, now: int) -> None:
-        """Raises `Conflict` with the first vertex that is not free."""
+    def check_free(self, claims: Claims, span: Span, now: int, forbids: Iterable[ExclusionKey] = ()) -> None:
+        """Raises `Conflict` with the first vertex that is not free, or at which a forbidden key is in use."""
         # A live booking lasts at least until the next instant, also past its planned end.
         end = max(span.end, now + 1) if span.live else span.end
         window = Window(span.start, end, now, TimeView.NOW if span.live else TimeView.LATER)
@@ -350,6 +351,11 @@ class Booker:
                     raise Conflict(
                         f"{above.path() or above.name} is held exclusively by another job from {span.start}"
                     )
+        keys = tuple(forbids)
+        for vertex in _with_ancestors(claims, claims) if keys else ():
+            for key in keys:
+                if key.level == vertex.type and is_key_in_use(vertex, key, window):
+                    raise Conflict(f"{key.name} is in use at {vertex.path() or vertex.name}")
 
     def book(self, key: BookingKey, claims: Claims, span: Span, slots: Iterable[Slot] = ()) -> None:
         """Books claims, and the keys that the slots in them bring."""

@@ -359,13 +359,14 @@ class Engine:
         slots: tuple[Slot, ...] = (),
         placement: Placement | None = None,
         top: Vertex | None = None,
+        forbids: Iterable[ExclusionKey] = (),
         force: bool = False,
     ) -> Allocation:
         """Books a known set of vertices, as in recovery after a restart.
 
         `slots`, `placement` and `top` are those of the original match, for later extensions and releases.
-        With `force` the set is booked even if it is not free, because the units are in use; otherwise that is
-        a `Conflict`, and nothing is booked.
+        With `force` the set is booked even if it is not free, or one of the keys that it forbids is in use,
+        because it exists; otherwise that is a `Conflict`, and nothing is booked.
         """
         self._check_number(job)
         if start < 0 or (end is not None and end <= start):
@@ -377,7 +378,7 @@ class Engine:
         if not any(claim.booked for claim in part.claims.values()):
             raise BadRequest("the set is empty", expected="at least one booked vertex")
         if not force:
-            self._booker.check_free(part.claims, part.span, now)
+            self._booker.check_free(part.claims, part.span, now, forbids)
         rules = placement or Placement()
         holder = JobAllocation(job, kind, rules, top or domain_of(part.claims, rules, self.graph.root), {})
         return self._allocation(holder, self._table.book(holder, part))
