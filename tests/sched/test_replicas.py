@@ -5,7 +5,16 @@ from __future__ import annotations
 from penstock.backends.sim.backend import uniform_nodes
 from penstock.model.constraint import HostIn
 from penstock.model.job import JobState
-from penstock.protocol.facts import Capacity, MemberGone, WorkloadSet
+from penstock.protocol.facts import (
+    Capacity,
+    ExternalUsageGone,
+    ExternalUsageSet,
+    MemberGone,
+    MemberStatus,
+    Phase,
+    Requeue,
+    WorkloadSet,
+)
 from penstock.sched.job import Job
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.settings import Settings
@@ -84,3 +93,17 @@ def test_preferred_nodes_are_used_first_and_others_if_they_are_full() -> None:
     prefers = ((HostIn(frozenset({"node2"})), 10),)
     driver = started(WorkloadSet("w", "web", 1, is_gang=False), 3, nodes=3, prefers=prefers)
     assert nodes(only_job(driver)) == ["node0", "node2", "node2"]
+
+
+def test_members_that_are_left_for_the_next_job_still_prefer_their_nodes() -> None:
+    prefers = ((HostIn(frozenset({"node2"})), 10),)
+    workload = WorkloadSet("w", "mpi", 1, owner="ns", requeue=Requeue.ALWAYS, desired=2)
+    driver = started(workload, 1, nodes=3, cpu=1000, recreated=True)
+    driver.feed(*(ExternalUsageSet(f"u{number}", f"node{number}", (("cpu", 1000),)) for number in (1, 2)))
+    driver.feed(member("w", 1, cpu=400, recreated=True, prefers=prefers))
+    driver.settle()
+    assert phases(only_job(driver))[1] is MemberPhase.WAITING
+    driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now, "node0", status=256), MemberGone("w-0"))
+    driver.feed(ExternalUsageGone("u1"), ExternalUsageGone("u2"))
+    driver.settle()
+    assert nodes(only_job(driver)) == ["node2"]

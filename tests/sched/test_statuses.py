@@ -102,6 +102,15 @@ def test_the_head_of_the_queue_is_marked_and_the_cost_of_reasons_is_bounded() ->
     assert unexplained == names[3:], "so many distinct requests are not explained in one cycle"
 
 
+def test_behind_the_forecast_depth_of_a_strict_queue_nobody_is_told_that_it_would_fit() -> None:
+    driver = Pods(1, "fcfs", forecast_depth=1)
+    for name in ("runs", "head", "behind"):
+        driver.pod(name, cpu=1000)
+        driver.settle()
+    text = "queue default is strict first-come, first-served, and the job at its head waits"
+    assert driver.statuses["behind"].reason == text
+
+
 # Members of a job that runs
 
 
@@ -159,3 +168,19 @@ def test_a_late_member_that_is_deleted_and_created_again_is_told_again() -> None
     driver.feed(member("web", 2, cpu=1000, recreated=True))
     driver.settle()
     assert driver.statuses["web-2"].status is WorkloadStatus.WAITING
+
+
+def test_late_members_in_a_stopped_queue_are_told_that_it_is_stopped() -> None:
+    driver = Driver(pods(2), settings_of("easy", forecast_depth=1))
+    deployment(driver, replicas=1)
+    driver.feed(QueueChange("default", started=False, reason="maintenance"))
+    driver.feed(*(member("web", number, cpu=100 + number, recreated=True) for number in (1, 2, 3)))
+    driver.settle()
+    text = "queue default is stopped: maintenance"
+    told = {driver.statuses[f"web-{number}"] for number in (1, 2, 3)}
+    assert {(one.status, one.reason) for one in told} == {(WorkloadStatus.QUEUE_STOPPED, text)}
+    reason = driver.scheduler.wait_reason(only_job(driver).id, driver.now)
+    assert reason.message == f"3 of 4 members wait for a node: {text}"
+    driver.feed(QueueChange("default", started=True))
+    driver.settle()
+    assert only_job(driver).live_count == 4

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.model.job import JobState
 from penstock.protocol.commands import Cancel
+from penstock.protocol.intents import WorkloadStatus
 from penstock.sched.reasons import WaitCause
 from penstock.sched.settings import QueueSettings, Settings
 from tests.sched.driving import Driver, nodes_of, submission
@@ -67,3 +68,5 @@ def test_a_late_member_of_a_workload_in_a_removed_queue_is_handled() -> None:
     reason = driver.scheduler.wait_reason(pending, driver.now)
     assert reason.message.startswith(REMOVED_TEXT)
     assert driver.statuses["waits"].reason.startswith(REMOVED_TEXT)
+    told = [update for step in driver.steps for update in step.status_updates if update.workload == "waits"]
+    assert {update.status for update in told if update.reason.startswith("held")} == {WorkloadStatus.HELD}

@@ -86,8 +86,8 @@ def enqueue(state: SchedulerState, job: Job, since: float) -> None:
     """
     is_pending = job.state.is_pending
     job.settings_reason = state.settings.refusal(job.queue, job.spec.limit_s) if is_pending else ""
-    if job.settings_reason and job.is_assembled:
-        state.publish_status(job, WorkloadStatus.WAITING, f"held: {job.settings_reason}")
+    if job.settings_reason:
+        state.journal.touch_status(job)
     if job.outside_reason or job.settings_reason:
         state.satisfiability.forget(job.id)
     elif job.state.is_pending and job.spec.request.groups:

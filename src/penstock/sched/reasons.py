@@ -42,6 +42,7 @@ __all__ = [
     "member_wait_reason",
     "own_reason",
     "redacted",
+    "stopped_reason",
     "wait_reason",
 ]
 
@@ -165,8 +166,11 @@ def member_wait_reason(
     state: SchedulerState, entry: QueueEntry, now: float, memo: ReasonMemo | None = None
 ) -> WaitReason:
     """The reason of a member that is queued by itself, because its job has started."""
-    shape = state.queue.shape_of(entry)
     job = state.jobs[entry.job]
+    stopped = stopped_reason(state, job.queue)
+    if stopped is not None:
+        return stopped
+    shape = state.queue.shape_of(entry)
     found = _explained_once(state, shape, state.queue.request_of(shape), now, memo, job)
     if found.cause is WaitCause.PRIORITY:
         return _behind(state, entry, shape, now, memo)
@@ -245,14 +249,22 @@ def own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
     if job.settings_reason:
         advice = "cancel it, or start the instance with a configuration that admits it"
         return WaitReason(WaitCause.HELD, f"held: {job.settings_reason}; {advice}")
-    queue = state.queue.state_of(job.queue)
-    if not queue.started:
-        reason = f": {queue.reason_stopped}" if queue.reason_stopped else ""
-        return WaitReason(WaitCause.QUEUE_STOPPED, f"queue {job.queue} is stopped{reason}")
+    stopped = stopped_reason(state, job.queue)
+    if stopped is not None:
+        return stopped
     if job.unsatisfiable_reason:
         message = f"it can never run here: {job.unsatisfiable_reason}"
         return WaitReason(WaitCause.UNSATISFIABLE, message, job.unsatisfiable_reason)
     return None
+
+
+def stopped_reason(state: SchedulerState, queue: str) -> WaitReason | None:
+    """The reason of what waits in a stopped queue, late members included; None if the queue is started."""
+    found = state.queue.state_of(queue)
+    if found.started:
+        return None
+    why = f": {found.reason_stopped}" if found.reason_stopped else ""
+    return WaitReason(WaitCause.QUEUE_STOPPED, f"queue {queue} is stopped{why}")
 
 
 def _assembling(state: SchedulerState, job: Job) -> str:

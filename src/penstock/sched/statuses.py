@@ -27,6 +27,7 @@ from penstock.sched.reasons import (
     member_wait_reason,
     own_reason,
     redacted,
+    stopped_reason,
     wait_reason,
 )
 from penstock.sched.state import SchedulerState
@@ -59,12 +60,14 @@ def publish_own_reasons(state: SchedulerState, jobs: Iterable[Job]) -> None:
             state.publish_status(job, WorkloadStatus.WAITING, _UNPLANNED)
 
 
-def _publish_own(state: SchedulerState, job: Job, found: WaitReason, *, is_head: bool = False) -> None:
+def _publish_own(
+    state: SchedulerState, job: Job, found: WaitReason, *, member: str = "", is_head: bool = False
+) -> None:
     text = found.clause if found.cause is WaitCause.UNSATISFIABLE else found.message
     if found.cause is WaitCause.BEGIN_TIME and job.spec.begin_at is not None:
         text = f"{text}, {datetime.fromtimestamp(int(job.spec.begin_at), UTC):%Y-%m-%dT%H:%M:%SZ}"
     status = _STATUSES.get(found.cause, WorkloadStatus.WAITING)
-    state.publish_status(job, status, text, is_head=is_head)
+    state.publish_status(job, status, text, member=member, is_head=is_head)
 
 
 def publish_waiting(state: SchedulerState, now: float) -> None:
@@ -86,9 +89,9 @@ def publish_waiting(state: SchedulerState, now: float) -> None:
 
 
 def _publish_unexplained(state: SchedulerState, job: Job, entry: QueueEntry) -> None:
-    own = None if entry.member else own_reason(state, job)
+    own = stopped_reason(state, job.queue) if entry.member else own_reason(state, job)
     if own is not None:
-        _publish_own(state, job, own)
+        _publish_own(state, job, own, member=entry.member)
         return
     text = f"many jobs are ahead of it; `penstock job why {encode_jobid(job.id)}` says what it needs"
     state.publish_status(job, WorkloadStatus.WAITING, text, member=entry.member)
@@ -98,8 +101,10 @@ def _publish_entry(
     state: SchedulerState, job: Job, entry: QueueEntry, now: float, memo: ReasonMemo, *, is_head: bool
 ) -> None:
     if entry.member:
-        status = WorkloadStatus.INCOMPLETE if job.incomplete_reason else WorkloadStatus.WAITING
         found, start_at = member_wait_reason(state, entry, now, memo), None
+        status = _STATUSES.get(found.cause, WorkloadStatus.WAITING)
+        if job.incomplete_reason:
+            status = WorkloadStatus.INCOMPLETE
     else:
         found = wait_reason(state, job, now, memo)
         if found.cause in _STATUSES:
@@ -115,4 +120,6 @@ def _brief(found: WaitReason) -> str:
     """A reason without the names of others."""
     if not found.blockers:
         return found.message
+    if found.cause is WaitCause.QUEUE_ORDER:  # Whether it would fit is not known.
+        return "the job".join(found.around)
     return found.clause if found.cause is WaitCause.RESOURCES else _OTHERS_FIRST
