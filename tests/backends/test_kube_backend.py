@@ -321,6 +321,28 @@ def test_a_running_group_keeps_its_deadline_while_a_late_pod_waits(run: Run) -> 
     assert JOBS.path("default", "train") not in [what[0] for _, what in harness.client.requests]
 
 
+def test_a_started_group_keeps_its_deadline_while_its_only_pod_waits_for_a_node(run: Run) -> None:
+    """Its placed pods have failed, and the first replacement waits."""
+    annotations = {DEADLINE_SET_ANNOTATION: "60"}
+    made = job("train", wants=1, started=1000.0, activeDeadlineSeconds=60, annotations=annotations)
+    waiting = pod("b", owner=owned_by("Job", "train"))
+    harness = BackendHarness(Server(nodes=[node("n1")], pods=[waiting], jobs=[made]))
+
+    async def scenario() -> None:
+        async with harness.running():
+            await harness.until(harness.snapshots)
+            (workload,) = harness.snapshots()[0].workloads
+            told = StatusUpdate(workload.workload, 5, WorkloadStatus.INCOMPLETE, "no room", member="uid-b")
+            harness.backend.publish_status([told])
+            await harness.until(lambda: "patch" in harness.client.verbs())
+            await asyncio.sleep(0.03)
+
+    run(harness, scenario)
+    assert [what[0] for verb, what in harness.client.requests if verb == "patch"] == [
+        PODS.path("default", "b", "status")
+    ]
+
+
 def test_an_action_that_is_paused_during_a_refresh_is_not_duplicated(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

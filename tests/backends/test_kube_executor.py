@@ -344,6 +344,10 @@ def test_the_end_of_a_job_is_not_retried_when_its_pods_are_gone() -> None:
     client = FakeClient(patch=[gone, *[ApiConflict(409)] * 50])
     assert outcomes(execute(context, client, END)) == [Outcome.GONE]
     assert client.verbs() == ["patch"]
+    other = FakeContext(*OF_A_JOB)
+    ended = execute(other, FakeClient(patch=[lambda: other.cache.remove_pod(pod())]), END)
+    assert outcomes(ended) == [Outcome.APPLIED]
+    assert [event.reason for event in other.events] == ["Canceled"]
 
 
 def test_a_pod_without_a_job_is_deleted_with_its_grace_period() -> None:

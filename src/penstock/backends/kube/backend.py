@@ -132,7 +132,8 @@ class KubeBackend:
             return
         condition = condition_of_update(update)
         is_over = update.status is WorkloadStatus.INADMISSIBLE
-        if not is_over and self._epoch is not None and self._has_snapshot:
+        # The job of a member that is told by itself has started: its deadline is that of this attempt.
+        if not is_over and not update.member and self._epoch is not None and self._has_snapshot:
             self._executor.restore_deadlines(update.workload)
         if update.status is WorkloadStatus.INCOMPLETE and not update.member:
             self._note_incomplete(update)

@@ -358,6 +358,7 @@ class IntentExecutor:
     async def _evict_member(self, intent: Evict, member: str) -> float | None:
         pod = self._context.cache.pod(member)
         if pod is None:
+            self._blocked.discard(member)
             self._report_result(intent.intent, member, Outcome.GONE)
             return None
         evicted = await self._evict(pod) if self._context.may_act() else None
@@ -415,7 +416,8 @@ class IntentExecutor:
 
     async def _end_job(self, intent: End, job: Controller, members: list[str]) -> float | None:
         cache = self._context.cache
-        if not any(cache.pod(member) for member in members):
+        pod = next((found for member in members if (found := cache.pod(member))), None)
+        if pod is None:
             for member in members:
                 self._report_result(intent.intent, member, Outcome.GONE)
             return None
@@ -431,7 +433,6 @@ class IntentExecutor:
         failpoints.reach(_END_AFTER)
         if not done:
             return _RETRY_S
-        pod = next(found for member in members if (found := cache.pod(member)))
         self._context.add_event(_end_event(intent, job_reference(job), pod))
         for member in members:
             self._report_result(intent.intent, member, Outcome.APPLIED)
