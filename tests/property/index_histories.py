@@ -33,7 +33,17 @@ from penstock.engine import (
 from penstock.engine.booking import VertexClaim
 from penstock.errors import PenstockError
 from penstock.fluxion.order import FluxionOrder
-from penstock.model.constraint import Constraint, Hostlist, Not, Properties
+from penstock.model.constraint import (
+    CORDON_KEY,
+    TAINTS_PROPERTY,
+    Constraint,
+    Hostlist,
+    Not,
+    Properties,
+    Taint,
+    Tolerates,
+    encode_taints,
+)
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobspec import Count, Resource
 
@@ -57,6 +67,12 @@ _CONSTRAINTS: tuple[Constraint, ...] = (
     Properties(("big", "fast")),
     Not((Hostlist(frozenset({"n0", "n1", "n2"})),)),
     Hostlist(frozenset({"n1", "n3", "n4", "n5", "n8"})),
+    *[Tolerates(())] * 3,
+)
+_TAINTS = (
+    encode_taints([Taint(CORDON_KEY, "", "NoSchedule")]),
+    encode_taints([Taint("dedicated", "", "NoSchedule")]),
+    encode_taints([Taint("dedicated", "", "NoSchedule"), Taint(CORDON_KEY, "", "NoSchedule")]),
 )
 
 
@@ -73,6 +89,7 @@ class Twins:
         is_fluxion = self.chance.random() < 0.3
         self.has_pools = self.chance.random() < 0.6
         self.sockets = 0 if self.has_pools else self.chance.choice([0, 0, 2])
+        self.has_taints = self.chance.random() < 0.2
         shape = self.chance.randrange(1 << 30)
         filters = self.chance.choice(["ALL:core,ALL:node", "ALL:core,ALL:cpu,ALL:node", "ALL:node", ""])
         self.engines = tuple(
@@ -116,6 +133,8 @@ class Twins:
 
     def _node(self, chance: random.Random, rank: int, number: int) -> VertexTree:
         tags = {name: "" for name in ("fast", "big") if chance.random() < 0.5}
+        if self.has_taints and chance.random() < 0.9:
+            tags[TAINTS_PROPERTY] = chance.choice(_TAINTS)
         inner: list[VertexTree] = []
         if self.has_pools:
             for kind in ("cpu", "memory", "gpu"):
@@ -351,9 +370,10 @@ class Twins:
         self._both(lambda engine: engine.set_status(engine.graph.vertices[at], up))
 
     def _do_property(self) -> None:
-        at, tag = self._node_index(), self.chance.choice(["fast", "big"])
+        at, tag = self._node_index(), self.chance.choice(["fast", "big", TAINTS_PROPERTY])
+        value = self.chance.choice(_TAINTS) if tag == TAINTS_PROPERTY else ""
         if self.chance.random() < 0.5:
-            self._both(lambda engine: engine.set_property(engine.graph.vertices[at], tag, ""))
+            self._both(lambda engine: engine.set_property(engine.graph.vertices[at], tag, value))
         else:
             self._both(lambda engine: engine.remove_property(engine.graph.vertices[at], tag))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.engine import Engine, Group, MatchOp, Request, cluster_of
+from penstock.model.jobspec import Count, Resource
 from tests.property.index_histories import Twins, run
 
 
@@ -28,3 +30,20 @@ def test_a_difference_would_be_noticed() -> None:
         except AssertionError:
             differences += 1
     assert differences > 10
+
+
+def test_the_times_at_which_nodes_are_counted_again_stay_few() -> None:
+    """Each short job beside a long one has noted the end of the long one once more."""
+    engine = Engine(cluster_of(nodes=1, cores=4), policy="lonode")
+    engine.match(1, one_core(10**6), 0)
+    for number in range(2, 3000):
+        now = 10 * number
+        engine.match(number, one_core(5), now)
+        engine.match(0, one_core(5), now + 1, MatchOp.WITHOUT_ALLOCATING)
+        engine.release(number)
+    assert len(engine._index._expiry) < 2000
+
+
+def one_core(duration_s: int) -> Request:
+    core = Resource("core", Count(1, 1))
+    return Request((Group((Resource("slot", Count(1, 1), with_=(core,), label="x"),)),), duration_s)

@@ -35,6 +35,7 @@ from penstock.model.exclusion_key import ExclusionKey
 __all__ = ["Needs", "NodeIndex"]
 
 _CONSTRAINTS_MAX: Final = 256  # sets that are kept
+_EXPIRY_SWEEP: Final = 1000  # outdated times that are kept at least
 
 Needs = tuple[tuple[str, int], ...]  # units of filter types that one node must have, by type
 
@@ -50,7 +51,7 @@ class NodeIndex:
         self.numbering = NodeNumbering()
         self._now = -1
         self._facts: dict[str, TypeFacts] = {}
-        self._constraints: dict[Constraint, int] = {}
+        self._constraints: dict[tuple[Constraint, bool], int] = {}  # the flag: without temporary taints
         self._reset_counts()
 
     def _reset_counts(self) -> None:
@@ -82,9 +83,9 @@ class NodeIndex:
         bit = self.numbering.bit(vertex.index)
         if bit is None:
             return
-        for constraint, nodes in self._constraints.items():
-            if matches(constraint, vertex) != bool(nodes >> bit & 1):
-                self._constraints[constraint] = nodes ^ 1 << bit
+        for (constraint, ideal), nodes in self._constraints.items():
+            if matches(constraint, vertex, ideal=ideal) != bool(nodes >> bit & 1):
+                self._constraints[constraint, ideal] = nodes ^ 1 << bit
 
     def touch_capacity(self, vertex: Vertex) -> None:
         """Must be called after vertices were removed below a vertex, or its size has changed."""
@@ -136,9 +137,9 @@ class NodeIndex:
             self.is_stale = True
             return
         bit = len(self.nodes) - 1
-        for constraint, nodes in self._constraints.items():
-            if matches(constraint, node):
-                self._constraints[constraint] = nodes | 1 << bit
+        for (constraint, ideal), nodes in self._constraints.items():
+            if matches(constraint, node, ideal=ideal):
+                self._constraints[constraint, ideal] = nodes | 1 << bit
         self.changed.add(node.index)
 
     def refresh(self, now: int | None) -> bool:
@@ -332,6 +333,8 @@ class NodeIndex:
         if following < self._expires.get(bit, FOREVER):
             self._expires[bit] = following
             heapq.heappush(self._expiry, (following, bit))
+            if len(self._expiry) > 2 * len(self._expires) + _EXPIRY_SWEEP:
+                self._expiry = sorted((at, one) for one, at in self._expires.items())
 
     # Queries
 
@@ -358,16 +361,14 @@ class NodeIndex:
         children.sort(key=lambda child: child.order)
         return children
 
-    def nodes_matching(self, constraint: Constraint) -> int:
-        """The nodes that match a constraint."""
-        nodes = self._constraints.get(constraint)
+    def nodes_matching(self, constraint: Constraint, *, ideal: bool = False) -> int:
+        """The nodes that match a constraint; with `ideal`, those that would without temporary taints."""
+        nodes = self._constraints.get((constraint, ideal))
         if nodes is None:
             if len(self._constraints) >= _CONSTRAINTS_MAX:
                 del self._constraints[next(iter(self._constraints))]
-            nodes = set_of_bits(
-                (bit for bit, node in enumerate(self.nodes) if matches(constraint, node)), len(self.nodes)
-            )
-            self._constraints[constraint] = nodes
+            matching = (bit for bit, node in enumerate(self.nodes) if matches(constraint, node, ideal=ideal))
+            nodes = self._constraints[constraint, ideal] = set_of_bits(matching, len(self.nodes))
         return nodes
 
     def candidates(
@@ -390,7 +391,7 @@ class NodeIndex:
         if needs_idle and window.view is TimeView.NOW:
             nodes &= self.idle
         if constraint is not None:
-            nodes &= self.nodes_matching(constraint)
+            nodes &= self.nodes_matching(constraint, ideal=is_ideal)
         if exclusion.forbids and nodes:
             nodes = self._without_keys(nodes, exclusion, window)
         if is_ideal:
