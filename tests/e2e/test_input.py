@@ -125,16 +125,29 @@ def test_a_task_that_stops_reading_does_not_block_the_command(instance: Running)
     assert both.stdout.split() == [str(len(ANY_BYTES) * 40).encode()]
 
 
+def test_what_nobody_reads_any_more_is_not_stored(instance: Running, tmp_path: Path) -> None:
+    command = f"[ $FLUX_TASK_RANK = 0 ] || while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    process = launch(instance, "run", "-n2", "--input=0", "sh", "-c", command)
+    assert process.stdin is not None
+    job = only_job(instance)
+    for _ in range(3 * WINDOW_BYTES // len(ANY_BYTES)):
+        process.stdin.write(ANY_BYTES)
+    assert stored_bytes(instance, job) <= WINDOW_BYTES
+    (tmp_path / "go").touch()
+    process.stdin.close()
+    assert process.wait(TIMEOUT_S) == 0
+
+
 def test_the_rest_can_be_sent_after_the_command_was_killed(instance: Running) -> None:
-    process = launch(instance, "run", "cat")
+    process = launch(instance, "run", "--job-name=reader", "cat")
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"one\n")
     assert process.stdout.readline() == b"one\n"
-    job = only_job(instance)
     process.kill()
     process.wait()
-    again = launch(instance, "job", "attach", "--stdin", job)
+    (owner,) = {job["owner"] for job in instance.client.get("/v1/jobs")["jobs"]}
+    again = launch(instance, "job", "attach", "--stdin", f"{owner}/reader")
     out, err = again.communicate(b"two\n", timeout=TIMEOUT_S)
     assert (again.returncode, out, err) == (0, b"one\ntwo\n", b"")
 

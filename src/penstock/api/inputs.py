@@ -52,7 +52,8 @@ async def write_input(
         spool = InputSpool(directory)
         is_kept = found.new.spec.get("requeue", "never") != "never"
         is_over = bool(members) and not positions  # All tasks that would read it have ended.
-        result = _store(spool, request, None if is_over else spool.position(positions) or 0, is_kept)
+        read = spool.size if is_over else spool.position(positions) or 0
+        result = _store(spool, request, read, is_kept)
         if result is not None:
             return result
         if loop.time() >= deadline:
@@ -74,8 +75,8 @@ def _readers(members: Sequence[MemberRecord], ranks: str) -> list[tuple[str, int
     ]
 
 
-def _store(spool: InputSpool, request: InputRequest, read: int | None, is_kept: bool) -> InputResult | None:
-    """Stores what there is room for; None: there is no room yet. `read` is None if nobody reads any more."""
+def _store(spool: InputSpool, request: InputRequest, read: int, is_kept: bool) -> InputResult | None:
+    """Stores what there is room for; None: there is no room yet. `read` bytes are needed no more."""
     size = spool.size
     if request.offset > size:
         raise Conflict(f"input at byte {request.offset}, but the job has only {size} bytes: some were lost")
@@ -84,9 +85,7 @@ def _store(spool: InputSpool, request: InputRequest, read: int | None, is_kept: 
         if data:
             raise Conflict("the input of the job has ended")
         return InputResult(size, ended=True)
-    if read is None:
-        room = len(data)
-    elif is_kept:
+    if is_kept:
         room = WINDOW_BYTES - size
         if data and room <= 0:
             raise Conflict(

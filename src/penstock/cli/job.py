@@ -346,7 +346,7 @@ def attach(client: ApiClient, id_: str, label_io: bool, with_input: bool, output
     found = _fetch(client, id_)
     sender = None
     if with_input:
-        known = client.post(job_path(id_, "input"), {"offset": 0})
+        known = client.post(job_path(found["id"], "input"), {"offset": 0})
         sender = None if known["ended"] else InputSender(client, found["id"], int(known["size"]))
     return attach_to(client, found["id"], label=label_io, sender=sender, as_json=output_format == "json")
 
