@@ -9,6 +9,7 @@ import pytest
 from penstock.kube.types import Pod
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.protocol.facts import (
+    EndCause,
     ExternalUsageGone,
     ExternalUsageSet,
     MemberGone,
@@ -265,3 +266,11 @@ def test_terminal_phases(status: dict[str, object], expected: tuple[int, str, bo
     found = cache_of().member_status(pod("a", node="n1", placed=True, status=status), NOW)
     assert found.phase is Phase.ENDED
     assert (found.status, found.message, found.started) == expected
+
+
+def test_a_pod_that_its_deletion_has_ended_was_deleted_and_did_not_fail_by_itself() -> None:
+    stopped = {"terminated": {**KILLED, "exitCode": 143}}
+    status = {"phase": "Failed", "containerStatuses": [{"state": stopped}]}
+    ended = pod("a", node="n1", placed=True, status=status, deletionTimestamp="2026-01-01T00:00:00Z")
+    found = cache_of().member_status(ended, NOW)
+    assert (found.phase, found.cause, found.message) == (Phase.ENDED, EndCause.GONE, "")

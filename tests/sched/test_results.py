@@ -56,6 +56,16 @@ def test_a_suspended_job_is_canceled_also_if_some_of_its_pods_had_completed() ->
     assert job.result == "CANCELED"
 
 
+def test_a_job_whose_pods_are_deleted_at_its_limit_has_reached_it() -> None:
+    """The Job controller deletes them at the deadline that Penstock has set."""
+    driver = running(limit_s=60, is_limit_enforced=True, enforced_by_backend=True)
+    job = only_job(driver)
+    driver.run_until(driver.now + 61)
+    driver.feed(MemberGone("w-0"), MemberGone("w-1"), WorkloadGone("w"))
+    driver.settle()
+    assert job.result == "TIMEOUT"
+
+
 def test_pods_that_a_smaller_job_has_deleted_do_not_fail_it() -> None:
     driver = running()
     job = only_job(driver)
@@ -72,6 +82,18 @@ def test_a_pod_that_failed_and_was_not_replaced_fails_the_job() -> None:
     driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now, status=3 << 8))
     driver.run_until(driver.now + 10)
     driver.feed(MemberStatus("w-1", Phase.ENDED, driver.now), WorkloadGone("w"))
+    driver.settle()
+    assert (job.result, job.status) == ("FAILED", 3 << 8)
+
+
+def test_a_job_that_failed_is_not_canceled_by_the_deletion_of_its_other_pods() -> None:
+    """The Job controller deletes the pods that still run when a Job has failed."""
+    driver = running()
+    job = only_job(driver)
+    driver.feed(MemberStatus("w-0", Phase.ENDED, driver.now, status=3 << 8))
+    driver.run_until(driver.now + 10)
+    driver.feed(MemberStatus("w-1", Phase.ENDED, driver.now, status=143 << 8, cause=EndCause.GONE))
+    driver.feed(WorkloadGone("w"))
     driver.settle()
     assert (job.result, job.status) == ("FAILED", 3 << 8)
 

@@ -129,5 +129,8 @@ def member_status_of(pod: Pod, now: float) -> MemberStatus:
     worst = max((one.exit_code & _EXIT_MASK for one in exits), default=0) or _EXIT_UNKNOWN
     message = status.reason or next((one.reason for one in exits if one.exit_code), "")
     started = bool(exits) or not is_kubelet_rejection(status.reason)
+    if pod.metadata.deletion_timestamp is not None:
+        # The kubelet stops the containers of a deleted pod, which then fails, before the pod goes.
+        return MemberStatus(uid, Phase.ENDED, ended_at, node, worst << 8, EndCause.GONE, "", started)
     cause = EndCause.OTHER if message else EndCause.EXITED
     return MemberStatus(uid, Phase.ENDED, ended_at, node, worst << 8, cause, message, started)

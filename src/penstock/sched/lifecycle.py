@@ -49,6 +49,7 @@ __all__ = [
 
 EXCESS_KEY: Final = "more: "  # keys of external usage: what members use beyond their requests
 _PAST_KEPT: Final = 64  # ended members of a job that are kept for display
+_END_S: Final = 1.0  # ends are reported in whole seconds
 _INFRASTRUCTURE_CAUSES: Final = frozenset({EndCause.UNKNOWN, EndCause.NODE_FAILURE})
 _END_REASONS: Final = {
     ExceptionType.CANCEL: EndReason.CANCEL,
@@ -339,9 +340,13 @@ def _settle_job(state: SchedulerState, job: Job, now: float) -> None:
 
 def _finish(state: SchedulerState, job: Job, now: float, is_fatal: bool) -> None:
     has_run = any(member.started_at is not None for member in job.members.values())
-    if not is_fatal and job.ownership.is_controlled and _was_deleted(job):
-        note = "its owner has deleted or suspended it"
-        state.journal.log(job, "exception", now, type=ExceptionType.CANCEL.value, severity=0, note=note)
+    deleted_at = _deleted_at(job) if job.ownership.is_controlled and not is_fatal else None
+    if deleted_at is not None and _status(job, is_fatal=False) == 0:
+        kind, note = ExceptionType.CANCEL, "its owner has deleted or suspended it"
+        is_enforced = job.reported_workload is not None and job.reported_workload.enforced_by_backend
+        if is_enforced and job.end_at is not None and deleted_at >= job.end_at - _END_S:
+            kind, note = ExceptionType.TIMEOUT, "its controller has ended it at its time limit"
+        state.journal.log(job, "exception", now, type=kind.value, severity=0, note=note)
         is_fatal = True
     if has_run or not is_fatal:
         state.journal.log(job, "finish", now, status=_status(job, is_fatal))
@@ -368,8 +373,8 @@ def _status(job: Job, is_fatal: bool) -> int:
     return 256 if worst == 0 and is_fatal else worst << 8
 
 
-def _was_deleted(job: Job) -> bool:
-    """Whether the last members of a group were deleted; else it has ended by itself.
+def _deleted_at(job: Job) -> float | None:
+    """When the last members of a group were deleted; None if it has ended by itself.
 
     Members that were deleted before, such as those that a smaller Deployment does not need, say nothing.
     """
@@ -378,7 +383,8 @@ def _was_deleted(job: Job) -> bool:
         for one in job.members.values()
         if one.phase is MemberPhase.ENDED
     ]
-    return bool(ends) and max(ends)[1]
+    ended_at, was_deleted = max(ends, default=(0.0, False))
+    return ended_at if was_deleted else None
 
 
 def _exit_of(member: Member) -> int:
