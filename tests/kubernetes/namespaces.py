@@ -223,10 +223,10 @@ class Namespace:
     def nodes_of(self, app: str = "") -> list[str]:
         return sorted(pod["spec"]["nodeName"] for pod in self.bound(app))
 
-    def jobs(self) -> list[Document]:
-        """The active Penstock jobs of this namespace."""
+    def jobs(self, states: str = "active") -> list[Document]:
+        """The Penstock jobs of this namespace."""
         with contextlib.suppress(PenstockError, OSError):
-            return [job for job in self.penstock.jobs() if job["owner"] == self.name]
+            return [job for job in self.penstock.jobs(states) if job["owner"] == self.name]
         return []
 
     def pending_reason(self, app: str) -> str:

@@ -30,6 +30,8 @@ def test_a_job_ends_at_its_deadline(namespace: Namespace) -> None:
     namespace.wait_bound("short", 2)
     ended = wait_for(lambda: namespace.job_condition("short", "Failed"), "the Job's deadline")
     assert ended["reason"] == "DeadlineExceeded"
+    wait_for(lambda: not namespace.jobs(), "its job to end")
+    assert [one["result"] for one in namespace.jobs("inactive")] == ["TIMEOUT"]
     namespace.create(job("whole", 4, "4"))
     namespace.wait_bound("whole", 4)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.api.documents import job_summary
 from penstock.api.live_jobs import overview_of, state_metrics
 from penstock.protocol.facts import EndCause, MemberGone, MemberStatus, Phase, WorkloadGone, WorkloadSet
@@ -56,11 +58,17 @@ def test_a_suspended_job_is_canceled_also_if_some_of_its_pods_had_completed() ->
     assert job.result == "CANCELED"
 
 
-def test_a_job_whose_pods_are_deleted_at_its_limit_has_reached_it() -> None:
-    """The Job controller deletes them at the deadline that Penstock has set."""
-    driver = running(limit_s=60, is_limit_enforced=True, enforced_by_backend=True)
+@pytest.mark.parametrize(
+    ("at_first", "later"), [({"limit_s": 60}, {"limit_s": 60}), ({}, {"deadline_at": 60.0})]
+)
+def test_a_job_whose_pods_are_deleted_at_its_deadline_has_reached_it(
+    at_first: dict[str, float], later: dict[str, float]
+) -> None:
+    """The Job controller deletes them. The deadline is known when the Job has a start time."""
+    driver = running(**at_first)
     job = only_job(driver)
-    driver.run_until(driver.now + 61)
+    driver.feed(WorkloadSet("w", "w", 2, owner="ns", desired=2, **later))  # type: ignore[arg-type]
+    driver.run_until(60.0)
     driver.feed(MemberGone("w-0"), MemberGone("w-1"), WorkloadGone("w"))
     driver.settle()
     assert job.result == "TIMEOUT"

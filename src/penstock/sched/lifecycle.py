@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection
+from math import inf
 from typing import Final
 
 from penstock.model.job import ExceptionType, JobState, result_of
@@ -343,8 +344,7 @@ def _finish(state: SchedulerState, job: Job, now: float, is_fatal: bool) -> None
     deleted_at = _deleted_at(job) if job.ownership.is_controlled and not is_fatal else None
     if deleted_at is not None and _status(job, is_fatal=False) == 0:
         kind, note = ExceptionType.CANCEL, "its owner has deleted or suspended it"
-        is_enforced = job.reported_workload is not None and job.reported_workload.enforced_by_backend
-        if is_enforced and job.end_at is not None and deleted_at >= job.end_at - _END_S:
+        if deleted_at >= _ended_by_controller_at(job) - _END_S:
             kind, note = ExceptionType.TIMEOUT, "its controller has ended it at its time limit"
         state.journal.log(job, "exception", now, type=kind.value, severity=0, note=note)
         is_fatal = True
@@ -385,6 +385,15 @@ def _deleted_at(job: Job) -> float | None:
     ]
     ended_at, was_deleted = max(ends, default=(0.0, False))
     return ended_at if was_deleted else None
+
+
+def _ended_by_controller_at(job: Job) -> float:
+    """When the controller of a workload deletes its members: at its deadline, which may be known late."""
+    workload = job.reported_workload
+    if workload is None:
+        return inf
+    ends = (workload.deadline_at, job.end_at if workload.enforced_by_backend else None)
+    return min((at for at in ends if at is not None), default=inf)
 
 
 def _exit_of(member: Member) -> int:
