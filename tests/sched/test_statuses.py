@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from penstock.protocol.commands import QueueChange, SetUrgency
 from penstock.protocol.facts import MemberGone, WorkloadSet
 from penstock.protocol.intents import WorkloadStatus
 from penstock.sched.reasons import WaitCause
+from penstock.sched.subjects import Culprit, CulpritKind, Fault
 from tests.sched.driving import Driver, settings_of
 from tests.sched.pod_driver import Pods
 from tests.sched.workloads import endless, member, only_job, pods
@@ -68,6 +73,17 @@ def test_a_member_that_appears_is_told_what_the_others_know_already() -> None:
     gang(driver, urgency=0)
     step = driver.feed(member("w", 3))
     assert [update.status for update in step.status_updates] == [WorkloadStatus.HELD]
+
+
+def test_a_status_that_cannot_be_told_is_attributed_to_its_workload() -> None:
+    """So that this workload alone is set aside."""
+    driver = Driver(pods(), settings_of("easy"))
+    gang(driver, begin_at=7200.0)
+    job = only_job(driver)
+    job.spec = replace(job.spec, begin_at=1e18)  # beyond every calendar
+    with pytest.raises(Fault) as raised:
+        driver.scheduler.handle([SetUrgency(job.id, 10)], driver.now)
+    assert raised.value.subject == Culprit(CulpritKind.WORKLOAD, "w")
 
 
 # Reasons that depend on others

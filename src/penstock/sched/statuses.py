@@ -53,11 +53,13 @@ def publish_own_reasons(state: SchedulerState, jobs: Iterable[Job]) -> None:
     for job in jobs:
         if not job.ownership.is_controlled or not job.state.is_pending or job.is_ending:
             continue
+        state.subject = job
         found = own_reason(state, job)
         if found is not None:
             _publish_own(state, job, found)
         elif state.workloads.last_status(job.workload) in _OWN:
             state.publish_status(job, WorkloadStatus.WAITING, _UNPLANNED)
+    state.subject = None
 
 
 def _publish_own(
