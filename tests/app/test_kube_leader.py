@@ -85,6 +85,28 @@ def test_an_instance_with_all_permissions_has_no_problem(tmp_path: Path) -> None
     run(scenario())
 
 
+def test_a_leader_whose_loop_is_stuck_gives_up_the_lease(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that renews the Lease sees the age of the mark that the loop sets."""
+
+    async def scenario() -> None:
+        async with raw_server(FakeCluster()) as server:
+            options = KubeOptions(kubeconfig(tmp_path / "config", server.url), progress_timeout_s=0.5)
+            runtime = KubeRuntime(options, Settings(), "me")
+            instance = Instance(Settings(), MemoryStore(MemoryTables()), runtime.backend)
+            running = asyncio.create_task(runtime.run(instance, asyncio.Event().wait))
+            try:
+                await eventually(lambda: "no longer the leader" in caplog.text, limit_s=20)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                await runtime.stop(keep_tasks=True)
+
+    run(scenario())
+    assert "no longer the leader: the instance is stuck: its loop has made no progress" in caplog.text
+
+
 # Identity of the cluster
 
 

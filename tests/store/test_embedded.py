@@ -45,6 +45,8 @@ def test_start_creates_the_server_once_and_reuses_it_until_stop() -> None:
                 assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
                 assert connection.execute("SHOW fsync").fetchone() == ("on",)
             assert mode(paths.database) == mode(paths.database_socket) == 0o700
+            sockets = [path for path in paths.database_socket.iterdir() if path.is_socket()]
+            assert [mode(path) for path in sockets] == [0o700]
             assert mode(paths.state / "db-password") == 0o600
             with pytest.raises(psycopg.OperationalError, match="password"):
                 psycopg.connect(make_conninfo(url, password="wrong"))
@@ -200,6 +202,26 @@ def test_under_root_the_server_runs_as_an_account_of_its_own() -> None:
             assert (found.st_uid, found.st_gid, mode(directory)) == (0, owner.pw_gid, 0o710)
         found = server.paths.database.stat()
         assert (found.st_uid, mode(server.paths.database)) == (owner.pw_uid, 0o700)
+
+
+@needs_root
+def test_under_root_only_the_account_reads_the_password_while_the_server_is_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with temporary_paths() as paths:
+        server = EmbeddedPostgres(paths)
+        seen: list[tuple[str, str, int]] = []
+        run = server._run
+
+        def observed(account: OsAccount, *command: object) -> subprocess.CompletedProcess[str]:
+            copies = paths.state.glob("db-password.*")
+            seen.extend((Path(str(command[0])).name, path.owner(), mode(path)) for path in copies)
+            return run(account, *command)
+
+        monkeypatch.setattr(server, "_run", observed)
+        server.start()
+        server.stop()
+        assert seen == [("initdb", POSTGRES_ACCOUNT, 0o600)]
 
 
 @needs_root
