@@ -43,6 +43,19 @@ def command_lines() -> bytes:
     return b"\n".join(lines)
 
 
+def agent_environments(state: Path) -> list[bytes]:
+    """The environments of the agents that an instance has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+            if b"penstock.agent" in command and str(state).encode() in command:
+                found.append((path.parent / "environ").read_bytes())
+        except OSError:
+            continue  # It has ended meanwhile.
+    return found
+
+
 @pytest.mark.parametrize("source", ["file", "variable"])
 def test_the_password_of_a_database_is_in_one_private_file_only(server: Server, source: str) -> None:
     url = fresh_database(server)
@@ -57,6 +70,9 @@ def test_the_password_of_a_database_is_in_one_private_file_only(server: Server, 
             instance = started(sandbox, PENSTOCK_DATABASE=url)
         try:
             assert password.encode() not in command_lines()
+            agents = agent_environments(instance.state)
+            assert agents
+            assert not any(password.encode() in variables for variables in agents)
             seen = instance.ok("run", "env") + instance.ok("status") + instance.ok("status", "-o", "json")
             assert password not in seen
             name = conninfo_to_dict(url)["dbname"]
