@@ -151,6 +151,51 @@ class TestPlugin:
 
         asyncio.run(scenario())
 
+    def test_a_valid_token_stays_in_use_while_the_plugin_fails(self, tmp_path: Path) -> None:
+        """The plugin fails in the last seconds of its token: requests go on until the token expires."""
+
+        async def scenario() -> None:
+            now = datetime.now(UTC)
+            offset_s = 0.0
+            ends = (now + timedelta(seconds=300)).isoformat()
+            plugin = Plugin(tmp_path)
+
+            async def handler(request: Request, response: ResponseWriter) -> None:
+                if request.headers.get("authorization") == "Bearer token-1":
+                    response.send(200, {"gitVersion": "v1"})
+                else:
+                    response.send(401, status(401, "Unauthorized"))
+
+            async with raw_server(handler) as server:
+                credential = plugin.credential(expirationTimestamp=ends)
+                credential._wall_clock = lambda: now.timestamp() + offset_s
+                async with KubeClient(Access(server.url, credential=credential), retries=QUICK) as client:
+                    await client.get("/version", dict[str, str])
+                    (tmp_path / "body").write_text("sys.exit('the issuer is down')")
+                    for later_s in (280.0, 281.0, 299.0):
+                        offset_s = later_s
+                        await client.get("/version", dict[str, str])
+                    assert plugin.runs == 3, "the second request follows the first too soon for another run"
+                    offset_s = 300.0
+                    with pytest.raises(Unreachable, match="the issuer is down"):
+                        await client.get("/version", dict[str, str])
+                    (tmp_path / "body").write_text(PRINT_TOKEN.replace("token-{count}", "token-1"))
+                    await client.get("/version", dict[str, str])
+
+        asyncio.run(scenario())
+
+    def test_a_rejected_token_is_not_used_although_the_plugin_fails(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            plugin = Plugin(tmp_path)
+            ends = (datetime.now(UTC) + timedelta(seconds=300)).isoformat()
+            credential = plugin.credential(expirationTimestamp=ends)
+            credential.invalidate(await credential.identity())
+            (tmp_path / "body").write_text("sys.exit('the issuer is down')")
+            with pytest.raises(Unreachable, match="the issuer is down"):
+                await credential.identity()
+
+        asyncio.run(scenario())
+
     @pytest.mark.parametrize(
         ("body", "text"),
         [

@@ -1,8 +1,8 @@
 """Address and credentials of an API server, from a kubeconfig or from a pod's service account.
 
 A kubeconfig is read as kubectl does: the files of KUBECONFIG are merged, the first definition of a name wins,
-and paths are relative to their file. Unsupported authentication (passwords, auth-provider plugins) is
-rejected when the kubeconfig is read, not when the first request fails.
+and paths are relative to their file. Proxies are chosen as by kubectl, too. Unsupported authentication
+(passwords, auth-provider plugins) is rejected when the kubeconfig is read, not when the first request fails.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from penstock.kube.credentials import (
     TokenFile,
     check_api_version,
 )
+from penstock.kube.proxy import check_proxy, proxy_of_environment
 from penstock.kube.tls import TlsConfig
 
 __all__ = ["Access", "find_access", "from_kubeconfig", "in_cluster"]
@@ -161,7 +162,8 @@ def in_cluster(root: Path = _SERVICE_ACCOUNT, environ: Mapping[str, str] | None 
                 expected="a mounted service account token (automountServiceAccountToken)",
             )
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return Access(server, TlsConfig(ca_file=root / "ca.crt"), TokenFile(root / "token"))
+    proxy = proxy_of_environment(server, variables)
+    return Access(server, TlsConfig(ca_file=root / "ca.crt"), TokenFile(root / "token"), proxy)
 
 
 def from_kubeconfig(path: Path | None = None, context: str = "") -> Access:
@@ -200,7 +202,8 @@ def from_kubeconfig(path: Path | None = None, context: str = "") -> Access:
         server,
         tls,
         _credential(user_file, user, user_path, cluster, tls),
-        _proxy(cluster.proxy_url or "", f"{cluster_path}.proxy-url"),
+        check_proxy(cluster.proxy_url or "", f"{cluster_path}.proxy-url")
+        or proxy_of_environment(server, os.environ),
         _impersonation_headers(user, user_path),
     )
 
@@ -309,12 +312,6 @@ def _server(server: str | None, where: str) -> str:
             "invalid server address", where=where, found=text or "nothing", expected="https://host:port"
         )
     return text.rstrip("/")
-
-
-def _proxy(text: str, where: str) -> str:
-    if text and not text.startswith(("http://", "https://")):
-        raise BadRequest("unsupported proxy", where=where, found=text, expected="http:// or https://")
-    return text
 
 
 def _tls(cluster_entry: tuple[Path, _Cluster, str], user_entry: tuple[Path, _User, str]) -> TlsConfig:

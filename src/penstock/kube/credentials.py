@@ -1,7 +1,8 @@
 """Credentials for the API server, which may change while the process runs.
 
 `Credential.identity` is called before every request, so a rotated token file or an expired token of an exec
-plugin needs no background task. After a 401, the transport calls `invalidate` once: the file is read again or
+plugin needs no background task. While a plugin that runs before the expiry of its token fails, that token
+stays in use. After a 401, the transport calls `invalidate` once: the file is read again or
 the plugin runs again. A second 401 is final.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -33,10 +35,12 @@ __all__ = [
     "check_api_version",
 ]
 
+_LOG: Final = logging.getLogger(__name__)
 _TOKEN_MAX_BYTES: Final = 1 << 20
 _PLUGIN_TIMEOUT_S: Final = 60.0
 _PLUGIN_OUTPUT_MAX_BYTES: Final = 1 << 20
 _RENEW_EARLY_S: Final = 30.0  # Before expiry; a tenth of the lifetime for short-lived credentials.
+_RENEW_PAUSE_S: Final = 5.0  # After a failed renewal, if the credential is still valid.
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,22 +156,45 @@ class ExecPlugin:
         self._timeout_s = timeout_s
         self._identity: ClientIdentity | None = None
         self._renew_at: float | None = None
+        self._expires_at: float | None = None
         self._running = asyncio.Lock()
 
     async def identity(self) -> ClientIdentity:
         if (cached := self._cached()) is not None:
             return cached
+        if self._running.locked() and self._identity is not None and self._valid_s() > 0:
+            return self._identity
         async with self._running:
             if (cached := self._cached()) is not None:
                 return cached
-            started_at = self._wall_clock()
-            status = await self._run()
-            identity = ClientIdentity(
-                status.token, status.client_certificate_data.encode(), status.client_key_data.encode()
-            )
-            self._identity = identity
-            self._renew_at = self._renewal_time(status.expiration_timestamp, started_at)
-            return identity
+            try:
+                return await self._renew()
+            except Unreachable as error:
+                valid_s = self._valid_s()
+                if self._identity is None or valid_s <= 0:
+                    raise
+                self._renew_at = self._wall_clock() + min(valid_s, _RENEW_PAUSE_S)
+                _LOG.warning("%s; its last credential is valid for another %.0f s", error, valid_s)
+                return self._identity
+
+    def _valid_s(self) -> float:
+        """How long the last credential is still valid; 0 without one, or without a known expiry."""
+        is_known = self._identity is not None and self._expires_at is not None
+        return max(0.0, (self._expires_at or 0.0) - self._wall_clock()) if is_known else 0.0
+
+    async def _renew(self) -> ClientIdentity:
+        """Runs the plugin; with little patience while the last credential is valid, as a request waits."""
+        started_at = self._wall_clock()
+        timeout_s = min(self._timeout_s, self._valid_s() / 4) if self._valid_s() > 4.0 else self._timeout_s
+        status = await self._run(timeout_s)
+        expires_at = self._expiry(status.expiration_timestamp)
+        self._identity = ClientIdentity(
+            status.token, status.client_certificate_data.encode(), status.client_key_data.encode()
+        )
+        self._expires_at = self._renew_at = expires_at
+        if expires_at is not None:
+            self._renew_at = expires_at - min(_RENEW_EARLY_S, max(0.0, expires_at - started_at) / 10)
+        return self._identity
 
     def invalidate(self, identity: ClientIdentity) -> bool:
         if identity is self._identity:
@@ -179,18 +206,17 @@ class ExecPlugin:
             return None
         return self._identity
 
-    def _renewal_time(self, expiry: str | None, started_at: float) -> float | None:
+    def _expiry(self, expiry: str | None) -> float | None:
         if not expiry:
             return None
         try:
-            expires_at = datetime.fromisoformat(expiry).timestamp()
+            return datetime.fromisoformat(expiry).timestamp()
         except ValueError as error:
             raise self._error(
                 f"printed the expirationTimestamp {expiry[:40]!r}, expected RFC 3339"
             ) from error
-        return expires_at - min(_RENEW_EARLY_S, max(0.0, expires_at - started_at) / 10)
 
-    async def _run(self) -> _ExecCredentialStatus:
+    async def _run(self, timeout_s: float) -> _ExecCredentialStatus:
         spec: dict[str, object] = {"interactive": False}
         if self._command.cluster is not None:
             spec["cluster"] = dict(self._command.cluster)
@@ -210,11 +236,11 @@ class ExecPlugin:
             hint = f" {self._command.install_hint.strip()}" if self._command.install_hint else ""
             raise self._error(f"cannot be executed: {error.strerror or error}.{hint}") from error
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_s):
                 stdout, stderr = await asyncio.gather(_drain(process.stdout), _drain(process.stderr))
                 code = await process.wait()
         except TimeoutError as error:
-            raise self._error(f"took longer than {self._timeout_s:g} s") from error
+            raise self._error(f"took longer than {timeout_s:.2g} s") from error
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError, TimeoutError):

@@ -353,7 +353,12 @@ async def _read_bounded(content: aiohttp.StreamReader, bytes_max: int) -> bytes 
 
 
 def _describe(error: Exception) -> str:
-    """The text of aiohttp's connection errors contains the repr of an SSLContext; this one does not."""
+    """The text of aiohttp's connection errors has the repr of an SSLContext, or the password of a proxy."""
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        proxy = error.request_info.real_url
+        return f"the proxy {proxy.host}:{proxy.port} refused it: {error.status} {error.message}"
+    if isinstance(error, aiohttp.ClientProxyConnectionError):
+        return f"cannot connect to the proxy {error.host}:{error.port}: {error.os_error}"
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
         cause = os.strerror(error.errno) if error.errno else str(error.os_error)
         return f"cannot connect to {error.host}:{error.port}: {cause}"
