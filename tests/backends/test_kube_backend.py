@@ -206,9 +206,10 @@ def test_the_waiting_pods_of_an_inadmissible_group_get_the_condition_and_stay_me
             await harness.until(harness.snapshots)
             (workload,) = harness.snapshots()[0].workloads
             harness.backend.publish_status(
-                [StatusUpdate(workload.workload, 5, WorkloadStatus.INADMISSIBLE, "CANCELED: not today")]
+                2 * [StatusUpdate(workload.workload, 5, WorkloadStatus.INADMISSIBLE, "canceled: not today")]
             )
             await harness.until(lambda: "patch" in harness.client.verbs())
+            await harness.until(lambda: harness.client.verbs().count("event") == 2)
             harness.backend.refresh()
             await harness.until(lambda: len(harness.snapshots()) == 2)
 
@@ -216,7 +217,11 @@ def test_the_waiting_pods_of_an_inadmissible_group_get_the_condition_and_stay_me
     (what,) = (what for verb, what in harness.client.requests if verb == "patch")
     assert what[0] == PODS.path("default", "b", "status")
     (condition,) = what[1]["status"]["conditions"]
-    assert (condition["reason"], condition["message"]) == ("GroupInadmissible", "CANCELED: not today")
+    assert (condition["reason"], condition["message"]) == ("GroupInadmissible", "canceled: not today")
+    events = [what for verb, what in harness.client.requests if verb == "event"]
+    assert [what for what in events if what[0] == "train"] == [
+        ("train", "GroupInadmissible", "Penstock does not start the group: canceled: not today")
+    ], "once, on the Job; not on the pod that runs"
     assert [one.member for one in harness.snapshots()[1].members] == ["uid-b"]
 
 
@@ -273,9 +278,9 @@ def test_the_placed_pods_of_an_incomplete_group_and_their_job_get_an_event(run: 
     run(harness, scenario)
     events = [what for verb, what in harness.client.requests if verb == "event"]
     assert [(name, reason) for name, reason, _ in events] == [
+        ("train", "GroupIncomplete"),
         ("a", "GroupIncomplete"),
         ("b", "GroupIncomplete"),
-        ("train", "GroupIncomplete"),
     ]
     assert events[0][2] == "the group of ƒ6 is incomplete: n1 refused c: OutOfcpu"
 

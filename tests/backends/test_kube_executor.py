@@ -306,13 +306,14 @@ def test_a_job_is_ended_by_its_deadline_once() -> None:
     pods = [pod(name, owner=owner, node="n1", placed=True) for name in "ab"]
     client = FakeClient()
     context = FakeContext(job(started=1900.0), *pods)
-    facts = execute(context, client, replace(END, members=("uid-a", "uid-b")), want=2)
+    end = replace(END, members=("uid-a", "uid-b"), note="wrong data set")
+    facts = execute(context, client, end, want=2)
     assert outcomes(facts) == [Outcome.APPLIED] * 2
     (patch,) = client.requests
     assert patch[1][1] == {"metadata": {"uid": "uid-train"}, "spec": {"activeDeadlineSeconds": 100}}
     (event,) = context.events
     assert (event.regarding.kind, event.regarding.name, event.reason) == ("Job", "train", "Canceled")
-    assert event.note == "Penstock ends it: job ƒ2L was canceled"
+    assert event.note == "Penstock ends it: job ƒ2L was canceled: wrong data set"
 
 
 @pytest.mark.parametrize("job_object", [job(over="Failed"), job(started=1900.0, activeDeadlineSeconds=100)])

@@ -202,8 +202,8 @@ class Namespace:
 
     # Inspecting objects
 
-    def get(self, kind: str, name: str) -> Document:
-        found: Document = self._api.get(f"{self._path(kind)}/{name}")
+    def get(self, kind: str, name: str, version: str = "") -> Document:
+        found: Document = self._api.get(f"{self._path(kind, version)}/{name}")
         return found
 
     def pods(self, app: str = "") -> list[Document]:
@@ -241,6 +241,10 @@ class Namespace:
         path = f"/apis/events.k8s.io/v1/namespaces/{self.name}/events"
         found = self._api.get(path)["items"]
         return [event for event in found if not pod or event["regarding"]["name"] == pod]
+
+    def regarded(self, reason: str) -> dict[str, Document]:
+        """The last event with a reason of each object, by its name."""
+        return {event["regarding"]["name"]: event for event in self.events() if event["reason"] == reason}
 
     def job_condition(self, name: str, condition_type: str) -> Document | None:
         """The condition of a Job if its status is True."""

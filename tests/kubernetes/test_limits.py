@@ -79,6 +79,25 @@ def test_a_penstock_limit_ends_a_pod_without_controller(namespace: Namespace) ->
     wait_for(lambda: not namespace.jobs(), "its job to end")
 
 
+def test_the_events_of_cancelled_jobs_name_penstock_and_the_note(namespace: Namespace) -> None:
+    namespace.create(job("runs", 4, "4"))
+    namespace.wait_bound("runs", 4)
+    namespace.create(job("waits", 4, "4"))
+    namespace.wait_any_reason("waits")
+    for name in ("waits", "runs"):  # Otherwise it would start.
+        done = namespace.penstock.call("cancel", "-m", "wrong data set", f"{namespace.name}/{name}")
+        assert done.returncode == 0, done.stderr
+    ended = wait_for(lambda: namespace.regarded("Canceled").get("runs"), "the event of the Job that ran")
+    assert ended["regarding"]["kind"] == "Job"
+    assert ended["note"].startswith("Penstock ends it: ")
+    assert ended["note"].endswith("was canceled: wrong data set")
+    told = wait_for(lambda: namespace.regarded("GroupInadmissible").get("waits"), "that of the other")
+    assert told["regarding"]["kind"] == "Job"
+    assert told["note"].startswith("Penstock does not start the group: ")
+    assert told["note"].endswith("was canceled: wrong data set")
+    namespace.wait_reason("waits", "GroupInadmissible", "was canceled: wrong data set")
+
+
 def test_a_limit_that_cannot_be_enforced_is_rejected(namespace: Namespace) -> None:
     namespace.create(deployment("server", 1, annotations={LIMIT: "2s"}))
     assert "ReplicaSet" in namespace.wait_reason("server", LIMIT, "cannot be enforced")

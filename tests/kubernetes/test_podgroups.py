@@ -48,6 +48,43 @@ def test_a_group_starts_with_its_minimum_while_further_pods_wait(namespace: Name
     assert len({job_id(pod) for pod in namespace.wait_bound("team", 4)}) == 1
 
 
+def test_a_pod_group_with_a_refused_pod_is_incomplete_and_its_owner_is_told(namespace: Namespace) -> None:
+    """Two of three bare pods run, the kubelet refuses the third, and nobody replaces it."""
+    labels = {COSCHEDULING: "team"}
+    pods = [bare_pod(f"team-{number}", "4", app="team", labels=labels) for number in range(3)]
+    pods[1]["metadata"]["annotations"]["penstock.dev/sim-refuse"] = "OutOfcpu"
+    namespace.create(pod_group("team", 3), *pods)
+    incomplete = {"team", "team-0", "team-2"}
+    events = wait_for(
+        lambda: (
+            incomplete <= namespace.regarded("GroupIncomplete").keys()
+            and namespace.regarded("GroupIncomplete")
+        ),
+        "the events of the pods and the PodGroup",
+    )
+    group = events["team"]["regarding"]
+    found = namespace.get("PodGroup", "team", "scheduling.x-k8s.io/v1alpha1")
+    assert (group["kind"], group["uid"]) == ("PodGroup", found["metadata"]["uid"])
+    assert all("team-1" in event["note"] and "OutOfcpu" in event["note"] for event in events.values())
+    (held,) = namespace.jobs()
+    assert " RI " in namespace.penstock.call("jobs").stdout
+    assert "penstock_jobs_incomplete 1.0" in namespace.penstock.metrics()
+    done = namespace.penstock.call("cancel", "-m", "will not recover", held["id"])
+    assert done.returncode == 0, done.stderr
+    ended = wait_for(
+        lambda: (
+            {"team-0", "team-2"} <= namespace.regarded("Canceled").keys() and namespace.regarded("Canceled")
+        ),
+        "the events of the pods that Penstock has ended",
+    )
+    assert all(
+        event["reportingController"] == "penstock"
+        and event["note"].startswith("Penstock ends it: ")
+        and event["note"].endswith("was canceled: will not recover")
+        for event in ended.values()
+    )
+
+
 def test_two_coscheduling_pod_groups_never_share_the_last_nodes(namespace: Namespace) -> None:
     for name in ("red", "blue"):
         namespace.create(pod_group(name, 3), deployment(name, 3, "4", labels={COSCHEDULING: name}))

@@ -9,6 +9,7 @@ import pytest
 from penstock.backends.sim.backend import SimBackend
 from penstock.model.constraint import HostIn, Not
 from penstock.model.exclusion_key import ExclusionKey
+from penstock.model.jobid import encode_jobid
 from penstock.protocol.commands import Cancel
 from penstock.protocol.facts import MemberGone, MemberSet, WorkloadGone, WorkloadSet
 from penstock.protocol.intents import StatusUpdate, WorkloadStatus
@@ -124,9 +125,10 @@ def test_the_status_is_published_again_for_waiting_members_and_deleted_ones_do_n
     waiting = [member("w", number, TOO_LARGE) for number in range(3)]
     driver.feed(WorkloadSet("w", "gang", 3), *waiting)
     driver.settle()
+    name = encode_jobid(only_job(driver).id)
     driver.feed(Cancel((only_job(driver).id,), "not today"))
     step = driver.feed(*waiting)
-    update = StatusUpdate("w", 0, WorkloadStatus.INADMISSIBLE, "CANCELED: not today")
+    update = StatusUpdate("w", 0, WorkloadStatus.INADMISSIBLE, f"its job {name} was canceled: not today")
     assert step.status_updates == (update,)
     driver.feed(MemberGone("w-1"))
     step = driver.feed(MemberSet("w", "w-3", 3, (("cpu", 1),)))

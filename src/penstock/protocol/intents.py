@@ -85,6 +85,7 @@ class End:
     signal: int
     grace_s: float | None
     reason: EndReason
+    note: str = ""  # what the user or the scheduler said about it
 
 
 Intent = Place | Evict | End

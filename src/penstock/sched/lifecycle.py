@@ -12,6 +12,7 @@ from math import inf
 from typing import Final
 
 from penstock.model.job import ExceptionType, JobState, result_of
+from penstock.model.jobid import encode_jobid
 from penstock.model.text import escape_controls
 from penstock.protocol.facts import EndCause, MemberSet
 from penstock.protocol.intents import (
@@ -180,9 +181,8 @@ def raise_exception(
     state.queue.dequeue(job.id)
     for member in job.members.values():
         state.queue.dequeue(job.id, member.key)
-    end_members(
-        state, job, sent, state.settings.grace_s, _END_REASONS.get(exception_type, EndReason.JOB_FAILED)
-    )
+    reason = _END_REASONS.get(exception_type, EndReason.JOB_FAILED)
+    end_members(state, job, sent, state.settings.grace_s, reason, note)
     state.worklist.advance(job.id)
 
 
@@ -199,10 +199,12 @@ def evict_group(
     state.worklist.advance(job.id)
 
 
-def end_members(state: SchedulerState, job: Job, sent: int, grace_s: float | None, reason: EndReason) -> None:
+def end_members(
+    state: SchedulerState, job: Job, sent: int, grace_s: float | None, reason: EndReason, note: str = ""
+) -> None:
     members = tuple(member.key for member in job.live_members())
     if members:
-        state.intents.open(End(state.intents.next_number(), job.id, members, sent, grace_s, reason))
+        state.intents.open(End(state.intents.next_number(), job.id, members, sent, grace_s, reason, note))
 
 
 def member_ended(
@@ -469,5 +471,8 @@ def _is_inadmissible(job: Job) -> bool:
 
 
 def _final_reason(job: Job) -> str:
+    """For the owner of members that still wait."""
     note = job.exception.note if job.exception is not None else ""
-    return f"{job.result}: {note}" if note else job.result
+    what = "canceled" if job.exception_type is ExceptionType.CANCEL else "given up"
+    text = f"its job {encode_jobid(job.id)} was {what}"
+    return f"{text}: {note}" if note else text

@@ -119,6 +119,7 @@ def _recorded(intent: Intent, members: list[str]) -> tuple[IntentKind, dict[str,
         "signal": intent.signal,
         "grace_s": intent.grace_s,
         "why": intent.reason.value,
+        "note": intent.note,
     }
 
 

@@ -246,7 +246,13 @@ def _intent(state: SchedulerState, row: IntentNew) -> Intent:
     if row.kind is IntentKind.END:
         grace_s = cast(float | None, row.payload.get("grace_s"))
         return End(
-            row.id, row.job, members, cast(int, row.payload["signal"]), grace_s, EndReason(row.payload["why"])
+            row.id,
+            row.job,
+            members,
+            cast(int, row.payload["signal"]),
+            grace_s,
+            EndReason(row.payload["why"]),
+            str(row.payload.get("note", "")),
         )
     if row.kind is IntentKind.EVICT:
         return Evict(row.id, row.job, members)

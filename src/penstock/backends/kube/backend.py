@@ -26,7 +26,6 @@ from penstock.backends.kube.pod_conditions import (
     ObjectEvent,
     condition_of_problem,
     condition_of_update,
-    job_reference,
     pod_reference,
 )
 from penstock.backends.kube.settings import KubeSettings
@@ -40,6 +39,7 @@ from penstock.kube.watch import Deleted, Relisted, Upserted, WatchEvent, WatchSt
 from penstock.model.jobid import encode_jobid
 from penstock.podspec.controller_kinds import require_controller_kind
 from penstock.podspec.pod_status import full_name
+from penstock.podspec.problems import GROUP_INADMISSIBLE
 from penstock.protocol.backend import Sink
 from penstock.protocol.facts import Fact, IntentResult, Outcome
 from penstock.protocol.intents import Intent, Place, StatusUpdate, WorkloadStatus
@@ -49,6 +49,8 @@ __all__ = ["KubeBackend"]
 _LOG: Final = logging.getLogger("penstock.kube")
 _SILENCE_S: Final = 60.0  # a watch that is interrupted for longer is a problem
 _HEAD_PODS_MAX: Final = 64  # pods of one group that are told as the head of the queue
+_TOLD_REFERENCES_MAX: Final = 64  # pods and owners that get an event about their group
+_TOLD_MAX: Final = 10_000  # groups whose last event is known
 _BATCH_S: Final = 0.01  # changes within this time are reported together
 
 
@@ -74,6 +76,7 @@ class KubeBackend:
         self._refresh = asyncio.Event()
         self._synced: set[ApiResource] = set()
         self._states: dict[ApiResource, WatchState] = {}
+        self._told_owners: dict[str, str] = {}  # by workload: what its owners were told last
         self._executor = IntentExecutor(client, self, clock)
         self._condition_writer = ConditionWriter(client, settings, self._pod, self.may_act, clock, identity)
 
@@ -135,21 +138,36 @@ class KubeBackend:
         # The job of a member that is told by itself has started: its deadline is that of this attempt.
         if not is_over and not update.member and self._epoch is not None and self._has_snapshot:
             self._executor.restore_deadlines(update.workload)
-        if update.status is WorkloadStatus.INCOMPLETE and not update.member:
-            self._note_incomplete(update)
+        if not update.member:
+            self._tell_owners(update)
         pods = self.cache.pods_to_inform(update.workload, update.member)
         for number, pod in enumerate(pods):
             self._condition_writer.set(pod.metadata.uid, condition, _precedence(update, condition, number))
 
-    def _note_incomplete(self, update: StatusUpdate) -> None:
-        """Tells the placed pods of an incomplete group, which have no condition for it, and their Jobs."""
-        pods = [pod for pod in self.cache.pods_of(update.workload) if pod.spec.node_name][:_HEAD_PODS_MAX]
-        jobs = {job.uid: (job, pod) for pod in pods if (job := self.cache.job_of(pod)) is not None}
-        regarding = [(pod_reference(pod), pod) for pod in pods]
-        for reference, pod in [*regarding, *((job_reference(job), pod) for job, pod in jobs.values())]:
+    def _tell_owners(self, update: StatusUpdate) -> None:
+        """Tells the PodGroup and the controllers of a group that Penstock cannot complete or does not start.
+
+        The pods of an incomplete group that are on nodes are told as well: they have no condition for it.
+        """
+        is_incomplete = update.status is WorkloadStatus.INCOMPLETE
+        if not is_incomplete and update.status is not WorkloadStatus.INADMISSIBLE:
+            self._told_owners.pop(update.workload, None)
+            return
+        note = f"Penstock does not start the group: {update.reason}"
+        if is_incomplete:
             note = f"the group of {encode_jobid(update.job)} is incomplete: {update.reason}"
-            scheduler = pod.spec.scheduler_name
-            self.add_event(ObjectEvent(reference, scheduler, "GroupIncomplete", "Scheduling", note))
+        if self._told_owners.get(update.workload) == note:
+            return
+        if len(self._told_owners) >= _TOLD_MAX:
+            self._told_owners.clear()
+        self._told_owners[update.workload] = note
+        pods = self.cache.pods_of(update.workload)
+        placed = [pod for pod in pods if is_incomplete and pod.spec.node_name]
+        references = self.cache.owners(update.workload) + [pod_reference(pod) for pod in placed]
+        scheduler = pods[0].spec.scheduler_name if pods else self._settings.scheduler_names[0]
+        reason = "GroupIncomplete" if is_incomplete else GROUP_INADMISSIBLE
+        for reference in references[:_TOLD_REFERENCES_MAX]:
+            self.add_event(ObjectEvent(reference, scheduler, reason, "Scheduling", note))
 
     def problem(self) -> str:
         """Why the cache may be out of date, for longer than a watch takes to be opened again."""

@@ -36,6 +36,7 @@ from penstock.backends.kube.reported import ReportedFacts
 from penstock.backends.kube.volumes import VolumeTracker
 from penstock.backends.kube.workloads import WorkloadTracker
 from penstock.errors import BadRequest
+from penstock.kube.client import ObjectReference
 from penstock.kube.types import (
     NativePodGroup,
     Node,
@@ -131,6 +132,9 @@ class ClusterCache:
     def native_group(self, workload: str) -> str:
         """The PodGroup of scheduling.k8s.io that names the workload, as "NAMESPACE/NAME"; empty: none."""
         return self._workloads.native_group(workload)
+
+    def owners(self, workload: str) -> list[ObjectReference]:
+        return self._workloads.owners(workload)
 
     def job_of(self, pod: Pod) -> Controller | None:
         """The Job that has created a pod."""

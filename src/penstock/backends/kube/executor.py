@@ -481,7 +481,8 @@ class IntentExecutor:
 
 def _end_event(intent: End, regarding: ObjectReference, pod: Pod) -> ObjectEvent:
     """Who ends a Job or a pod, and why: otherwise it looks as if it had failed by itself."""
-    note = f"Penstock ends it: {_END_TEXTS[intent.reason].format(job=encode_jobid(intent.job))}"
+    text = _END_TEXTS[intent.reason].format(job=encode_jobid(intent.job))
+    note = f"Penstock ends it: {text}" + (f": {intent.note}" if intent.note else "")
     reason = "DeadlineExceeded" if intent.reason is EndReason.TIMEOUT else "Canceled"
     return ObjectEvent(regarding, pod.spec.scheduler_name, reason, "Ending", note)
 

@@ -9,10 +9,12 @@ each class enters the fact, so that one pod more or less of a thousand costs not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.backends.kube.controllers import ControllerTracker
+from penstock.kube.client import ObjectReference
+from penstock.kube.resources import NATIVE_PODGROUPS, PODGROUPS
 from penstock.kube.types import NativePodGroup, PodGroup
 from penstock.podspec.grouping import GroupMembership, workload_fact, workload_of_group
 from penstock.podspec.keys import GROUP_SIZE_KEYS
@@ -42,6 +44,7 @@ class WorkloadTracker:
         self._pods: dict[str, dict[str, GroupMembership]] = {}  # by workload, in order of arrival
         self._pod_groups: dict[str, int] = {}  # "NAMESPACE/NAME" -> minMember
         self._native_groups: dict[str, int] = {}  # "NAMESPACE/NAME" -> minCount
+        self._group_uids: dict[tuple[bool, str], str] = {}  # is native, "NAMESPACE/NAME" -> uid
         self._classes: dict[str, dict[Hashable, _EquivalenceClass]] = {}  # by workload
         self._sizes_too_large: dict[str, int] = {}  # by workload
         self._excess: dict[str, dict[str, None]] = {}  # by workload: pods beyond the largest group
@@ -61,6 +64,25 @@ class WorkloadTracker:
             if membership.is_native:
                 return membership.pod_group
         return ""
+
+    def owners(self, workload: str) -> list[ObjectReference]:
+        """The objects whose readers ask for the whole workload: its PodGroup, its outermost controllers."""
+        classes = self._classes.get(workload, {}).values()
+        members = [one.representative for one in classes] or self._controllers.template_memberships(workload)
+        found: dict[str, ObjectReference] = {}
+        for membership in members:
+            group = (membership.is_native, membership.pod_group)
+            if group in self._group_uids:
+                namespace, _, name = membership.pod_group.partition("/")
+                version = (NATIVE_PODGROUPS if membership.is_native else PODGROUPS).group_version
+                uid = self._group_uids[group]
+                found[uid] = ObjectReference(version, "PodGroup", name, namespace, uid)
+            if membership.controllers:
+                one = membership.controllers[-1]
+                found[one.uid] = ObjectReference(
+                    one.kind.api_version, one.kind.name, one.name, one.namespace, one.uid
+                )
+        return list(found.values())
 
     def is_alive(self, workload: str) -> bool:
         return workload in self._pods or workload in self._controllers.workloads()
@@ -128,20 +150,39 @@ class WorkloadTracker:
     # PodGroups: each call returns the pods that have to be examined again
 
     def replace_pod_groups(self, groups: Iterable[PodGroup]) -> list[str]:
-        listed = {full_name(one.metadata): one.spec.min_member for one in groups}
+        found = list(groups)
+        self._replace_uids(found, is_native=False)
+        listed = {full_name(one.metadata): one.spec.min_member for one in found}
         return self._replace_sizes(listed, is_native=False)
 
     def set_pod_group(self, group: PodGroup, *, gone: bool) -> list[str]:
         size = None if gone else group.spec.min_member
+        self._set_uid(group, gone=gone, is_native=False)
         return self._set_size(full_name(group.metadata), size, is_native=False)
 
     def replace_native_groups(self, groups: Iterable[NativePodGroup]) -> list[str]:
-        listed = {full_name(one.metadata): _min_count(one) for one in groups}
+        found = list(groups)
+        self._replace_uids(found, is_native=True)
+        listed = {full_name(one.metadata): _min_count(one) for one in found}
         return self._replace_sizes(listed, is_native=True)
 
     def set_native_group(self, group: NativePodGroup, *, gone: bool) -> list[str]:
         size = None if gone else _min_count(group)
+        self._set_uid(group, gone=gone, is_native=True)
         return self._set_size(full_name(group.metadata), size, is_native=True)
+
+    def _replace_uids(self, groups: Sequence[PodGroup | NativePodGroup], *, is_native: bool) -> None:
+        for key in [key for key in self._group_uids if key[0] is is_native]:
+            del self._group_uids[key]
+        for group in groups:
+            self._set_uid(group, gone=False, is_native=is_native)
+
+    def _set_uid(self, group: PodGroup | NativePodGroup, *, gone: bool, is_native: bool) -> None:
+        key = (is_native, full_name(group.metadata))
+        if gone:
+            self._group_uids.pop(key, None)
+        else:
+            self._group_uids[key] = group.metadata.uid
 
     def _replace_sizes(self, listed: dict[str, int], *, is_native: bool) -> list[str]:
         names = dict.fromkeys([*self._sizes(is_native), *listed])
