@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import psycopg
 
 from bench.kube.plane import NAMESPACE, Plane
+from penstock.cli.client import ApiClient
 from penstock.errors import PenstockError
 from penstock.paths import paths_of
 from penstock.store.embedded import EmbeddedPostgres
@@ -181,6 +182,11 @@ class Penstock:
         if found and database is not None:
             found["database"] = database
         return found
+
+    def queue(self, limit: int) -> list[str]:
+        """The names of the first pending jobs, in the order of the queue."""
+        jobs = ApiClient(self._paths).get("/v1/jobs", states="pending", limit=limit)["jobs"]
+        return [str(job["name"]) for job in jobs]
 
     def written(self) -> tuple[int, int]:
         """The transactions and rows that its database has written since it was created."""

@@ -229,8 +229,7 @@ class SimulatedLoop:
                 self.timers = [at for at in self.timers if at > began]
                 made.step_done(self.now)
             case RunCycle():
-                if not action.deep:
-                    self.is_dirty = False
+                self.is_dirty = False
                 made.cycle_done(action, began, self.now, was_cut=self.waiting > 0)
             case PruneHistory():
                 made.pruning_begun(began)
@@ -263,8 +262,30 @@ def test_inputs_wait_for_one_cycle_at_most_and_a_cycle_for_one_step(loop: Simula
         assert not (isinstance(first, RunCycle) and isinstance(second, RunCycle))
     for (_, action, _, _), (_, following, _, seen) in pairwise(done):
         if isinstance(action, HandleInputs) and seen.is_dirty and seen.may_plan:
-            assert following == RunCycle(deep=False)
-        assert following != RunCycle(deep=True) or not seen.has_inputs
+            assert isinstance(following, RunCycle)
+
+
+@given(loop=loops)
+def test_a_deep_cycle_gives_way_to_inputs_for_a_second(loop: SimulatedLoop) -> None:
+    settings = loop.settings
+    assert settings.deep_every_s is not None
+    assert settings.deep_late_s is not None
+    possible_from = 0.0
+    for began, action, ended, seen in actions(loop):
+        if action == RunCycle(deep=True):
+            assert began >= possible_from + settings.deep_late_s - 1e-9 or not (
+                seen.has_inputs or seen.is_dirty
+            )
+            possible_from = ended + settings.deep_every_s
+
+
+def test_deep_cycles_run_although_inputs_arrive_all_the_time() -> None:
+    """As while thousands of pods are created: their owners are told meanwhile why they wait."""
+    arrivals = [number / 100 for number in range(2000)]
+    loop = SimulatedLoop(SETTINGS, arrivals, [0.01, 0.02])
+    loop.run(20.0)
+    deep = [began for began, action, _, _ in loop.done if action == RunCycle(deep=True)]
+    assert all(following - one <= 2.0 for one, following in pairwise([0.0, *deep, 20.0]))
 
 
 @given(loop=loops)

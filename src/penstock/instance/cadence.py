@@ -6,9 +6,10 @@ The loop asks `next_action` what to do next, carries it out and reports that it 
   could start something runs after one step at the latest.
 - Requests that are not proven are proven before the next cycle, for a slice of time or until an input
   arrives; the rest follows after the next step.
-- A deep cycle, which also computes forecasts, runs when no input waits. The longer it takes, the later the
-  next one: all of them together take a bounded share of the time. Forecasts age, so they are computed again
-  after a while even if nothing has changed.
+- A deep cycle, which also computes forecasts and publishes reasons, runs when no input waits; if inputs
+  arrive all the time, as while thousands of pods are created, it runs nevertheless when it is late. The
+  longer it takes, the later the next one: all of them together take a bounded share of the time. Forecasts
+  age, so they are computed again after a while even if nothing has changed.
 - Whatever the loop wakes up for, it first handles inputs and timers that are due, maybe none.
 - While no job may start, nothing is planned; inputs, timers, pruning and heartbeats go on.
 
@@ -40,6 +41,9 @@ class CadenceSettings:
     """Intervals of the loop; None turns off what they belong to."""
 
     deep_every_s: float | None = 0.5  # shortest time between two deep cycles
+    deep_late_s: float | None = (
+        1.0  # a deep cycle that has waited so long for a moment without inputs is late
+    )
     deep_share: int = 5  # deep cycles take at most this part (one fifth) of the time
     refresh_after_s: float | None = 30.0  # age at which forecasts are computed again
     prune_every_s: float | None = 600.0
@@ -106,6 +110,7 @@ class Cadence:
         self._is_proof_next = False  # a step has been made since the last proofs
         self._deep_due = _LONG_AGO
         self._is_deep_wanted = True  # something has changed since the last complete deep cycle
+        self._deep_possible_from: float | None = None  # None: no step has been made
         self._prune_due = _LONG_AGO
         self._heartbeat_due = _LONG_AGO
         self._is_slow = True  # the last match took long; assumed until the first one is measured
@@ -116,6 +121,8 @@ class Cadence:
         if self._is_proof_next and seen.has_unproven:
             return ProveRequests()
         if self._is_cycle_next and seen.may_plan:
+            if self._is_deep_late(seen):
+                return RunCycle(deep=True)
             if seen.is_dirty:
                 return RunCycle(deep=False)
             if not seen.has_inputs and self._is_due(self._deep_at(seen)):
@@ -128,6 +135,12 @@ class Cadence:
         if seen.has_inputs or (wake_at is not None and wake_at <= now):
             return HandleInputs()
         return Pause(wake_at)
+
+    def _is_deep_late(self, seen: Observation) -> bool:
+        late_s = self._settings.deep_late_s
+        if late_s is None or self._deep_possible_from is None or self._deep_at(seen) is None:
+            return False
+        return self._is_deep_wanted and self._is_due(self._deep_possible_from + late_s)
 
     def _is_due(self, at: float | None) -> bool:
         """Whether a time has come, and a step has been made since then."""
@@ -158,6 +171,8 @@ class Cadence:
 
     def step_done(self, now: float) -> None:
         self._stepped_at = now
+        if self._deep_possible_from is None:
+            self._deep_possible_from = now
         self._is_cycle_next = self._is_proof_next = True
 
     def proofs_begun(self, now: float) -> Callable[[float], bool]:
@@ -172,12 +187,15 @@ class Cadence:
     def cycle_done(self, cycle: RunCycle, began: float, now: float, *, was_cut: bool = False) -> None:
         """A deep cycle that was cut short for the inputs that wait is repeated."""
         self._is_cycle_next = False
+        settings = self._settings
         if not cycle.deep:
+            if not self._is_deep_wanted:
+                self._deep_possible_from = max(now, self._deep_due)
             self._is_deep_wanted = True
             return
         self._is_deep_wanted = was_cut
-        settings = self._settings
         self._deep_due = now + max(settings.deep_every_s or 0.0, (now - began) * (settings.deep_share - 1))
+        self._deep_possible_from = self._deep_due
 
     def pruning_begun(self, now: float) -> None:
         self._prune_due = now + (self._settings.prune_every_s or 0.0)

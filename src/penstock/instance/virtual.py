@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 VIRTUAL_CADENCE: Final = CadenceSettings(
     deep_every_s=0.0,
+    deep_late_s=None,
     refresh_after_s=None,
     prune_every_s=None,
     heartbeat_every_s=None,

@@ -41,8 +41,8 @@ __all__ = [
 _LOG: Final = logging.getLogger("penstock.kube")
 _EVENTS_MAX: Final = 50_000
 _EVENT_TRIES_MAX: Final = 5
-_EVENT_EVERY: Final = 4  # while conditions are due, every so many writes is an event
-_IN_FLIGHT_MAX: Final = 16
+_EVENT_EVERY: Final = 8  # while conditions are due, every so many writes is an event
+_IN_FLIGHT_MAX: Final = 32  # enough for 200 conditions a second if each takes 150 ms
 _BURST_S: Final = 0.1  # writes that were not made in time are made up for, at most for so long
 _REASONS: Final = {
     WorkloadStatus.ASSEMBLING: "GroupIncomplete",
