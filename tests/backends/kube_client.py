@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.kube.client import ObjectReference, PatchType
-from penstock.kube.errors import NotFound
+from penstock.kube.errors import NotFound, WriteFenced
 
 __all__ = ["FakeClient"]
 
@@ -36,7 +36,20 @@ class FakeClient:
     async def get(self, path: str, type: type[Any]) -> Any:  # noqa: A002, ARG002
         return await self._respond("get", path, NotFound(404))
 
-    async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Any = None) -> None:
+    async def bind(
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        node: str,
+        annotations: Any = None,
+        may_send: Callable[[], bool] = lambda: True,
+    ) -> None:
+        for waited in self.responses.pop("before_bind", ()):  # what happens while the request waits
+            assert isinstance(waited, Callable)  # type: ignore[arg-type]
+            waited()
+        if not may_send():
+            raise WriteFenced("not sent")
         await self._respond("bind", (f"{namespace}/{name}", uid, node, annotations))
 
     async def evict(self, namespace: str, name: str, uid: str) -> None:

@@ -187,6 +187,18 @@ def test_bindings_in_flight_count_until_the_watch_shows_them() -> None:
     assert context.cache.bind_problem("n1", pod("b", cpu="1")) == ""
 
 
+def test_a_pod_that_another_scheduler_binds_while_a_request_waits_withdraws_it() -> None:
+    context = FakeContext(pod(cpu="1"))
+    other = pod("x", cpu="2", ours=False, node="n1")
+    client = FakeClient(before_bind=[lambda: context.cache.set_pod(other)])
+    (found,) = execute(context, client, PLACE)
+    assert isinstance(found, IntentResult)
+    assert (found.outcome, context.bound, client.requests) == (Outcome.CONFLICT, [], [])
+    assert found.detail == "node n1 no longer has the requested resources"
+    context.cache.remove_pod(other)
+    assert context.cache.bind_problem("n1", pod("b", cpu="2")) == "", "the withdrawn binding does not count"
+
+
 def test_a_binding_that_fails_is_not_counted() -> None:
     context = FakeContext(pod(cpu="2"))
     execute(context, FakeClient(bind=[NotFound(404)]), PLACE)

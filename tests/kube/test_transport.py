@@ -298,6 +298,29 @@ def test_a_write_that_waits_for_the_in_flight_limit_is_not_sent_after_leadership
             with pytest.raises(WriteFenced, match="no longer the leader"):
                 await second
             assert len(server.requests) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_write_that_its_caller_withdraws_while_it_waits_is_not_sent() -> None:
+    async def scenario() -> None:
+        is_wanted, gate = True, asyncio.Event()
+
+        async def handler(_: Request, response: ResponseWriter) -> None:
+            await gate.wait()
+            response.send(*DONE)
+
+        async with raw_server(handler) as server, quick_client(server.url, in_flight_max=1) as client:
+            first = asyncio.ensure_future(BIND(client))
+            second = asyncio.ensure_future(client.bind("d", "b", "", "n", may_send=lambda: is_wanted))
+            await eventually(lambda: len(server.requests) == 1)
+            is_wanted = False
+            gate.set()
+            await first
+            with pytest.raises(WriteFenced, match="withdrawn"):
+                await second
+            await client.bind("d", "c", "", "n", may_send=lambda: True)
+            assert len(server.requests) == 2
             await asyncio.wait_for(client.get("/version", dict[str, str]), 5)  # Reads are always allowed.
 
     asyncio.run(scenario())

@@ -275,9 +275,15 @@ class KubeClient:
         await self._request("DELETE", path, body=options)
 
     async def bind(
-        self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str] | None = None
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        node: str,
+        annotations: Mapping[str, str] | None = None,
+        may_send: Callable[[], bool] | None = None,
     ) -> None:
-        """Assigns a pod to a node.
+        """Assigns a pod to a node. `may_send` is called when the request leaves; if false, `WriteFenced`.
 
         `ApiConflict`: the pod has a node, is gated, is being deleted, or was replaced by another of its name.
         """
@@ -291,7 +297,8 @@ class KubeClient:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         path = PODS.path(namespace, name, "binding")
-        status = self._decode("POST", path, await self._request("POST", path, body=body), Status)
+        response = await self._request("POST", path, body=body, may_send=may_send)
+        status = self._decode("POST", path, response, Status)
         if status.status == "Failure":
             failure = f"{status.reason}: {status.message}"
             raise OutcomeUnknown(f"outcome unknown: POST {path}: 2xx with status Failure: {failure}")

@@ -6,7 +6,8 @@ write is `OutcomeUnknown`: the caller has to read the object.
 
 `may_write` fences the writes of an instance that may lose leadership. It is called when the body of the
 request is about to be written to the connection, not earlier: a write can wait for the in-flight limit, for
-a credential, for a connection or for a retry, and fails with `WriteFenced` if leadership ended meanwhile.
+a credential, for a connection or for a retry, and fails with `WriteFenced` if leadership ended meanwhile. A
+caller can add a check of its own for one request (`may_send`), at the same moment.
 
 The number of requests in flight is limited. Waiting for that limit has no timeout, so a burst of thousands
 of writes queues up and does not fail. Watches and `urgent` requests (for leases) are exempt.
@@ -75,6 +76,7 @@ class _Request:
     query: Mapping[str, str]
     data: bytes | None = None
     content_type: str = ""
+    may_send: Callable[[], bool] | None = None  # for a write
 
     def __str__(self) -> str:
         return f"{self.verb} {self.path}"
@@ -89,23 +91,29 @@ class _ConnectionLost(Exception):
 
 
 class _FencedPayload(aiohttp.BytesPayload):
-    """The body of a write, which calls `may_write` immediately before it is sent.
+    """The body of a write, which calls `may_write` and `may_send` immediately before it is sent.
 
     aiohttp sends the headers together with the body: nothing leaves before this check, and nothing is awaited
     between the check and the write to the connection.
     """
 
-    def __init__(self, data: bytes, may_write: Callable[[], bool]) -> None:
+    def __init__(
+        self, data: bytes, may_write: Callable[[], bool], may_send: Callable[[], bool] | None
+    ) -> None:
         super().__init__(data)
-        self.is_fenced = False
+        self.fenced_by = ""  # why it was not sent
         self._may_write = may_write
+        self._may_send = may_send
 
     async def write_with_length(
         self, writer: aiohttp.abc.AbstractStreamWriter, content_length: int | None
     ) -> None:
         if not self._may_write():
-            self.is_fenced = True
-            raise RuntimeError("may_write is false")  # aiohttp closes the connection.
+            self.fenced_by = "this process is no longer the leader"
+        elif self._may_send is not None and not self._may_send():
+            self.fenced_by = "the caller has withdrawn it"
+        if self.fenced_by:
+            raise RuntimeError(self.fenced_by)  # aiohttp closes the connection.
         await super().write_with_length(writer, content_length)
 
 
@@ -202,9 +210,10 @@ class Transport:
         content_type: str = "application/json",
         urgent: bool = False,
         timeout_s: float | None = None,
+        may_send: Callable[[], bool] | None = None,
     ) -> bytes:
         data = None if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
-        request = _Request(verb, path, query or {}, data, content_type)
+        request = _Request(verb, path, query or {}, data, content_type, may_send)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         started = time.monotonic()
         retries = self._retries
@@ -288,7 +297,9 @@ class Transport:
             headers.append(("Content-Type", request.content_type))
         params = {name: value for name, value in request.query.items() if value}
         url = self.access.server + request.path + (f"?{urlencode(params)}" if params else "")
-        payload = None if request.data is None else _FencedPayload(request.data, self._may_write)
+        payload = None
+        if request.data is not None:
+            payload = _FencedPayload(request.data, self._may_write, request.may_send)
         try:
             context: ssl.SSLContext | bool = self._tls.context(identity) if self._is_tls else True
             response = await self._open_session().request(
@@ -313,9 +324,9 @@ class Transport:
         except BadRequest as error:  # Unusable TLS files.
             raise Unreachable(f"{request}: {error}") from error
         except aiohttp.ClientConnectionError as error:
-            if payload is None or not payload.is_fenced:
+            if payload is None or not payload.fenced_by:
                 raise
-            raise WriteFenced(f"{request}: not sent: this process is no longer the leader") from error
+            raise WriteFenced(f"{request}: not sent: {payload.fenced_by}") from error
         if 200 <= response.status < 300:
             return response
         async with response:

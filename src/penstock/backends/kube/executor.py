@@ -215,8 +215,16 @@ class IntentExecutor:
 
     async def _bind(self, intent: Place, pod: Pod, node: str) -> None:
         metadata, cache = pod.metadata, self._context.cache
+
+        def may_send() -> bool:
+            """Checks the node again: the request has waited for a connection, and others may bind pods."""
+            cache.drop_assumed(metadata.uid)
+            if cache.bind_problem(node, pod):
+                return False
+            cache.assume_bound(pod, node)
+            return True
+
         failpoints.reach(_BIND_BEFORE)
-        cache.assume_bound(pod, node)
         try:
             await self._client.bind(
                 metadata.namespace,
@@ -224,6 +232,7 @@ class IntentExecutor:
                 metadata.uid,
                 node,
                 annotations={JOB_ANNOTATION: encode_jobid(intent.job)},
+                may_send=may_send,
             )
         except BaseException:
             cache.drop_assumed(metadata.uid)
