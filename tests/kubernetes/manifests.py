@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["bare_pod", "deployment", "job", "native_group", "pod_group", "stateful_set", "template"]
+__all__ = ["bare_pod", "deployment", "job", "native_group", "pod_group", "quota", "stateful_set", "template"]
 
 Document = dict[str, Any]
 UNLIMITED = "inf"
@@ -87,6 +87,15 @@ def stateful_set(name: str, count: int, cpu: str = "1", *, policy: str = "Parall
             "selector": {"matchLabels": {"app": name}},
             "template": template(name, cpu, **more),
         },
+    }
+
+
+def quota(name: str, pods: int) -> Document:
+    return {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": name},
+        "spec": {"hard": {"pods": str(pods)}},
     }
 
 

@@ -31,6 +31,7 @@ Document = dict[str, Any]
 _PATHS = {  # API path by kind
     "Pod": "/api/v1/namespaces/{}/pods",
     "Service": "/api/v1/namespaces/{}/services",
+    "ResourceQuota": "/api/v1/namespaces/{}/resourcequotas",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
     "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
     "ReplicaSet": "/apis/apps/v1/namespaces/{}/replicasets",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.kubernetes.manifests import bare_pod, deployment, job, stateful_set
+from tests.kubernetes.manifests import bare_pod, deployment, job, quota, stateful_set
 from tests.kubernetes.namespaces import Namespace, job_id
 from tests.kubernetes.site import wait_for
 
@@ -120,6 +120,41 @@ def test_the_pod_that_replaces_a_failed_one_gets_its_node_although_others_wait(n
     assert namespace.bound("next") == []
     namespace.delete("Job", "gang")
     namespace.wait_bound("next", 1)
+
+
+def set_quota(namespace: Namespace, name: str, pods: int) -> None:
+    namespace.create(quota(name, pods))
+    wait_for(lambda: "used" in namespace.get("ResourceQuota", name).get("status", {}), "the quota to count")
+
+
+def test_a_quota_that_keeps_a_gang_from_starting_is_named(namespace: Namespace) -> None:
+    set_quota(namespace, "two", 2)
+    namespace.create(job("gang", 3))
+    namespace.wait_reason(
+        "gang", "GroupIncomplete", "2 of 3", "Job gang cannot create pods", "exceeded quota: two"
+    )
+    assert namespace.bound() == []
+    namespace.delete("ResourceQuota", "two")
+
+
+def test_a_quota_that_keeps_a_gang_from_being_repaired_is_named(namespace: Namespace) -> None:
+    namespace.create(job("gang", 2, spec={"backoffLimit": 3}))
+    failed, other = (pod["metadata"]["name"] for pod in namespace.wait_bound("gang", 2))
+    set_quota(namespace, "one", 1)
+    ended = {"exitCode": 1, "reason": "Error", "startedAt": None, "finishedAt": None}
+    status = {"phase": "Failed", "containerStatuses": [{**CONTAINER, "state": {"terminated": ended}}]}
+    namespace.patch("Pod", failed, {"status": status}, "status")
+    events = wait_for(
+        lambda: (
+            {"gang", other} <= namespace.regarded("PodCreationBlocked").keys()
+            and namespace.regarded("PodCreationBlocked")
+        ),
+        "the events of the Job and of the pod that runs",
+        60.0,
+    )
+    assert all("exceeded quota: one" in event["note"] for event in events.values())
+    assert events["gang"]["regarding"]["kind"] == "Job"
+    namespace.delete("ResourceQuota", "one")
 
 
 def test_an_unknown_queue_is_reported(namespace: Namespace) -> None:

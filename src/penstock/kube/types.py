@@ -340,3 +340,14 @@ class _PersistentVolumeSpec(_ApiStruct, frozen=True):
 
 class PersistentVolume(KubeObject, frozen=True):
     spec: _PersistentVolumeSpec = _PersistentVolumeSpec()
+
+
+class _EventSeries(_ApiStruct, frozen=True):
+    last_observed_time: str | None = None
+
+
+class Event(KubeObject, frozen=True):
+    note: str = ""
+    event_time: str | None = None
+    deprecated_last_timestamp: str | None = None  # of reporters that use the API of before 1.19
+    series: _EventSeries | None = None

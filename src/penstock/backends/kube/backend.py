@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.condition_queue import PodCondition, Precedence
+from penstock.backends.kube.creation_problems import CreationProblems, Shortages, shortage_text
 from penstock.backends.kube.executor import IntentExecutor
 from penstock.backends.kube.pod_conditions import (
     ConditionWriter,
@@ -38,6 +39,7 @@ from penstock.kube.types import OwnerReference, Pod, UnstructuredObject
 from penstock.kube.watch import Deleted, Relisted, Upserted, WatchEvent, WatchState, reflect
 from penstock.model.jobid import encode_jobid
 from penstock.podspec.controller_kinds import require_controller_kind
+from penstock.podspec.controllers import Controller
 from penstock.podspec.pod_status import full_name
 from penstock.podspec.problems import GROUP_INADMISSIBLE
 from penstock.protocol.backend import Sink
@@ -77,6 +79,8 @@ class KubeBackend:
         self._synced: set[ApiResource] = set()
         self._states: dict[ApiResource, WatchState] = {}
         self._told_owners: dict[str, str] = {}  # by workload: what its owners were told last
+        self._shortages = Shortages()
+        self._creation_problems = CreationProblems(client, self._creation_changed, clock)
         self._executor = IntentExecutor(client, self, clock)
         self._condition_writer = ConditionWriter(client, settings, self._pod, self.may_act, clock, identity)
 
@@ -131,6 +135,7 @@ class KubeBackend:
                 _LOG.exception("cannot publish the status of workload %s", update.workload)
 
     def _publish(self, update: StatusUpdate) -> None:
+        update = self._shortages.of_update(update)
         if update.status is WorkloadStatus.FINISHED:
             return
         condition = condition_of_update(update)
@@ -161,13 +166,27 @@ class KubeBackend:
         if len(self._told_owners) >= _TOLD_MAX:
             self._told_owners.clear()
         self._told_owners[update.workload] = note
-        pods = self.cache.pods_of(update.workload)
-        placed = [pod for pod in pods if is_incomplete and pod.spec.node_name]
-        references = self.cache.owners(update.workload) + [pod_reference(pod) for pod in placed]
-        scheduler = pods[0].spec.scheduler_name if pods else self._settings.scheduler_names[0]
+        pods = self.cache.pods_of(update.workload) if is_incomplete else ()
         reason = "GroupIncomplete" if is_incomplete else GROUP_INADMISSIBLE
+        self._add_events(update.workload, [pod for pod in pods if pod.spec.node_name], reason, note)
+
+    def _add_events(self, workload: str, pods: Sequence[Pod], reason: str, note: str) -> None:
+        """Events of the owners of a workload and of some pods."""
+        any_pod = next(iter(self.cache.pods_of(workload)), None)
+        scheduler = any_pod.spec.scheduler_name if any_pod else self._settings.scheduler_names[0]
+        references = self.cache.owners(workload) + [pod_reference(pod) for pod in pods]
         for reference in references[:_TOLD_REFERENCES_MAX]:
             self.add_event(ObjectEvent(reference, scheduler, reason, "Scheduling", note))
+
+    def _creation_changed(self, workload: str, controller: Controller, problem: str) -> None:
+        """Tells why a controller creates no pods: in the conditions of a group that waits, else as events."""
+        last = self._shortages.set(workload, controller, problem)
+        pods = [pod for pod in self.cache.pods_of(workload) if pod.spec.node_name]
+        if last is not None and not pods:
+            self._publish(last)
+        elif problem:
+            note = f"the group lacks pods: {shortage_text(controller, problem)}"
+            self._add_events(workload, pods, "PodCreationBlocked", note)
 
     def problem(self) -> str:
         """Why the cache may be out of date, for longer than a watch takes to be opened again."""
@@ -212,6 +231,7 @@ class KubeBackend:
             running = [tasks.create_task(self._reflect(watch)) for watch in watches]
             running.append(tasks.create_task(self._report_changes(cache, len(watches))))
             running.append(tasks.create_task(self._read_missing_controllers(cache)))
+            running.append(tasks.create_task(self._creation_problems.run(cache)))
             await self._refresh.wait()
             _LOG.info("listing all resources again")
             for task in running:

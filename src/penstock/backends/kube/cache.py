@@ -136,6 +136,9 @@ class ClusterCache:
     def owners(self, workload: str) -> list[ObjectReference]:
         return self._workloads.owners(workload)
 
+    def short_controllers(self) -> list[tuple[str, Controller]]:
+        return self._controllers.short()
+
     def job_of(self, pod: Pod) -> Controller | None:
         """The Job that has created a pod."""
         return self._controllers.job_of(pod)

@@ -42,6 +42,8 @@ class ControllerTracker:
         self._template_memberships: dict[str, GroupMembership] = {}  # what its next pod declares
         self._by_workload: dict[str, dict[str, None]] = {}  # workload -> controllers that keep it alive
         self._dirty: dict[str, None] = {}
+        self._to_count: dict[str, None] = {}  # controllers whose pods have changed, or how many they want
+        self._short: dict[str, None] = {}  # controllers with fewer pods than they want
 
     def job_of(self, pod: Pod) -> Controller | None:
         """The Job that has created a pod."""
@@ -68,6 +70,21 @@ class ControllerTracker:
         """What pods that are yet to be created for a workload will declare, ordered by controller."""
         found = self._by_workload.get(workload)
         return [self._template_memberships[uid] for uid in sorted(found)] if found else []
+
+    def short(self) -> list[tuple[str, Controller]]:
+        """Controllers of groups with fewer pods than they want, each with its workload."""
+        to_count, self._to_count = self._to_count, {}
+        for uid in to_count:
+            controller, membership = self._controllers.get(uid), self._template_memberships.get(uid)
+            if (
+                controller is not None
+                and membership is not None
+                and controller.desired_pods > len(self._pods.get(uid, ()))
+            ):
+                self._short[uid] = None
+            else:
+                self._short.pop(uid, None)
+        return [(self._template_memberships[uid].workload, self._controllers[uid]) for uid in self._short]
 
     # Changes from the API server
 
@@ -99,6 +116,7 @@ class ControllerTracker:
 
     def remove(self, uid: str) -> None:
         controller = self._controllers.pop(uid, None)
+        self._short.pop(uid, None)
         if controller is not None and controller.owner is not None:
             _discard(self._children, controller.owner.uid, uid)
         self.mark_absent(uid)
@@ -126,6 +144,7 @@ class ControllerTracker:
             self._chains[uid] = chain
         else:
             del self._chains[uid]
+        self._to_count.update(dict.fromkeys((*before, *chain)))
         for controller in chain:
             self._pods.setdefault(controller, {})[uid] = None
         for controller in before:
@@ -149,6 +168,7 @@ class ControllerTracker:
         return list(pods), list(workloads)
 
     def _update_template_membership(self, uid: str, workloads: dict[str, None]) -> None:
+        self._to_count[uid] = None
         before = self._template_memberships.pop(uid, None)
         if before is not None:
             _discard(self._by_workload, before.workload, uid)
