@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.backends.sim.backend import SimBackend
+from penstock.backends.sim.backend import MemberScript, SimBackend
 from penstock.model.constraint import HostIn, Not
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.jobid import encode_jobid
 from penstock.protocol.commands import Cancel
 from penstock.protocol.facts import MemberGone, MemberSet, WorkloadGone, WorkloadSet
-from penstock.protocol.intents import StatusUpdate, WorkloadStatus
+from penstock.protocol.intents import End, EndReason, Intent, StatusUpdate, WorkloadStatus
 from penstock.sched.records import InadmissibleGone
 from penstock.sched.scheduler import Scheduler
 from penstock.store.memory import MemoryStore
@@ -88,6 +89,30 @@ def test_waiting_members_are_readmitted_with_all_that_they_requested() -> None:
         assert one.request is not None
         kept = {name: getattr(one.request, name) for name in ("constraint", "brings", "forbids", "prefers")}
         assert kept | {"recreated": one.is_recreated, "name": one.name} == rules
+
+
+def test_the_note_of_a_cancel_goes_with_the_end_of_the_members_also_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, tables, ends = pods(nodes=1), MemoryTables(), []
+    apply = backend.apply
+
+    def lose_ends(epoch: int, intents: Sequence[Intent]) -> None:
+        ends.extend(intent for intent in intents if isinstance(intent, End))
+        apply(epoch, [intent for intent in intents if not isinstance(intent, End)])
+
+    monkeypatch.setattr(backend, "apply", lose_ends)
+    backend.script_for = lambda _place, _assignment: MemberScript(runs_s=1e9)
+    instance = RestartingInstance(backend, settings_of("easy"), lambda: MemoryStore(tables))
+    backend.workloads["w"] = WorkloadSet("w", "gang", 2)
+    backend.members.update({f"w-{number}": member("w", number) for number in range(2)})
+    instance.feed(backend.workloads["w"], *backend.members.values())
+    instance.run_until(10)
+    (number,) = instance.scheduler.jobs
+    instance.feed(Cancel((number,), "not today"))
+    instance.restart()
+    instance.run_until(20)
+    assert [(end.reason, end.note) for end in ends[:2]] == [(EndReason.CANCEL, "not today")] * 2
 
 
 @pytest.mark.parametrize("restarts", [False, True])
