@@ -197,6 +197,15 @@ def test_the_configuration_is_remembered_and_jobs_that_it_excludes_are_held(tmp_
         instance.ok("queue", "start", "--all")
         assert [job["result"] for job in instance.end(long, gone)] == ["COMPLETED"] * 2
         instance.ok("stop")
+        config.write_text('policy = "fcfs"\n' + before)
+        assert "changed" not in instance.ok("start")  # `--policy` overrides the file, as it did before.
+        instance.ok("stop")
+        changed = instance.ok("start", "--config", str(config)).splitlines()[2:]
+        assert changed == [
+            f"changed since the last start: queues.{name}.backfill: conservative -> fcfs"
+            for name in ("batch", "debug")
+        ]
+        instance.ok("stop")
         config.unlink()
         assert "configuration of the last start" in instance.refused("start", code=2)
         assert "queue batch is removed" in instance.ok("start", "--defaults")

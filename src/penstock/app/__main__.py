@@ -115,8 +115,13 @@ def _check(
 
 
 def _start_options(arguments: argparse.Namespace, found: InstanceIdentity | None) -> StartOptions:
-    """The options that configure the scheduler; those that are not given are as in the last start."""
-    kept = StartOptions() if found is None or arguments.defaults else found.options
+    """The options that configure the scheduler; those that are not given are as in the last start.
+
+    A configuration file that is given replaces all of them, so that an option of an earlier start does not
+    override what the file says.
+    """
+    is_new = found is None or arguments.defaults or arguments.config is not None
+    kept = StartOptions() if found is None or is_new else found.options
     depth = arguments.queue_depth
     return StartOptions(
         config=os.path.abspath(arguments.config) if arguments.config is not None else kept.config,
