@@ -196,7 +196,7 @@ def test_without_an_instance_every_command_says_how_to_start_one(tmp_path: Path)
 
 def test_changes_reach_the_instance(at: Path, running: SimpleNamespace) -> None:
     assert piped(at, "cancel", "--all", "--states", "running", "-m", "n").stderr.endswith(
-        "Canceled 1 jobs (0 errors)\n"
+        "Canceled 1 job (0 errors)\n"
     )
     assert piped(at, "release", "fNH").returncode == 0
     assert piped(at, "urgency", "-v", "fNH", "expedite").stdout == "job expedited\n"

@@ -217,7 +217,7 @@ def test_cancel_by_id_by_state_and_all(instance: Running, mixed: dict[str, str])
     assert (done.returncode, done.stderr) == (0, "penstock: Canceled 2 jobs (0 errors)\n")
     assert names(instance.ok("jobs", "-no", "{name}")) == ["runs"]
     done = instance.call("cancel", "--all", "--wait")
-    assert "Canceled 1 jobs" in done.stderr
+    assert "Canceled 1 job (0 errors)" in done.stderr
     assert instance.ok("jobs", "-n") == ""
 
 

@@ -90,7 +90,7 @@ def test_a_stopped_queue_accepts_jobs_and_starts_none(instance: Running) -> None
     assert "queue debug is stopped: maintenance" in instance.ok("job", "why", waiting)
     assert instance.job(waiting)["forecast"]["start_at"] is None
     assert instance.job(running)["state"] == "RUN"
-    assert "1 jobs pending" in instance.ok("queue", "status", "-v", "debug")
+    assert "1 job pending" in instance.ok("queue", "status", "-v", "debug")
     assert instance.ok("queue", "start", "debug") == "debug: Scheduling is started\n"
     assert instance.end(waiting)[0]["result"] == "COMPLETED"
 

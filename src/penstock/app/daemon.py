@@ -35,6 +35,7 @@ from penstock.app.setting_changes import setting_changes, settings_in_force
 from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.instance.loop import Instance
 from penstock.model.jobid import encode_jobid
+from penstock.model.text import count_of
 from penstock.paths import InstancePaths
 from penstock.protocol.commands import Cancel
 from penstock.sched.scheduler import Scheduler
@@ -242,7 +243,7 @@ def _held_jobs(scheduler: Scheduler, _now: float) -> list[str]:
     held = [job for job in scheduler.jobs.values() if job.settings_reason]
     named = [f"{encode_jobid(job.id)} is held: {job.settings_reason}" for job in held[:_HELD_NAMED_MAX]]
     more = len(held) - len(named)
-    return [*named, f"{more} more jobs are held, see `penstock jobs -o why`"] if more else named
+    return [*named, f"{count_of(more, 'more job')} held, see `penstock jobs -o why`"] if more else named
 
 
 async def _report_ready(

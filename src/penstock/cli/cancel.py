@@ -12,6 +12,7 @@ from penstock.cli.client import ApiClient
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.job_names import job_ids
 from penstock.cli.terminal import ProgressLine, print_error, print_json
+from penstock.model.text import count_of
 
 __all__ = ["cancel"]
 
@@ -67,8 +68,8 @@ def cancel(
             print_error(f"{error['id']}: {error['message']}" + (f"; {hint}" if hint else ""))
         if not ids:
             count = len(response["canceled"])
-            words = f"Canceled {count} jobs ({len(response['errors'])} errors)" if count else "Matched 0 jobs"
-            print_error(words)
+            errors = count_of(len(response["errors"]), "error")
+            print_error(f"Canceled {count_of(count, 'job')} ({errors})" if count else "Matched 0 jobs")
     return exits.FAILED if response["errors"] else exits.OK
 
 

@@ -15,6 +15,7 @@ from textwrap import wrap
 from typing import Any, Final
 
 from penstock.cli.times import clock, span
+from penstock.model.text import count_of
 
 __all__ = ["ASCII_FILLS", "BLOCK_FILLS", "Bar", "Chart", "draw"]
 
@@ -112,7 +113,7 @@ def _limited(nodes: list[dict[str, Any]], lines_max: int | None) -> tuple[list[d
 def _rest(nodes: int, jobs: int) -> str:
     """What the chart leaves out; empty if nothing."""
     counts = ((nodes, "node"), (jobs, "job"))
-    parts = [f"{count} more {word}{'s' if count > 1 else ''}" for count, word in counts if count]
+    parts = [count_of(count, f"more {word}") for count, word in counts if count]
     return f"... and {' and '.join(parts)}; --all draws everything" if parts else ""
 
 
@@ -195,5 +196,5 @@ def _legend(
         text = f"{letters[job]}  {job:<12} {name:<16} {clock(part['from'], now)} - {until}  {kind}"
         lines.append(text if len(text) <= columns else text[: columns - 1] + "+")
     if len(jobs) > _LEGEND_MAX:
-        lines.append(f"... and {len(jobs) - _LEGEND_MAX} more jobs")
+        lines.append(f"... and {count_of(len(jobs) - _LEGEND_MAX, 'more job')}")
     return lines

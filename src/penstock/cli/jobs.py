@@ -20,6 +20,7 @@ from penstock.cli.terminal import is_terminal, print_error, print_json, print_li
 from penstock.cli.times import parse_when
 from penstock.errors import BadRequest
 from penstock.model.jobid import parse_jobid
+from penstock.model.text import count_of
 
 __all__ = ["job_table", "jobs"]
 
@@ -81,7 +82,7 @@ def jobs(client: ApiClient, ids: tuple[str, ...], **options: Any) -> int:
     found = client.get("/v1/jobs", **query)["jobs"]
     code = exits.FAILED if _report_missing(client, ids, found) else exits.OK
     if len(found) >= options["count"] == _COUNT_DEFAULT:  # An explicit --count needs no hint.
-        print_error(f"only the first {len(found)} jobs are listed; use --count to list more")
+        print_error(f"only the first {count_of(len(found), 'job')} listed; use --count to list more")
     if options["sort"]:
         found = _sorted(found, options["sort"])
     if form == "json":

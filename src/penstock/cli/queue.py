@@ -12,6 +12,7 @@ from penstock.cli.formats import Cell, parse_format
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.terminal import print_json, print_line, printable, styled
 from penstock.model.duration import format_duration
+from penstock.model.text import count_of
 
 __all__ = ["queue"]
 
@@ -73,8 +74,8 @@ def status(client: ApiClient, names: tuple[str, ...], verbose: bool, output_form
         print_line(_scheduling(each))
         if verbose:
             prefix = _prefix(each)
-            print_line(printable(f"{prefix}{each['pending']} jobs pending"))
-            print_line(printable(f"{prefix}{each['running']} running jobs"))
+            print_line(printable(f"{prefix}{count_of(each['pending'], 'job')} pending"))
+            print_line(printable(f"{prefix}{count_of(each['running'], 'running job')}"))
 
 
 def _chosen(client: ApiClient, names: tuple[str, ...]) -> list[Doc]:

@@ -18,6 +18,7 @@ from penstock.cli.daemon_process import stop_database
 from penstock.cli.group import SETTINGS, json_option, with_client
 from penstock.cli.terminal import ProgressLine, print_json, print_line
 from penstock.errors import Unavailable
+from penstock.model.text import count_of
 
 __all__ = ["stop"]
 
@@ -113,4 +114,4 @@ def _running_jobs(client: ApiClient) -> str:
         running = client.get("/v1/status")["jobs"]["running"]
     except (NoInstance, StreamBroken, RequestRefused, Unavailable):
         return ""
-    return f", {running} jobs still running"
+    return f", {count_of(running, 'job')} still running"

@@ -14,6 +14,7 @@ from penstock.cli.interrupts import interruptible
 from penstock.cli.jobs import job_table
 from penstock.cli.terminal import is_terminal
 from penstock.cli.times import day_and_time
+from penstock.model.text import count_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -45,7 +46,7 @@ def watch(client: ApiClient, query: dict[str, object], form: str) -> None:
         lines = job_table(table, found, now, columns=console.width)
         rows_max = max(3, console.height - 3)
         if len(lines) > rows_max:
-            lines = [*lines[:rows_max], f"... and {len(lines) - rows_max} more lines"]
+            lines = [*lines[:rows_max], f"... and {count_of(len(lines) - rows_max, 'more line')}"]
         title = f"{day_and_time(now)}  {running} running, {pending} pending  (ctrl-C to quit)"
         return Text.from_ansi("\n".join([title, "", *lines]), no_wrap=True)
 

@@ -14,10 +14,15 @@ from typing import Final
 
 from penstock.errors import BadRequest
 
-__all__ = ["check_passable", "check_printable", "escape_controls", "find_control"]
+__all__ = ["check_passable", "check_printable", "count_of", "escape_controls", "find_control"]
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _UNPASSABLE: Final = re.compile("[\x00\ud800-\udfff]")
+
+
+def count_of(count: int, noun: str) -> str:
+    """A count with its noun: `1 job`, `2 jobs`. The noun is one that takes an `s`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def find_control(text: str) -> str:

@@ -26,6 +26,7 @@ from penstock.engine.request import Request
 from penstock.model.duration import format_duration
 from penstock.model.job import URGENCY_HOLD, JobState
 from penstock.model.jobid import encode_jobid
+from penstock.model.text import count_of
 from penstock.sched import vacancies
 from penstock.sched.claim_reasons import claims_in_the_way, describe_claim
 from penstock.sched.job import Job
@@ -272,7 +273,7 @@ def _assembling(state: SchedulerState, job: Job) -> str:
     workload = state.workloads.get(job.workload)
     ready = job.members_ready
     if workload is None:
-        return f"{ready} members are ready"
+        return f"{count_of(ready, 'member')} {'is' if ready == 1 else 'are'} ready"
     text = f"{ready} of {max(workload.size, 1)} members are ready"
     if workload.assembly_timeout_s is None:
         return f"{text}; it waits for the others without a limit"
