@@ -29,6 +29,7 @@ from penstock.app.database import DatabaseMonitor, first_contact
 from penstock.app.identity import InstanceIdentity, StartOptions, lock, read_identity, write_identity
 from penstock.app.kube import KubeRuntime
 from penstock.app.kube_options import KubeOptions
+from penstock.app.memory import trim_memory
 from penstock.app.readiness import ReadinessReport, error_family, exit_code
 from penstock.app.runtime import LocalRuntime, Runtime, cores_here
 from penstock.app.setting_changes import setting_changes, settings_in_force
@@ -190,6 +191,7 @@ async def _serve(options: DaemonOptions, found: InstanceIdentity | None) -> None
             _report_ready(instance, runtime, options.report, api_url, _changes(found, identity))
         ),
         asyncio.create_task(monitor.probe(runtime.is_standby)),
+        asyncio.create_task(trim_memory()),
     ]
     try:
         await _first_of(stopping, running, *servers)

@@ -6,6 +6,7 @@ are passed to programs, which accept everything but NUL.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 from penstock.errors import BadRequest
@@ -35,9 +36,8 @@ def check_command_texts(command: Command) -> None:
             check_printable(command.by, "by")
 
 
-def check_spec_texts(spec: SchedulingSpec) -> None:
+def check_spec_texts(spec: SchedulingSpec, payload: Mapping[str, object]) -> None:
     """Refuses a name that is not printable, and what no program can receive."""
-    payload = spec.payload
     system = "attributes.system"
     check_printable(spec.name, f"{system}.job.name")
     for index, word in enumerate(cast(list[str], payload["command"])):

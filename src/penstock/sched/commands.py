@@ -38,7 +38,7 @@ from penstock.sched.dependencies import (
     dependency_state,
 )
 from penstock.sched.job import Job
-from penstock.sched.jobspec import SchedulingSpec, counts_of, spec_of_submission
+from penstock.sched.jobspec import SchedulingSpec, counts_of, payload_of, spec_of_submission
 from penstock.sched.lifecycle import end_members, leave_depend, prioritise, raise_exception, release_singleton
 from penstock.sched.records import DrainSet, JobNew, QueueSet
 from penstock.sched.set_aside_cancel import cancel_set_aside
@@ -164,7 +164,7 @@ def _validated(
             "no such urgency", where="urgency", found=str(submission.urgency), expected="0 to 31"
         )
     spec = spec_of_submission(submission, state.settings)
-    check_spec_texts(spec)
+    check_spec_texts(spec, payload_of(submission.jobspec))
     tasks, most = counts_of(spec)["ntasks"], state.settings.group_size_max
     if cast(int, tasks) > most:
         raise BadRequest("too many tasks", where="tasks", found=str(tasks), expected=f"at most {most}")

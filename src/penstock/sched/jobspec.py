@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Final
@@ -72,7 +72,6 @@ class SchedulingSpec:
     begin_at: float | None = None
     requeue: Requeue = Requeue.NEVER
     nodes_requested: int | None = None  # for display
-    payload: Mapping[str, object] = field(default_factory=dict)
 
 
 def spec_of_submission(
@@ -110,7 +109,7 @@ def spec_of_submission(
     if is_recorded:
         queue = replace(queue, name=jobspec.queue or queue.name, duration_max_s=None)
     limit_s = _limit(jobspec.duration_s, queue)
-    name = _name(jobspec, system)
+    name = _name(task.command, system)
     if len(name) > _NAME_MAX:
         raise BadRequest(
             "the name is too long", where="attributes.system.job.name", expected=f"{_NAME_MAX} characters"
@@ -130,7 +129,6 @@ def spec_of_submission(
         begin_at=begin_at,
         requeue=submission.requeue,
         nodes_requested=_nodes_requested(jobspec),
-        payload=_payload(name, jobspec, system),
     )
 
 
@@ -224,14 +222,14 @@ def _nodes_requested(jobspec: Jobspec) -> int | None:
     return jobspec.resources[0].count.min if jobspec.resources[0].type == "node" else None
 
 
-@lru_cache(maxsize=512)
-def _attributes(text: str) -> Mapping[str, object]:
-    found = json.loads(text).get("attributes")
+@lru_cache(maxsize=16)
+def _document(text: str) -> Mapping[str, object]:
+    found = json.loads(text)
     return found if isinstance(found, dict) else {}
 
 
 def _system_of(text: str) -> Mapping[str, object]:
-    return _under(_attributes(text), "system")
+    return _under(_under(_document(text), "attributes"), "system")
 
 
 def _under(values: Mapping[str, object], key: str) -> Mapping[str, object]:
@@ -247,30 +245,22 @@ def _text(values: Mapping[str, object], key: str, where: str) -> str:
 
 
 def payload_of(text: str) -> dict[str, object]:
-    """The payload of a jobspec that was accepted before."""
-    jobspec = parse_jobspec(text)
+    """What a backend needs to start a task of a valid jobspec; not interpreted here.
+
+    Pending jobs do not keep it, because it is several times as large as the text.
+    """
     system = _system_of(text)
-    return _payload(_name(jobspec, system), jobspec, system)
-
-
-def _name(jobspec: Jobspec, system: Mapping[str, object]) -> str:
-    """The name of a job: its own, or that of its program."""
-    own = _text(_under(system, "job"), "name", "attributes.system.job")
-    return own or escape_controls(jobspec.tasks[0].command[0].rpartition("/")[2])
-
-
-def _payload(name: str, jobspec: Jobspec, system: Mapping[str, object]) -> dict[str, object]:
-    """What a backend needs to start a task; not interpreted here."""
+    command, environment, cwd = _launch_texts(text, system)
     options = _under(_under(system, "shell"), "options")
     output = _under(options, "output")
     stdout, stderr = _under(output, "stdout"), _under(output, "stderr")
     label = bool(stdout.get("label") or stderr.get("label"))
     input_file, stdin_ranks = _input(_under(_under(options, "input"), "stdin"))
     return {
-        "name": name,
-        "command": list(jobspec.tasks[0].command),
-        "cwd": jobspec.cwd,
-        "environment": dict(jobspec.environment),
+        "name": _name(command, system),
+        "command": command,
+        "cwd": cwd,
+        "environment": environment,
         "output": _text(stdout, "path", "shell.options.output.stdout"),
         "error": _text(stderr, "path", "shell.options.output.stderr"),
         "label_io": label,
@@ -278,6 +268,27 @@ def _payload(name: str, jobspec: Jobspec, system: Mapping[str, object]) -> dict[
         "stdin": stdin_ranks,
         "signal": options.get("signal"),
     }
+
+
+def _launch_texts(text: str, system: Mapping[str, object]) -> tuple[list[str], dict[str, str], str]:
+    """Command, environment and directory. Values that are no texts in JSON are converted by the parser."""
+    tasks = _document(text).get("tasks")
+    command = tasks[0].get("command") if isinstance(tasks, list) and isinstance(tasks[0], dict) else None
+    environment, cwd = system.get("environment", {}), system.get("cwd", "")
+    if (
+        isinstance(command, list)
+        and isinstance(environment, dict)
+        and all(isinstance(one, str) for one in (*command, *environment.values(), cwd))
+    ):
+        return list(command), dict(environment), str(cwd)
+    jobspec = parse_jobspec(text)
+    return list(jobspec.tasks[0].command), dict(jobspec.environment), jobspec.cwd
+
+
+def _name(command: Sequence[str], system: Mapping[str, object]) -> str:
+    """The name of a job: its own, or that of its program."""
+    own = _text(_under(system, "job"), "name", "attributes.system.job")
+    return own or escape_controls(command[0].rpartition("/")[2])
 
 
 def _input(stdin: Mapping[str, object]) -> tuple[str, str]:

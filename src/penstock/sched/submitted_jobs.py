@@ -11,7 +11,7 @@ from penstock.model.job import ExceptionType
 from penstock.model.jobid import encode_jobid
 from penstock.protocol.facts import EndCause, MemberStatus, Requeue
 from penstock.sched.job import Job, Member
-from penstock.sched.jobspec import tasks_on_slots
+from penstock.sched.jobspec import payload_of, tasks_on_slots
 from penstock.sched.lifecycle import raise_exception
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.ownership import Ownership
@@ -36,7 +36,8 @@ class _SubmittedJobs:
 
     def backend_spec(self, job: Job) -> dict[str, object]:
         own: dict[str, object] = {"id_f58": encode_jobid(job.id), "owner": job.owner}
-        return {**job.spec.payload, **own, "resources_by_node": dict(job.resources_by_node)}
+        payload = payload_of(str(job.recorded_spec["jobspec"]))
+        return {**payload, **own, "resources_by_node": dict(job.resources_by_node)}
 
     def is_elsewhere(self, member: Member, fact: MemberStatus) -> bool:
         del member, fact
