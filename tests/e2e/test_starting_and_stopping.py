@@ -205,6 +205,15 @@ def test_the_configuration_is_remembered_and_jobs_that_it_excludes_are_held(tmp_
             f"changed since the last start: queues.{name}.backfill: conservative -> fcfs"
             for name in ("batch", "debug")
         ]
+        kept = tmp_path / "kept"
+        instance.ok("run", "-t1m", f"--output={kept}", "echo", "mine")
+        assert instance.end(instance.submit("-t1m", "echo", "yours"))[0]["result"] == "COMPLETED"
+        assert any(instance.paths.output.iterdir())
+        instance.ok("stop")
+        config.write_text("[retention]\njobs = 0\n" + before)
+        instance.ok("start", "--config", str(config))
+        wait_until(lambda: not any(instance.paths.output.iterdir()))
+        assert kept.read_text() == "mine\n"
         instance.ok("stop")
         config.unlink()
         assert "configuration of the last start" in instance.refused("start", code=2)

@@ -41,7 +41,7 @@ class CountingStore(MemoryStore):
             self.heartbeats.append(self.now)
         await super().record(epoch, changes)
 
-    async def prune(self, epoch: int, now: float, retention: Retention) -> int:
+    async def prune(self, epoch: int, now: float, retention: Retention) -> tuple[int, ...]:
         self.prunings.append(self.now)
         return await super().prune(epoch, now, retention)
 

@@ -220,7 +220,7 @@ def test_an_inactive_job_keeps_its_members_until_it_is_pruned(instance: Instance
             assert [one.key for one in await store.members(1)] == ["a"]
             epoch, _ = await store.take_over(0.0)
             await store.record(epoch, [ended(2)])
-            assert await store.prune(epoch, 1000.0, Retention(count=0)) == 2
+            assert len(await store.prune(epoch, 1000.0, Retention(count=0))) == 2
             assert await store.members(1) == []
 
     run(scenario())
@@ -450,7 +450,7 @@ def test_a_submission_key_outlives_its_pruned_jobs_until_it_expires(instance: In
             await store.record(epoch, [new(1, key="a", seen_at=10.0), new(2, key="a", seen_at=10.0), new(3)])
             await store.record(epoch, [new(4, key="b", seen_at=SUBMISSION_KEY_TTL_S)])
             await store.record(epoch, [ended(job) for job in (1, 2, 3, 4)])
-            assert await store.prune(epoch, 1000.0, Retention(count=0)) == 4
+            assert len(await store.prune(epoch, 1000.0, Retention(count=0))) == 4
             epoch, found = await store.take_over(1000.0)
             assert found.keys == {"a": (1, 2), "b": (4,)}
             epoch, found = await store.take_over(SUBMISSION_KEY_TTL_S + 11.0)
@@ -470,11 +470,11 @@ def test_prune_keeps_the_newest_jobs_the_dependencies_and_the_highest_ids(instan
             await store.record(
                 epoch, [new(7, depends_on=[2]), IntentNew(1, 3, IntentKind.END, {}), IdHighest(7, 1, -1)]
             )
-            assert await store.prune(epoch, 1000.0, Retention(None, None)) == 0
-            assert await store.prune(epoch, 550.0, Retention(age_s=100.0, count=None)) == 2  # 1 and 4
+            assert await store.prune(epoch, 1000.0, Retention(None, None)) == ()
+            assert await store.prune(epoch, 550.0, Retention(age_s=100.0, count=None)) == (1, 4)
             assert [row.new.id for row in await store.jobs(JobFilter())] == [7, 6, 5, 3, 2]
-            assert await store.prune(epoch, 550.0, Retention(age_s=None, count=1)) == 1  # 5
-            assert await store.prune(epoch, 550.0, Retention(age_s=None, count=1)) == 0
+            assert await store.prune(epoch, 550.0, Retention(age_s=None, count=1)) == (5,)
+            assert await store.prune(epoch, 550.0, Retention(age_s=None, count=1)) == ()
             assert await store.log(1) == []
             _, found = await store.take_over(0.0)
             assert found.highest == IdHighest(7, 1, -1)

@@ -1,6 +1,7 @@
 """The directory of an agent, and the meaning of its files.
 
     agent.lock        locked by the agent while it runs; contains its pid
+    agent.log         what the agent writes to stderr; `agent.log.1` and so on are older
     epoch             the newest epoch that the agent has seen
     tasks/<name>/     one task: lock, spec.json, start.json, end.json, exit.json
     gone/<name>       a tombstone: this member must never start here
@@ -126,6 +127,7 @@ class AgentDirectory:
         self._gone = str(path / "gone")
         self._trash = str(path / "trash")
         self.tmp = str(path / "tmp")
+        self.log = path / "agent.log"
 
     def make(self) -> None:
         for path in (self.path, *map(Path, (self._tasks, self._gone, self._trash, self.tmp))):

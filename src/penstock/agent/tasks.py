@@ -35,6 +35,7 @@ from penstock.agent.supervisor import BLOCKED, supervise
 from penstock.agent.task_dirs import AgentDirectory, TaskDirectory, read_stage
 from penstock.errors import Conflict, Corrupt
 from penstock.failpoints import reach, register
+from penstock.log_files import bound_log
 
 __all__ = ["AgentTask", "Tasks", "log"]
 
@@ -315,6 +316,7 @@ class Tasks:
                     self.reconcile(task)
             if time.monotonic() - swept_at >= _SWEEP_S:
                 swept_at = time.monotonic()
+                bound_log(self._directory.log)
                 self._reap()
                 for task in self.all():
                     if task.stage is TaskStage.ACCEPTED:

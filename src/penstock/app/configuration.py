@@ -17,6 +17,7 @@ An unknown key is an error that lists the valid keys, because a misspelt limit m
     [retention]                  # of inactive jobs
     days = 30
     jobs = 1000000
+    output_days = 30             # of their output in the state directory; not of files that users have named
 
     [[queues]]                   # the first queue is the default
     name = "batch"
@@ -81,6 +82,7 @@ _LIMIT_MAX: Final = 1_000_000
 class _Retention(msgspec.Struct, forbid_unknown_fields=True):
     days: float | None = 30
     jobs: int | None = 1_000_000
+    output_days: float = 30
 
 
 class _Queue(msgspec.Struct, forbid_unknown_fields=True):
@@ -192,9 +194,16 @@ def _configuration(file: _File, policy: str, match_policy: str, queue_depth: int
         shapes_max=file.limits.shapes_max,
         group_size_max=file.limits.group_size_max,
     )
-    days = file.retention.days
-    retention = Retention(None if days is None else days * 86400.0, file.retention.jobs)
-    return Configuration(settings, retention, _kube(file, settings))
+    return Configuration(settings, _retention(file.retention), _kube(file, settings))
+
+
+def _retention(section: _Retention) -> Retention:
+    for name in _Retention.__struct_fields__:
+        value = getattr(section, name)
+        if value is not None and not value >= 0:
+            raise BadRequest("too small", where=f"retention.{name}", found=str(value), expected="0 or more")
+    age_s = None if section.days is None else section.days * 86400.0
+    return Retention(age_s, section.jobs, section.output_days * 86400.0)
 
 
 def _kube(file: _File, settings: Settings) -> KubeOptions:

@@ -14,12 +14,12 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Final
 
 from penstock.api.responses import InstanceSettings
@@ -35,6 +35,7 @@ from penstock.app.runtime import LocalRuntime, Runtime, cores_here
 from penstock.app.setting_changes import setting_changes, settings_in_force
 from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.instance.loop import Instance
+from penstock.log_files import bound_log
 from penstock.model.jobid import encode_jobid
 from penstock.model.text import count_of
 from penstock.paths import InstancePaths
@@ -69,10 +70,24 @@ class DaemonOptions:
     report: ReadinessReport
 
 
+class _LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to stderr. In the background that is a file in the state directory, which is kept small."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        bound_log(self._path)
+
+
 def run(options: DaemonOptions) -> int:
     """Runs until a signal or a shutdown request; returns an exit code. The directories exist."""
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=[_LogHandler(options.paths.log)],
     )
     try:
         descriptor = lock(options.paths)
@@ -119,7 +134,7 @@ def _runtime(options: DaemonOptions, identity: InstanceIdentity) -> Runtime:
     settings = options.configuration.settings
     if options.kube is not None:
         return KubeRuntime(options.kube, settings, identity.id)
-    return LocalRuntime(options.paths, identity, settings)
+    return LocalRuntime(options.paths, identity, settings, options.configuration.retention)
 
 
 async def _open_database(
@@ -180,7 +195,13 @@ async def _serve(options: DaemonOptions, found: InstanceIdentity | None) -> None
         paths.socket.unlink(missing_ok=True)
         raise
     retention = options.configuration.retention
-    instance = Instance(runtime.settings, handle.store, runtime.backend, retention=retention)
+    instance = Instance(
+        runtime.settings,
+        handle.store,
+        runtime.backend,
+        retention=retention,
+        on_pruned=runtime.jobs_pruned,
+    )
     monitor = DatabaseMonitor(handle, identity.database)
     context = _service_context(options, identity, monitor, runtime, instance, stop)
     app = create_app(InstanceService(instance, context))

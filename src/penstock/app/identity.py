@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import Conflict, Unavailable
+from penstock.log_files import FORMER_LOGS
 from penstock.paths import InstancePaths
 
 __all__ = ["FORMAT", "InstanceIdentity", "StartOptions", "lock", "read_identity", "write_identity"]
@@ -26,6 +27,7 @@ _SIZE_MAX: Final = 64 << 10
 # Files that a first start creates before the identity file.
 _BEFORE_IDENTITY: Final = (
     *("instance.lock", "instance.log", "instance.new"),
+    *(f"instance.log.{number}" for number in range(1, FORMER_LOGS + 1)),
     *("database-url", "database-url.new"),
 )
 

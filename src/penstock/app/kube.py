@@ -230,6 +230,9 @@ class KubeRuntime:
     async def settle(self, instance: Instance) -> list[str]:  # noqa: ARG002
         return []
 
+    def jobs_pruned(self, jobs: Sequence[int]) -> None:
+        """Does nothing: no output of pods is kept here."""
+
     async def stop(self, *, keep_tasks: bool) -> None:  # noqa: ARG002
         await self._election.release()
         await self._client.close()

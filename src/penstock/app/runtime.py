@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,12 +20,14 @@ from msgspec import structs
 from penstock.api.responses import AgentInfo, InstanceSettings
 from penstock.app.identity import InstanceIdentity
 from penstock.app.node_removal import NodeRemoval
+from penstock.app.output_retention import OutputRetention
 from penstock.backends.local.backend import LocalBackend
 from penstock.backends.local.settings import LocalSettings
 from penstock.instance.loop import Instance
 from penstock.paths import InstancePaths
 from penstock.protocol.backend import Backend
 from penstock.sched.settings import Settings
+from penstock.store.port import Retention
 
 __all__ = ["LocalRuntime", "Runtime", "cores_here"]
 
@@ -69,6 +71,9 @@ class Runtime(Protocol):
     async def settle(self, instance: Instance) -> list[str]:
         """Called when the instance is ready; returns what whoever starts it should know."""
 
+    def jobs_pruned(self, jobs: Sequence[int]) -> None:
+        """These jobs have been deleted from the history."""
+
     async def stop(self, *, keep_tasks: bool) -> None:
         """Stops everything that the runtime has started."""
 
@@ -82,8 +87,11 @@ class LocalRuntime:
     kind = "local"
     ends_tasks = True
 
-    def __init__(self, paths: InstancePaths, identity: InstanceIdentity, settings: Settings) -> None:
+    def __init__(
+        self, paths: InstancePaths, identity: InstanceIdentity, settings: Settings, retention: Retention
+    ) -> None:
         self._identity = identity
+        self._output = OutputRetention(paths.output, retention.output_age_s)
         self._backend = LocalBackend(
             paths,
             LocalSettings(
@@ -140,15 +148,22 @@ class LocalRuntime:
         return ""
 
     async def run(self, instance: Instance, run_term: Callable[[], Awaitable[None]]) -> None:
-        removal = asyncio.create_task(self._removal.run(instance))
+        beside = [
+            asyncio.create_task(self._removal.run(instance)),
+            asyncio.create_task(self._output.run(instance)),
+        ]
         try:
             await run_term()
         finally:
-            removal.cancel()
-            await asyncio.gather(removal, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     async def settle(self, instance: Instance) -> list[str]:
         return await self._removal.remove_empty(instance)
+
+    def jobs_pruned(self, jobs: Sequence[int]) -> None:
+        self._output.jobs_pruned(jobs)
 
     async def stop(self, *, keep_tasks: bool) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -75,6 +75,7 @@ class ActionRunner:
     retention: Retention
     isolation: FaultIsolation
     progress: LoopProgress = field(default_factory=LoopProgress)
+    on_pruned: Callable[[tuple[int, ...]], None] = lambda _jobs: None  # jobs deleted from the history
 
     @property
     def scheduler(self) -> Scheduler:
@@ -105,7 +106,7 @@ class ActionRunner:
                 return await self._prove_requests()
             case PruneHistory():
                 self.cadence.pruning_begun(self.clock.steady())
-                await self.store.prune(self.steps.epoch, self.clock.now(), self.retention)
+                self.on_pruned(await self.store.prune(self.steps.epoch, self.clock.now(), self.retention))
             case SendHeartbeat():
                 # Fails if the store is lost or another instance has taken over.
                 await self.store.record(self.steps.epoch, ())

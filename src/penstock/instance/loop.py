@@ -52,6 +52,7 @@ class Instance:
         *,
         retention: Retention = Retention(),  # noqa: B008
         clock: Callable[[], float] = time.time,
+        on_pruned: Callable[[tuple[int, ...]], None] = lambda _jobs: None,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -73,6 +74,7 @@ class Instance:
             retention,
             self.isolation,
             self.progress,
+            on_pruned,
         )
         self._wakeup = asyncio.Event()
         self._reload_reason = ""  # not empty: the state in memory must be dropped

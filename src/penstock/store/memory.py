@@ -157,7 +157,7 @@ class MemoryStore:
                 )
         return found
 
-    async def prune(self, epoch: int, now: float, retention: Retention) -> int:
+    async def prune(self, epoch: int, now: float, retention: Retention) -> tuple[int, ...]:
         transaction = Transaction()
         pruned: list[int] = []
 
@@ -184,7 +184,7 @@ class MemoryStore:
                     transaction.put(self.tables.submissions, key, kept)
 
         transaction.run("prune", delete)
-        return len(pruned)
+        return tuple(sorted(pruned))
 
     def _prunable(self, now: float, retention: Retention) -> list[int]:
         tables = self.tables

@@ -43,10 +43,11 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long, and how many, inactive jobs are kept. None: no limit."""
+    """How long, and how many, inactive jobs are kept, and how long their output. None: no limit."""
 
     age_s: float | None = 30 * 86400.0
     count: int | None = 1_000_000
+    output_age_s: float | None = 30 * 86400.0
 
 
 class Store(Protocol):
@@ -85,5 +86,5 @@ class Store(Protocol):
     async def placed_jobs(self) -> list[AuditJob]:
         """Returns active jobs with a member that is assigned to a node, by id."""
 
-    async def prune(self, epoch: int, now: float, retention: Retention) -> int:
-        """Deletes inactive jobs beyond the retention, at most 10,000 per call; returns how many."""
+    async def prune(self, epoch: int, now: float, retention: Retention) -> tuple[int, ...]:
+        """Deletes inactive jobs beyond the retention, at most 10,000 per call; returns them by id."""

@@ -120,7 +120,7 @@ class PostgresStore:
             return False
         return True
 
-    async def prune(self, epoch: int, now: float, retention: Retention) -> int:
+    async def prune(self, epoch: int, now: float, retention: Retention) -> tuple[int, ...]:
         limits = {
             "count": retention.count,
             "before": None if retention.age_s is None else now - retention.age_s,
@@ -128,9 +128,9 @@ class PostgresStore:
         }
         async with self._transaction("prune") as connection:
             await _check_epoch(connection, epoch)
-            pruned = (await connection.execute(query("prune_jobs"), limits)).rowcount
+            pruned = await (await connection.execute(query("prune_jobs"), limits)).fetchall()
             await connection.execute(query("prune_submissions"), {"before": now - SUBMISSION_KEY_TTL_S})
-        return pruned
+        return tuple(sorted(row[0] for row in pruned))
 
     async def jobs(self, job_filter: JobFilter) -> list[JobOverview]:
         found = await self._read("find_jobs", rows.filter_values(job_filter))

@@ -146,11 +146,12 @@ class AgentConnection:
             await asyncio.sleep(_CONNECT_RETRY_S)
 
     def _start_agent(self) -> subprocess.Popen[bytes]:
-        AgentDirectory(self._directory).make()
+        directory = AgentDirectory(self._directory)
+        directory.make()
         command = [sys.executable, "-m", "penstock.agent", "--node", self.node]
         command += ["--dir", str(self._directory), "--socket", str(self._socket)]
         command += ["--tasks-max", str(self._settings.tasks_max)]
-        with open(self._directory / "agent.log", "ab") as log:
+        with open(directory.log, "ab") as log:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

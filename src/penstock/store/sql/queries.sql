@@ -382,6 +382,7 @@ DELETE FROM jobs WHERE id IN (
     ORDER BY since, id
     LIMIT %(jobs_max)s
 )
+RETURNING id
 
 -- prune_submissions
 -- Deletes expired submission keys.
