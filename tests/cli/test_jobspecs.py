@@ -39,6 +39,10 @@ def node(count: int, inside: dict[str, Any], exclusive: bool = False) -> dict[st
     return {**made, "exclusive": True} if exclusive else made
 
 
+def with_memory(made: dict[str, Any], count: int) -> dict[str, Any]:
+    return {**made, "with": [*made["with"], {"type": "memory", "count": count}]}
+
+
 PER_SLOT = {"per_slot": 1}
 TABLE = [
     (JobSize(ntasks=4), slot(4, 1), PER_SLOT),
@@ -52,7 +56,17 @@ TABLE = [
     (JobSize(nodes=2, gpus_per_node=4), node(2, slot(1, 1, 4), exclusive=True), PER_SLOT),
     (JobSize(cores=8), slot(8, 1), PER_SLOT),
     (JobSize(), slot(1, 1), PER_SLOT),
+    # Memory is per node: the slots of a node share it.
+    (JobSize(mem=4096), with_memory(slot(1, 1), 4096), PER_SLOT),
+    (JobSize(nodes=2, ntasks=6, mem=4096), node(2, with_memory(slot(3, 1), 1366)), PER_SLOT),
+    (JobSize(nodes=2, cores=8, mem=4096), node(2, with_memory(slot(1, 4), 4096)), PER_SLOT),
 ]
+
+
+@pytest.mark.parametrize("size", [JobSize(ntasks=2, mem=1), JobSize(cores=2, mem=1)])
+def test_memory_per_node_needs_a_number_of_nodes_for_several_tasks(size: JobSize) -> None:
+    with pytest.raises(BadRequest, match=r"--mem is per node .*expected -N NODES as well"):
+        build_jobspec(JobRequest(("true",), size), NOW)
 
 
 @pytest.mark.parametrize(("size", "resource", "count"), TABLE)

@@ -37,7 +37,7 @@ __all__ = [
 
 PENSTOCK = Path(sys.executable).parent / "penstock"
 TIMEOUT_S = 60
-NODE_OPTIONS = ("--nodes", "4", "--cores", "2")
+NODE_OPTIONS = ("--nodes", "4", "--cores", "2", "--mem", "8G")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,33 @@ def rows(text: str) -> dict[str, list[str]]:
 
 def test_the_list_counts_cores_one_by_one(instance: Running) -> None:
     assert rows(instance.ok("resource", "list")) == {
-        "free": ["4", "8", "node[0-3]"],
+        "free": ["4", "8", "32Gi", "node[0-3]"],
         "allocated": ["0", "0"],
         "down": ["0", "0"],
     }
     instance.started(instance.submit("-n3", "sleep", "60"))
     assert rows(instance.ok("resource", "list")) == {
-        "free": ["3", "5", "node[1-3]"],
-        "allocated": ["2", "3", "node[0-1]"],
+        "free": ["3", "5", "24Gi", "node[1-3]"],
+        "allocated": ["2", "3", "0", "node[0-1]"],
         "down": ["0", "0"],
     }
+
+
+def test_memory_is_shared_as_it_was_requested(instance: Running) -> None:
+    on_node0 = ("--requires=host:node0", "-t5m")
+    first = instance.submit("--mem=5G", *on_node0, "sleep", "600")
+    instance.started(first)
+    second = instance.submit("--mem=4097", *on_node0, "true")
+    fits = instance.submit("--mem=3072M", *on_node0, "true")
+    assert instance.end(fits)[0]["result"] == "COMPLETED"
+    short = "memory: needs 4097Mi, the largest free node has 3Gi; held by"
+    wait_until(lambda: short in instance.ok("job", "why", second))
+    (node0, *_) = instance.client.get("/v1/resources")["nodes"]
+    assert (node0["memory_bytes"], node0["memory_free_bytes"]) == (8 << 30, 3 << 30)
+    refused = instance.refused("submit", "--mem=9G", "true", code=1)
+    assert "the largest node has 8Gi; with 8Gi memory instead of 9Gi it would fit" in refused
+    instance.ok("cancel", first)
+    assert instance.end(second)[0]["result"] == "COMPLETED"
 
 
 def test_a_drained_node_starts_no_job_and_running_jobs_continue(instance: Running) -> None:
@@ -33,7 +50,7 @@ def test_a_drained_node_starts_no_job_and_running_jobs_continue(instance: Runnin
     elsewhere = instance.end(*instance.ok("submit", "--cc=1-6", "true").split())
     assert {job["nodelist"] for job in elsewhere} <= {"node1", "node2", "node3"}
     assert instance.job(there)["state"] == "RUN"
-    assert rows(instance.ok("resource", "list"))["down"] == ["1", "2", "node0"]
+    assert rows(instance.ok("resource", "list"))["down"] == ["1", "2", "8Gi", "node0"]
     assert rows(instance.ok("resource", "status", "--long"))["draining"] == ["✔", "1", "bad", "DIMM", "node0"]
     message = instance.ok("resource", "drain").splitlines()[1]
     assert message.split()[2:] == ["draining", "bad", "DIMM", "node0"]
@@ -60,7 +77,7 @@ def test_another_reason_is_refused_unless_it_is_forced(instance: Running) -> Non
     assert "first" in instance.ok("resource", "drain")
     instance.ok("resource", "drain", "--force", "node[2-3]", "second")
     assert "second" in instance.ok("resource", "drain")
-    assert rows(instance.ok("resource", "list"))["down"] == ["2", "4", "node[2-3]"]
+    assert rows(instance.ok("resource", "list"))["down"] == ["2", "4", "16Gi", "node[2-3]"]
     instance.ok("resource", "undrain", "node[2-3]")
     assert "node2 not drained" in instance.refused("resource", "undrain", "node2", code=1)
 

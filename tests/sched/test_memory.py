@@ -11,7 +11,7 @@ from penstock.protocol.facts import Capacity, NodeSet, Snapshot
 from penstock.sched.jobspec import payload_of
 from penstock.sched.records import Recorded
 from penstock.sched.recovery import scheduler_from
-from penstock.sched.scheduler import Scheduler
+from penstock.sched.scheduler import Scheduler, Step
 from penstock.sched.settings import Settings
 
 _JOBS = 400
@@ -70,3 +70,20 @@ def test_what_a_task_is_started_with_does_not_depend_on_the_types_in_the_jobspec
     payload = payload_of(jobspec_text(1, {"DEBUG": 1}, command=17))
     assert (payload["command"], payload["environment"]) == (["17"], {"DEBUG": "1", "NUMBER": "1"})
     assert payload["name"] == "17"
+
+
+def test_memory_of_a_jobspec_is_counted_in_mib_unless_it_has_a_unit() -> None:
+    scheduler = scheduler_from(Settings(), Recorded(), 0.0)
+    capacity = (Capacity("core", 4), Capacity("memory", 4 << 30, divisible=True))
+    scheduler.handle([Snapshot(nodes=(NodeSet("node0", capacity),))], 0.0)
+
+    def submit(memory: dict[str, object]) -> Step:
+        document = json.loads(jobspec_text(1, {}))
+        document["resources"][0]["with"].append({"type": "memory", **memory})
+        return scheduler.handle([Submit((Submission(json.dumps(document), "me"),))], 1.0)
+
+    for memory in ({"count": 4096}, {"count": 4, "unit": "GiB"}, {"count": 4 << 20, "unit": "K"}):
+        assert submit(memory).replies[0].error is None
+    too_large = str(submit({"count": 4097}).replies[0].error)
+    assert "needs 4097Mi memory per slot, the largest node has 4Gi" in too_large
+    assert "unit: unknown unit of memory" in str(submit({"count": 1, "unit": "acres"}).replies[0].error)

@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     stop = actions.add_parser("stop-database", help="stop the database that a killed instance left running")
     for action in (serve, stop):
         action.add_argument("--state", required=True, help="the state directory")
-    for option in ("--nodes", "--cores", "--gpus", "--queue-depth", "--report-fd"):
+    for option in ("--nodes", "--cores", "--gpus", "--mem", "--queue-depth", "--report-fd"):
         serve.add_argument(option, type=int)
     for option in ("--config", "--kubeconfig", "--tls-cert", "--tls-key"):
         serve.add_argument(option, type=Path)
@@ -89,6 +89,7 @@ def _serve(arguments: argparse.Namespace, paths: InstancePaths, report: Readines
             nodes=arguments.nodes,
             cores=arguments.cores,
             gpus=arguments.gpus,
+            memory_mib=arguments.mem,
             database=None if not database else "" if database == EMBEDDED else database,
             listen=arguments.listen,
             tls=_tls_files(arguments),

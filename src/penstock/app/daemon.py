@@ -31,7 +31,7 @@ from penstock.app.kube import KubeRuntime
 from penstock.app.kube_options import KubeOptions
 from penstock.app.memory import trim_memory
 from penstock.app.readiness import ReadinessReport, error_family, exit_code
-from penstock.app.runtime import LocalRuntime, Runtime, cores_here
+from penstock.app.runtime import LocalRuntime, Runtime, cores_here, memory_here_mib
 from penstock.app.setting_changes import setting_changes, settings_in_force
 from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.instance.loop import Instance
@@ -63,6 +63,7 @@ class DaemonOptions:
     nodes: int | None
     cores: int | None
     gpus: int | None
+    memory_mib: int | None
     database: str | None  # None: as before; "": the embedded one
     listen: str  # the address of a TCP socket for the API; empty: none
     tls: TlsFiles | None  # for that socket
@@ -113,7 +114,8 @@ def _identity(options: DaemonOptions, found: InstanceIdentity | None) -> Instanc
     """The identity of the state directory with the options of this start."""
     backend = KubeRuntime.kind if options.kube is not None else LocalRuntime.kind
     if found is None:
-        found = InstanceIdentity(uuid.uuid4().hex, 1, cores_here(), 0, "", backend)
+        memory_mib = memory_here_mib() // (options.nodes or 1) if backend == LocalRuntime.kind else 0
+        found = InstanceIdentity(uuid.uuid4().hex, 1, cores_here(), 0, "", backend, memory_mib=memory_mib)
     elif found.backend != backend:
         raise Conflict(
             f"{options.paths.state} has an instance of the {found.backend} backend; use another --state"
@@ -127,6 +129,7 @@ def _identity(options: DaemonOptions, found: InstanceIdentity | None) -> Instanc
         found.backend,
         options.start_options,
         settings_in_force(options.configuration),
+        options.memory_mib if options.memory_mib is not None else found.memory_mib,
     )
 
 
@@ -255,9 +258,9 @@ def _changes(found: InstanceIdentity | None, identity: InstanceIdentity) -> list
     if found is None:
         return []
     changes = setting_changes(found.settings, identity.settings)
-    for name in ("nodes", "cores", "gpus"):
+    for name in ("nodes", "cores", "gpus", "memory_mib"):
         before, after = getattr(found, name), getattr(identity, name)
-        changes += [f"{name}: {before} -> {after}"] if before != after else []
+        changes += [f"{name.replace('_mib', ' (MiB)')}: {before} -> {after}"] if before != after else []
     return changes
 
 
@@ -317,16 +320,14 @@ async def _cancel_jobs(instance: Instance) -> None:
     """Cancels running jobs and waits until they have ended. No job starts meanwhile."""
     instance.readiness.shutdown_begun()
     ids = await instance.query(
-        lambda scheduler, _: tuple(
-            job.id for job in scheduler.state.jobs.values() if not job.state.is_pending
-        )
+        lambda scheduler, _: tuple(job.id for job in scheduler.jobs.values() if not job.state.is_pending)
     )
     if ids:
         await instance.execute(Cancel(ids, "the instance was stopped"))
     deadline = time.monotonic() + _CANCEL_S
     while time.monotonic() < deadline:
         left = await instance.query(
-            lambda scheduler, _: sum(1 for job in scheduler.state.jobs.values() if not job.state.is_pending)
+            lambda scheduler, _: sum(1 for job in scheduler.jobs.values() if not job.state.is_pending)
         )
         if not left:
             return

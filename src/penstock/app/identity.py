@@ -52,6 +52,7 @@ class InstanceIdentity:
     backend: str = "local"
     options: StartOptions = StartOptions()
     settings: Mapping[str, str] = field(default_factory=dict)  # of the last start, to report differences
+    memory_mib: int = 0  # per node; 0: none, as in instances of earlier versions
 
 
 def read_identity(paths: InstancePaths) -> InstanceIdentity | None:
@@ -104,8 +105,9 @@ def _read(path: Path, text: bytes) -> InstanceIdentity:
             str(found.get("backend", "local")),
             _options(found.get("options", {})),
             {str(key): str(value) for key, value in found.get("settings", {}).items()},
+            int(found.get("memory_mib", 0)),
         )
-        if not read.id or read.nodes < 1 or read.cores < 1 or read.gpus < 0:
+        if not read.id or read.nodes < 1 or read.cores < 1 or read.gpus < 0 or read.memory_mib < 0:
             raise ValueError(f"{read.nodes} nodes, {read.cores} cores, {read.gpus} gpus")
         return read
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -132,6 +134,7 @@ def write_identity(paths: InstancePaths, identity: InstanceIdentity) -> None:
         "nodes": identity.nodes,
         "cores": identity.cores,
         "gpus": identity.gpus,
+        "memory_mib": identity.memory_mib,
         "backend": identity.backend,
         "options": asdict(identity.options),
         "settings": dict(identity.settings),

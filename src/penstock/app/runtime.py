@@ -24,12 +24,13 @@ from penstock.app.output_retention import OutputRetention
 from penstock.backends.local.backend import LocalBackend
 from penstock.backends.local.settings import LocalSettings
 from penstock.instance.loop import Instance
+from penstock.model.memory_size import MIB
 from penstock.paths import InstancePaths
 from penstock.protocol.backend import Backend
 from penstock.sched.settings import Settings
 from penstock.store.port import Retention
 
-__all__ = ["LocalRuntime", "Runtime", "cores_here"]
+__all__ = ["LocalRuntime", "Runtime", "cores_here", "memory_here_mib"]
 
 _ORPHANS_S: Final = 30.0  # how long the backend may take to end the tasks of a lost agent
 
@@ -83,6 +84,11 @@ def cores_here() -> int:
     return os.cpu_count() or 1
 
 
+def memory_here_mib() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB
+
+
 class LocalRuntime:
     kind = "local"
     ends_tasks = True
@@ -98,6 +104,7 @@ class LocalRuntime:
                 nodes=identity.nodes,
                 cores_per_node=identity.cores,
                 gpus_per_node=identity.gpus,
+                memory_per_node_bytes=identity.memory_mib * MIB,
                 agent_return_timeout_s=settings.lost_timeout_s,
             ),
         )

@@ -21,6 +21,7 @@ from penstock.cli.jobspecs import (
     select_environment,
     substitute,
 )
+from penstock.cli.memory_option import MemorySize
 from penstock.cli.terminal import print_error
 from penstock.errors import BadRequest
 from penstock.model.idset import BadIdset, parse_idset
@@ -51,6 +52,12 @@ _OPTIONS: Final = (
     click.option("--tasks-per-node", type=_COUNT, metavar="N", help="Tasks per node (instead of -n)."),
     click.option("--cores", type=_COUNT, metavar="N", help="Total number of cores (instead of -n)."),
     click.option("--gpus-per-node", type=_COUNT, metavar="N", help="GPUs per node (instead of -g)."),
+    click.option(
+        "--mem",
+        type=MemorySize(),
+        metavar="SIZE",
+        help="Memory per node: 4000 (MiB), 512M, 4G; not enforced. Needs -N with more than one task.",
+    ),
     click.option(
         "-x", "--exclusive", is_flag=True, help="Do not share the nodes with other jobs (needs -N)."
     ),
@@ -198,6 +205,7 @@ def _request(options: JobOptions) -> JobRequest:
         "cores",
         "gpus_per_node",
         "exclusive",
+        "mem",
     )
     return JobRequest(
         command=options.command,

@@ -57,6 +57,7 @@ class JobSize:
     cores: int | None = None
     gpus_per_node: int | None = None
     exclusive: bool = False
+    mem: int | None = None  # MiB per node
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ def _by_task(size: JobSize) -> tuple[list[dict[str, Any]], dict[str, int], None]
         exclusive = exclusive or size.nodes is not None
     children = _children(size.cores_per_task or 1, size.gpus_per_task)
     if size.nodes is None:
+        _check_one_slot(size, ntasks)
+        children += _memory(size, 1)
         if exclusive:
             _refuse("exclusive can only be set with a node count", "--exclusive", expected="-N NODES as well")
         return [_slot(ntasks, children)], {"per_slot": 1}, None
@@ -147,6 +150,7 @@ def _by_task(size: JobSize) -> tuple[list[dict[str, Any]], dict[str, int], None]
             found=f"{size.nodes} nodes, {ntasks} tasks",
         )
     slots = math.ceil(ntasks / size.nodes)
+    children += _memory(size, slots)
     count = {"per_slot": 1} if ntasks % size.nodes == 0 else {"total": ntasks}
     return [_node(size.nodes, exclusive, _slot(slots, children))], count, None
 
@@ -158,7 +162,8 @@ def _by_resource(size: JobSize) -> tuple[list[dict[str, Any]], dict[str, int], d
         if size.tasks_per_node is not None or size.gpus_per_node is not None or size.exclusive:
             _refuse("a node count is required", "--nodes", found="none", expected="-N NODES")
         assert size.cores is not None
-        return [_slot(size.cores, _children(1, None))], {"per_slot": 1}, None
+        _check_one_slot(size, size.cores)
+        return [_slot(size.cores, [*_children(1, None), *_memory(size, 1)])], {"per_slot": 1}, None
     exclusive, cores_each = size.exclusive, 1
     if size.cores is None:
         exclusive = True
@@ -170,13 +175,28 @@ def _by_resource(size: JobSize) -> tuple[list[dict[str, Any]], dict[str, int], d
         )
     else:
         cores_each = size.cores // size.nodes
-    slot = _slot(1, _children(cores_each, size.gpus_per_node))
+    slot = _slot(1, [*_children(cores_each, size.gpus_per_node), *_memory(size, 1)])
     return [_node(size.nodes, exclusive, slot)], {"per_slot": 1}, per_resource
 
 
 def _children(cores: int, gpus: int | None) -> list[dict[str, Any]]:
     core = {"type": "core", "count": cores}
     return [core, {"type": "gpu", "count": gpus}] if gpus else [core]
+
+
+def _memory(size: JobSize, slots: int) -> list[dict[str, Any]]:
+    """The memory of one of so many slots on a node, in MiB."""
+    if size.mem is None:
+        return []
+    if not size.mem:
+        _refuse("memory must be positive", "--mem", "0", "a size; -N without -n has all memory of its nodes")
+    return [{"type": "memory", "count": math.ceil(size.mem / slots)}]
+
+
+def _check_one_slot(size: JobSize, slots: int) -> None:
+    """Without a number of nodes, how many tasks share the memory of a node is open."""
+    if size.mem is not None and slots > 1:
+        _refuse("--mem is per node", "--mem", f"{slots} tasks on any number of nodes", "-N NODES as well")
 
 
 def _slot(count: int, children: list[dict[str, Any]]) -> dict[str, Any]:

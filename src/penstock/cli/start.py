@@ -23,6 +23,7 @@ from penstock.cli import exits
 from penstock.cli.client import KUBERNETES, ApiClient
 from penstock.cli.daemon_process import DATABASE_VARIABLE, exec_daemon, spawn_daemon
 from penstock.cli.group import SETTINGS, json_option, state_option
+from penstock.cli.memory_option import MemorySize
 from penstock.cli.terminal import ProgressLine, print_error, print_json, print_line
 from penstock.errors import BadRequest, Conflict, PenstockError, Unavailable
 from penstock.model.resource_types import format_count
@@ -47,6 +48,13 @@ _PASSWORD: Final = re.compile(r"://[^/]*:[^/]*@|password", re.IGNORECASE)
 )
 @click.option("--cores", type=click.IntRange(1, 4096), help="Cores per node.  [default: the machine's]")
 @click.option("--gpus", type=click.IntRange(0, 1024), help="GPUs per node.  [default: 0]")
+@click.option(
+    "--mem",
+    type=MemorySize(),
+    metavar="SIZE",
+    help="Memory per node that jobs can request: 4000 (MiB), 16G, 0 for none.  [default: as before, or the"
+    " machine's divided by the nodes]",
+)
 @click.option(
     "--policy",
     default="",
@@ -117,6 +125,7 @@ def start(
     nodes: int | None,
     cores: int | None,
     gpus: int | None,
+    mem: int | None,
     kube: bool,
     kubeconfig: Path | None,
     context: str,
@@ -134,7 +143,9 @@ def start(
     DIR, or PENSTOCK_STATE.
     """
     paths = paths_of(state, os.environ)
-    _check_backend(kube, {"--nodes": nodes, "--cores": cores, "--gpus": gpus}, kubeconfig, context)
+    _check_backend(
+        kube, {"--nodes": nodes, "--cores": cores, "--gpus": gpus, "--mem": mem}, kubeconfig, context
+    )
     options = _daemon_options(command)
     address = _database(database, database_file)
     if foreground:

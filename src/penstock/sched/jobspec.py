@@ -20,6 +20,7 @@ from penstock.model.duration import format_duration
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.idset import BadIdset, parse_idset
 from penstock.model.jobspec import Count, Jobspec, Resource, parse_jobspec
+from penstock.model.memory_size import MEMORY, unit_bytes
 from penstock.model.text import escape_controls
 from penstock.protocol.commands import Submission
 from penstock.protocol.facts import Requeue, WorkloadSet
@@ -116,7 +117,8 @@ def spec_of_submission(
         )
     depends, begin_at = parse_dependencies(system.get("dependencies"))
     constraint = _both(jobspec.constraint, queue.constraint)
-    request = Request((Group(jobspec.resources, constraint),), limit_s, Placement())
+    resources = tuple(_in_bytes(one, f"resources[{at}]") for at, one in enumerate(jobspec.resources))
+    request = Request((Group(resources, constraint),), limit_s, Placement())
     per_slot, size = _per_node(jobspec, system) or _task_count(jobspec)
     return SchedulingSpec(
         name=name,
@@ -139,6 +141,19 @@ def _labels(resources: tuple[Resource, ...]) -> list[str]:
         found += [resource.label] if resource.label else []
         found += _labels(resource.with_)
     return found
+
+
+def _in_bytes(resource: Resource, where: str) -> Resource:
+    """The resource with all memory in bytes, which nodes have it in."""
+    if resource.type == MEMORY:
+        if resource.count.min != resource.count.max:
+            raise BadRequest("memory has no range", where=f"{where}.count", expected="a whole number")
+        units = resource.count.min * unit_bytes(resource.unit, f"{where}.unit")
+        return replace(resource, count=Count(units, units), unit="")
+    if not resource.with_:
+        return resource
+    inner = (_in_bytes(one, f"{where}.with[{at}]") for at, one in enumerate(resource.with_))
+    return replace(resource, with_=tuple(inner))
 
 
 def counts_of(spec: SchedulingSpec) -> dict[str, object]:

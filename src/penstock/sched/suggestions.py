@@ -11,6 +11,7 @@ from dataclasses import replace
 from penstock.engine import Engine
 from penstock.engine.request import Request
 from penstock.model.jobspec import Count, Resource
+from penstock.model.resource_types import format_count, format_units
 
 __all__ = ["nearest_fit"]
 
@@ -25,8 +26,8 @@ def nearest_fit(engine: Engine, request: Request) -> str:
         most = _largest(engine, request, path, requested.min)
         if most:
             resource = _at(group.resources, path).type
-            counted = resource if most == 1 else f"{resource}s"
-            return f"with {most} {counted} instead of {requested.min} it would fit"
+            wanted = format_units(requested.min, resource)
+            return f"with {format_count(most, resource)} instead of {wanted} it would fit"
     bare = replace(request, groups=(replace(group, constraint=None),))
     if group.constraint is not None and _fits(engine, bare):
         return "without its constraint it would fit"

@@ -437,6 +437,8 @@ class LocalBackend:
         capacity = [Capacity("core", self._settings.cores_per_node)]
         if self._settings.gpus_per_node:
             capacity.append(Capacity("gpu", self._settings.gpus_per_node))
+        if self._settings.memory_per_node_bytes:
+            capacity.append(Capacity("memory", self._settings.memory_per_node_bytes, divisible=True))
         why = _LEAVES if self._is_leaving(agent) else "" if agent.up else agent.why
         return NodeSet(agent.node, tuple(capacity), up=not why, why=why)
 

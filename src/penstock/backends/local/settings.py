@@ -18,11 +18,13 @@ class LocalSettings:
     nodes: int = 1
     cores_per_node: int = 1
     gpus_per_node: int = 0
+    memory_per_node_bytes: int = 0  # 0: nodes have no memory to request
     # After a longer disconnection the backend ends the tasks of the agent.
     agent_return_timeout_s: float = 30.0
     snapshot_timeout_s: float = 10.0  # an agent that has not connected by then is reported as down
     # A silent agent is probed; one that does not respond is replaced.
     agent_response_timeout_s: float = 5.0
+    agent_stop_timeout_s: float = 10.0  # an agent that has not ended by then is killed
     bind: bool = False  # bind tasks to their cores; ignored if the nodes have more cores than the machine
     tasks_max: int = 10_000  # per agent
     # Added to the environment of the instance.
