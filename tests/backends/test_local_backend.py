@@ -245,6 +245,26 @@ def test_a_probe_reports_a_known_member_and_an_unknown_one_as_waiting() -> None:
     run(test)
 
 
+def test_a_node_can_be_removed_although_its_agent_hangs() -> None:
+    """The agent was started by an earlier instance, so nobody here has its process."""
+
+    async def test(site: Site) -> None:
+        async with instance(site, nodes=2) as before:
+            await before.start()
+            pid = before.backend.status()[1].pid
+        async with instance(site, epoch=2, agent_stop_timeout_s=0.2) as one:
+            await one.start()
+            assert one.backend.leaving() == ["node1"]
+            assert not await one.backend.probe_unknown("node1", [])
+            os.kill(pid, signal.SIGSTOP)
+            await one.backend.remove_node("node1")
+            await eventually(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, "the agent is gone")
+            assert not site.paths.agent("node1").exists()
+            assert one.backend.leaving() == []
+
+    run(test)
+
+
 def test_stop_keeps_tasks_or_ends_them() -> None:
     async def test(site: Site) -> None:
         for epoch, keep in ((1, True), (2, False)):

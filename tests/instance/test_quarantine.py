@@ -187,6 +187,8 @@ def test_a_running_job_that_fails_keeps_its_allocation_until_its_members_end() -
     assert aside is not None
     assert "RuntimeError: unexpected" in aside
     assert first in driver.scheduler.allocated_jobs()
+    on_nodes = [driver.scheduler.members_on(node) for node in driver.scheduler.nodes]
+    assert {job for members in on_nodes for job in members.values()} == {first}
     (second,) = driver.submit(submission(nodes=2, slots=4, duration_s=60))
     driver.run_until(driver.now + 5)
     assert driver.scheduler.jobs[second].state is JobState.SCHED  # One node is still in use.

@@ -14,7 +14,6 @@ from penstock.backends.local.backend import LocalBackend
 from penstock.errors import Unavailable
 from penstock.instance.loop import Instance
 from penstock.model.jobid import encode_jobid
-from penstock.sched.scheduler import Scheduler
 
 __all__ = ["NodeRemoval"]
 
@@ -31,21 +30,26 @@ class NodeRemoval:
     async def run(self, instance: Instance) -> None:
         """Returns when no node leaves any more."""
         while self._backend.leaving():
-            await asyncio.sleep(_POLL_S)  # `remove_empty` runs once before, when the instance is ready.
-            try:
-                await self.remove_empty(instance)
-            except Unavailable:
-                pass  # The instance is between two terms.
-            except Exception:
-                _LOG.exception("cannot remove a node; trying again")
+            await asyncio.sleep(_POLL_S)  # `settle` runs once before, when the instance is ready.
+            await self.settle(instance)
 
-    async def remove_empty(self, instance: Instance) -> list[str]:
+    async def settle(self, instance: Instance) -> list[str]:
+        """Removes the nodes that are empty, as far as that is possible now; returns a text for others."""
+        try:
+            return await self._remove_empty(instance)
+        except Unavailable:
+            pass  # The instance is between two terms.
+        except Exception:
+            _LOG.exception("cannot remove a node; trying again")
+        return []
+
+    async def _remove_empty(self, instance: Instance) -> list[str]:
         """Removes the nodes that are empty; returns a text for each of the others."""
         texts = []
         async with self._is_removing:
             for node in self._backend.leaving():
                 members = await instance.query(
-                    lambda scheduler, _, node=node: _members(scheduler, node)  # type: ignore[misc]
+                    lambda scheduler, _, node=node: scheduler.members_on(node)  # type: ignore[misc]
                 )
                 if await self._backend.probe_unknown(node, list(members)) or members:
                     texts.append(f"{node} leaves when its jobs have ended{_named(set(members.values()))}")
@@ -54,12 +58,6 @@ class NodeRemoval:
                 _LOG.info("%s has left", node)
         more = len(texts) - _NAMED_MAX
         return [*texts[:_NAMED_MAX], f"so do {more} more nodes"] if more > 1 else texts
-
-
-def _members(scheduler: Scheduler, node: str) -> dict[str, int]:
-    """The live members on a node with their jobs."""
-    state = scheduler.state
-    return {member: state.members.job_of(member) for member in state.members.on_node(node)}
 
 
 def _named(jobs: set[int]) -> str:

@@ -167,7 +167,7 @@ class LocalRuntime:
             await asyncio.gather(*beside, return_exceptions=True)
 
     async def settle(self, instance: Instance) -> list[str]:
-        return await self._removal.remove_empty(instance)
+        return await self._removal.settle(instance)
 
     def jobs_pruned(self, jobs: Sequence[int]) -> None:
         self._output.jobs_pruned(jobs)

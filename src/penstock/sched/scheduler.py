@@ -395,6 +395,17 @@ class Scheduler:
         """The active job of a workload."""
         return self.state.job_of_workload(workload)
 
+    def members_on(self, node: str) -> dict[str, int]:
+        """Members on a node, or on their way to it, with their jobs; those of jobs set aside, too."""
+        members = self.state.members
+        found = {member: members.job_of(member) for member in members.on_node(node)}
+        for number in self.state.set_aside:
+            job = self.state.set_aside.get(number)
+            for member in job.row.members if job is not None else ():
+                if member.node == node and self.state.set_aside.job_of(member.key) is not None:
+                    found[member.key] = number
+        return found
+
     def allocated_jobs(self) -> frozenset[int]:
         """The jobs that hold resources."""
         return frozenset(self.state.cluster.engine.jobs)

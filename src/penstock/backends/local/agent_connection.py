@@ -36,7 +36,6 @@ _START_TIMEOUT_S: Final = 5.0  # from the start of the process until its socket 
 _RESTART_DELAY_S: Final = 0.1
 _RESTART_DELAY_MAX_S: Final = 5.0
 _ORPHANS_TIMEOUT_S: Final = 5.0
-_STOP_TIMEOUT_S: Final = 10.0
 NODE_FAILURE: Final = "node-failure"
 
 
@@ -257,17 +256,21 @@ class AgentConnection:
 
     async def stop(self, epoch: int, *, keep_tasks: bool) -> None:
         """Ends the agent, and its tasks unless `keep_tasks`; returns when its process is gone."""
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        deadline = time.monotonic() + self._settings.agent_stop_timeout_s
         reader, writer = None, None
         with suppress(OSError):
             reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=wire.FRAME_MAX)
         if reader is not None and writer is not None:
-            with suppress(OSError, TimeoutError):
+            try:
                 writer.write(wire.encode(wire.Attach(wire.VERSION, epoch)))
                 writer.write(wire.encode(wire.Shutdown(epoch, kill=not keep_tasks)))
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                async with asyncio.timeout(self._settings.agent_stop_timeout_s):
                     while await reader.read(1 << 16):
                         pass
+            except TimeoutError:
+                _kill_peer(writer)  # An earlier instance may have started it, so `_process` is not enough.
+            except OSError:
+                pass
             writer.close()
         while self._process is not None and self._process.poll() is None:
             if time.monotonic() > deadline:
