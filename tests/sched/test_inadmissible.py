@@ -174,3 +174,41 @@ def test_a_group_that_did_not_assemble_makes_no_job_after_a_restart() -> None:
     instance.run_until(62)
     scheduler = instance.scheduler
     assert not scheduler.jobs
+
+
+def incomplete(**more: object) -> Driver:
+    """A group of three that did not assemble in time."""
+    driver = Driver(pods(nodes=2), settings_of("easy"))
+    rules = WorkloadSet("w", "stuck", 3, assembly_timeout_s=60.0)
+    driver.feed(rules, member("w", 0), member("w", 1, **more))
+    driver.run_until(61)
+    assert driver.statuses["w"].status is WorkloadStatus.INADMISSIBLE
+    assert not driver.scheduler.jobs
+    return driver
+
+
+def test_a_group_is_admissible_again_when_it_needs_fewer_members() -> None:
+    driver = incomplete()
+    driver.feed(WorkloadSet("w", "stuck", 4, assembly_timeout_s=60.0))
+    assert not driver.scheduler.jobs
+    driver.feed(WorkloadSet("w", "stuck", 2, assembly_timeout_s=60.0))
+    driver.settle()
+    assert only_job(driver).live_count == 2
+
+
+def test_a_group_is_admissible_again_when_it_may_wait_longer() -> None:
+    driver = incomplete()
+    driver.feed(WorkloadSet("w", "stuck", 3, assembly_timeout_s=30.0))
+    assert not driver.scheduler.jobs
+    driver.feed(WorkloadSet("w", "stuck", 3, assembly_timeout_s=600.0))
+    driver.run_until(driver.now + 300)
+    assert sorted(only_job(driver).members) == ["w-0", "w-1"]
+    assert driver.statuses["w"].status is WorkloadStatus.ASSEMBLING
+
+
+def test_a_group_is_admissible_again_when_a_member_becomes_ready() -> None:
+    driver = incomplete(ready=False)
+    driver.feed(member("w", 1, ready=False))
+    assert not driver.scheduler.jobs
+    driver.feed(member("w", 1))
+    assert sorted(only_job(driver).members) == ["w-0", "w-1"]

@@ -20,7 +20,7 @@ from penstock.model.constraint import HostIn, Properties
 from penstock.model.exclusion_key import ExclusionKey
 from penstock.model.job import JobState
 from penstock.model.jobid import encode_jobid
-from penstock.protocol.commands import Cancel, Submission
+from penstock.protocol.commands import Cancel, QueueChange, Submission
 from penstock.protocol.facts import (
     Capacity,
     EndCause,
@@ -92,6 +92,7 @@ WORKLOAD = WorkloadSet(
     desired=2,
     final_indexes=((4, 6),),
     is_gang=False,
+    keeps_limit=True,
 )
 MEMBER = MemberSet(
     workload="w",
@@ -201,6 +202,11 @@ def waits_outside_the_queue(driver: Driver) -> None:
         )
 
 
+def waits_for_a_disabled_queue(driver: Driver) -> None:
+    driver.feed(QueueChange(WORKLOAD.queue, enabled=False))
+    feed(driver, WORKLOAD, MEMBER, other(1))
+
+
 def has_got_a_further_key(driver: Driver) -> None:
     feed(driver, replace(WORKLOAD, begin_at=None, size=1), MEMBER)
     node = next(iter(driver.scheduler.jobs.values())).members["uid-0"].node
@@ -306,6 +312,7 @@ HISTORIES: tuple[Callable[[Driver], None], ...] = (
     can_never_run,
     runs_with_a_lost_an_ended_and_a_refused_member,
     waits_outside_the_queue,
+    waits_for_a_disabled_queue,
     has_got_a_further_key,
     is_incomplete_for_good,
     has_dropped_members,

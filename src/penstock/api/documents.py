@@ -311,6 +311,8 @@ def _suggestion(reason: WaitReason) -> str:
     """What the user can do about the reason; empty if there is nothing to suggest beyond its message."""
     if reason.cause is WaitCause.PRIORITY:
         return "a shorter time limit (-t) may let it fit before the job that it must not delay"
+    if reason.cause is WaitCause.QUEUE_DISABLED:
+        return "`penstock queue enable` enables the queue again"
     if reason.cause is WaitCause.QUEUE_STOPPED:
         return "`penstock queue start` starts the queue again"
     is_resources = reason.cause is WaitCause.RESOURCES

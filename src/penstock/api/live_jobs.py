@@ -44,7 +44,13 @@ __all__ = [
 ]
 
 _JOBS_AHEAD_SHOWN: Final = 5
-_NOT_PLANNED: Final = (WaitCause.LIMIT, WaitCause.HELD, WaitCause.QUEUE_STOPPED, WaitCause.UNSATISFIABLE)
+_NOT_PLANNED: Final = (
+    WaitCause.LIMIT,
+    WaitCause.HELD,
+    WaitCause.QUEUE_DISABLED,
+    WaitCause.QUEUE_STOPPED,
+    WaitCause.UNSATISFIABLE,
+)
 
 
 def count(scheduler: Scheduler, _now: float) -> tuple[JobCounts, NodeCounts]:

@@ -127,6 +127,7 @@ class WorkloadSet:
     # Sorted ranges (first, last) of indexes of members that have ended and are not replaced.
     final_indexes: tuple[tuple[int, int], ...] = ()
     is_gang: bool = True  # False: replicas that do not need each other, which are spread over the nodes
+    keeps_limit: bool = False  # what a member declares cannot be read: a running job keeps its limit
 
 
 @dataclass(frozen=True, slots=True)

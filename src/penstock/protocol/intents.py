@@ -98,6 +98,7 @@ class WorkloadStatus(enum.Enum):
     WAITING = "waiting"  # queued, or some of its members are
     HELD = "held"  # a user holds it
     DELAYED = "delayed"  # its begin time has not come, or other jobs have to end first
+    QUEUE_DISABLED = "queue-disabled"  # its queue takes no new jobs
     QUEUE_STOPPED = "queue-stopped"
     UNSATISFIABLE = "unsatisfiable"  # no node or set of nodes could ever meet its request
     INCOMPLETE = "incomplete"  # started, and some members cannot be placed

@@ -12,7 +12,7 @@ from typing import Final, cast
 
 from penstock.engine.request import Request
 from penstock.errors import BadRequest, Conflict, PenstockError
-from penstock.model.job import URGENCY_EXPEDITE, ExceptionType, JobState
+from penstock.model.job import URGENCY_EXPEDITE, ExceptionType
 from penstock.model.jobid import encode_jobid
 from penstock.model.queue_rules import QueueRules
 from penstock.protocol.commands import (
@@ -39,7 +39,13 @@ from penstock.sched.dependencies import (
 )
 from penstock.sched.job import Job
 from penstock.sched.jobspec import SchedulingSpec, counts_of, payload_of, spec_of_submission
-from penstock.sched.lifecycle import end_members, leave_depend, prioritise, raise_exception, release_singleton
+from penstock.sched.lifecycle import (
+    end_members,
+    leave_depend,
+    raise_exception,
+    release_singleton,
+    set_urgency,
+)
 from penstock.sched.records import DrainSet, JobNew, QueueSet
 from penstock.sched.set_aside_cancel import cancel_set_aside
 from penstock.sched.state import SchedulerState, SlipCause
@@ -334,13 +340,8 @@ def _set_urgency(state: SchedulerState, command: SetUrgency, now: float) -> int:
         raise Conflict("urgency cannot be changed once resources are allocated")
     if not command.by_operator:
         _check_rules(state.settings.queue_of_job(job.queue).rules, job.owner, command.urgency)
-    before, job.urgency = job.urgency, command.urgency
-    if before == command.urgency:
-        return before
-    state.journal.log(job, "urgency", now, userid=job.owner, urgency=command.urgency)
-    state.plans.slip_cause = SlipCause("the urgency of ", job.id, f" was set to {command.urgency}", job.owner)
-    if job.state is JobState.PRIORITY:
-        prioritise(state, job, now)
+    before = job.urgency
+    set_urgency(state, job, command.urgency, now)
     return before
 
 
@@ -367,6 +368,8 @@ def _change_queue(state: SchedulerState, command: QueueChange, now: float) -> Qu
         changed = replace(
             changed, enabled=command.enabled, reason_disabled="" if command.enabled else command.reason
         )
+        if command.enabled:
+            _accept_waiting(state, command.queue)
     if command.started is not None:
         changed = replace(
             changed, started=command.started, reason_stopped="" if command.started else command.reason
@@ -375,6 +378,17 @@ def _change_queue(state: SchedulerState, command: QueueChange, now: float) -> Qu
     state.queue.set_state(changed, now)
     state.journal.add(changed)
     return changed
+
+
+def _accept_waiting(state: SchedulerState, queue: str) -> None:
+    """Accepts the workloads that appeared while their queue was disabled."""
+    for job in state.jobs.values():
+        if job.awaits_queue and job.queue == queue:
+            job.awaits_queue = False
+            state.workloads.accept(job.workload, job.queue)
+            state.journal.touch(job)
+            if job.is_assembled:
+                state.worklist.enqueue_assembled(job.id)
 
 
 def _drain(state: SchedulerState, command: Drain, now: float) -> tuple[str, ...]:

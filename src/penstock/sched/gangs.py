@@ -36,7 +36,9 @@ from penstock.sched.jobspec import (
 from penstock.sched.lifecycle import (
     member_ended,
     raise_exception,
+    set_urgency,
 )
+from penstock.sched.limit_changes import follow_limit, with_limit_of
 from penstock.sched.member_states import MemberEvent, MemberPhase
 from penstock.sched.nodes import ORPHAN_KEY, external_usage_gone, update_usage
 from penstock.sched.queue import order_key
@@ -58,17 +60,36 @@ __all__ = [
 # Groups
 
 
-def workload_set(state: SchedulerState, fact: WorkloadSet) -> None:
-    has_changed = state.workloads.set(fact)
+def workload_set(state: SchedulerState, fact: WorkloadSet, now: float) -> None:
+    known = state.workloads.get(fact.workload)
     job = state.job_of_workload(fact.workload)
+    if job is not None and job.state is JobState.RUN and fact.keeps_limit:
+        fact = with_limit_of(fact, job.reported_workload)
+    has_changed = state.workloads.set(fact)
     if job is None:
+        if known is not None and _asks_less(known, fact):
+            state.worklist.members_to_readmit.extend(state.workloads.readmit(fact.workload).values())
         return
-    if job.reported_workload != fact:
+    before = job.reported_workload
+    if before != fact:
         job.reported_workload = fact
         state.journal.touch(job)
+        if before is not None:
+            # What a user has set by a command stays as it is until the workload itself changes.
+            if before.urgency != fact.urgency and job.state.is_pending and not job.is_ending:
+                set_urgency(state, job, fact.urgency, now)
+            follow_limit(state, job, before, fact, now)
     if has_changed:
         state.worklist.assemble(job.id)
         state.worklist.advance(job.id)  # Its controllers may want another number of members.
+
+
+def _asks_less(before: WorkloadSet, after: WorkloadSet) -> bool:
+    """Whether a workload that did not assemble may assemble by now."""
+    waits_longer = before.assembly_timeout_s is not None and (
+        after.assembly_timeout_s is None or after.assembly_timeout_s > before.assembly_timeout_s
+    )
+    return after.size < before.size or waits_longer
 
 
 def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
@@ -120,11 +141,16 @@ def member_set(state: SchedulerState, fact: MemberSet, now: float) -> None:
 
 
 def _is_inadmissible(state: SchedulerState, fact: MemberSet) -> bool:
-    """Whether the workload of a member is inadmissible. A new member makes it admissible again."""
+    """Whether the workload of a member is inadmissible.
+
+    A new member makes it admissible again, and so does one that becomes ready.
+    """
     known = state.workloads.inadmissible(fact.workload)
     if known is None:
         return False
-    if fact.member in known.record.members:
+    before = known.waiting.get(fact.member)
+    becomes_ready = before is not None and not before.ready and fact.ready
+    if fact.member in known.record.members and not becomes_ready:
         state.workloads.add_inadmissible_member(fact)
         return True
     state.worklist.members_to_readmit.extend(state.workloads.readmit(fact.workload).values())
@@ -165,6 +191,7 @@ def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
     job.reported_workload = workload
     job.class_value = workload.class_value
     job.is_assembled = False
+    _enter_queue(state, job)
     state.journal.add(JobNew(number, workload.owner, workload.name, now, document, workload.workload))
     state.journal.log(job, "submit", now, userid=workload.owner, urgency=workload.urgency, flags=0, version=1)
     state.journal.log(job, "validate", now)
@@ -173,6 +200,14 @@ def _new_job(state: SchedulerState, workload: WorkloadSet, now: float) -> Job:
     job.outside_reason = state.admission.outside_reason(number)
     add_job(state, job, now)
     return job
+
+
+def _enter_queue(state: SchedulerState, job: Job) -> None:
+    """A disabled queue takes no new workload, but all jobs of one that it has accepted."""
+    is_accepted = state.workloads.is_accepted(job.workload, job.queue)
+    job.awaits_queue = not is_accepted and not state.queue.state_of(job.queue).enabled
+    if not job.awaits_queue:
+        state.workloads.accept(job.workload, job.queue)
 
 
 def assembly_deadline(job: Job, workload: WorkloadSet) -> float | None:
@@ -204,6 +239,7 @@ def assemble(state: SchedulerState, job: Job, now: float) -> None:
     job.spec = replace(spec, name=job.spec.name)  # A job keeps the name that it was created with.
     if job.queue != job.spec.queue:  # Its limit is that of the queue which its oldest member names by now.
         job.queue = job.spec.queue
+        _enter_queue(state, job)
         state.admission.set_queue(job.id, job.queue)
         state.journal.touch(job)
     if not job.is_assembled:

@@ -156,6 +156,7 @@ class Job:
     is_assembled: bool = True
     is_workload_gone: bool = False
     waits_for_begin_time: bool = False
+    awaits_queue: bool = False  # its queue was disabled when it appeared: it waits until that is enabled
     unsatisfiable_reason: str = ""  # why it can never run on the present nodes
     has_allocation: bool = False  # the engine has bookings for it
     parts_made: int = 0  # parts and slots of its allocation so far: their numbers are not reused
@@ -218,6 +219,11 @@ class Job:
     def exception_type(self) -> ExceptionType | None:
         """The type of the exception that ends the present attempt."""
         return ExceptionType(self.exception.type) if self.exception is not None else None
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether settings, limits and its queue let it enter the queue."""
+        return not self.outside_reason and not self.settings_reason and not self.awaits_queue
 
     def has_logged(self, name: str) -> bool:
         """Whether the eventlog has this event in the present attempt."""
@@ -362,6 +368,7 @@ def live_of(job: Job) -> JobLive:
             parts_made=job.parts_made,
             slots_made=job.slots_made,
             workload=job.reported_workload,
+            awaits_queue=job.awaits_queue,
         ),
     )
 
@@ -412,7 +419,7 @@ def job_from(row: JobRow, spec: SchedulingSpec, ownership: Ownership) -> Job:
     job.is_infrastructure_failure = record.is_infrastructure_failure
     job.class_value, job.promise = record.class_value, record.promise
     job.parts_made, job.slots_made = record.parts_made, record.slots_made
-    job.reported_workload = record.workload
+    job.reported_workload, job.awaits_queue = record.workload, record.awaits_queue
     job.resources_by_node = dict(row.resources_by_node)
     for member in row.members:
         job.add_member(_member_from(member))

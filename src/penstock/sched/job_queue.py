@@ -102,7 +102,7 @@ class JobQueue:
         A job that is added is eligible since `now`.
         """
         is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.unsatisfiable_reason
-        if job.state is not JobState.SCHED or not is_ready or job.outside_reason or job.settings_reason:
+        if job.state is not JobState.SCHED or not is_ready or not job.is_admitted:
             self.dequeue(job.id)
             return
         before, job.shape = job.shape, self._shapes.number(job.spec.request, self._is_short(job))

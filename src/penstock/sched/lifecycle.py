@@ -28,7 +28,7 @@ from penstock.sched.member_states import MemberEvent, MemberPhase
 from penstock.sched.queue import priority_of
 from penstock.sched.records import JobNodeGone
 from penstock.sched.releasing import free_all, free_ended_slots, used_slots
-from penstock.sched.state import SchedulerState
+from penstock.sched.state import SchedulerState, SlipCause
 
 __all__ = [
     "EXCESS_KEY",
@@ -45,6 +45,7 @@ __all__ = [
     "release_singleton",
     "return_to_queue",
     "set_unsatisfiable",
+    "set_urgency",
     "update_dependents",
     "update_dependents_of",
 ]
@@ -81,17 +82,29 @@ def prioritise(state: SchedulerState, job: Job, now: float) -> None:
     enqueue(state, job, now)
 
 
+def set_urgency(state: SchedulerState, job: Job, urgency: int, now: float) -> None:
+    """Changes the urgency of a pending job; 0 holds it."""
+    if job.urgency == urgency:
+        return
+    job.urgency = urgency
+    state.journal.log(job, "urgency", now, userid=job.owner, urgency=urgency)
+    state.plans.slip_cause = SlipCause("the urgency of ", job.id, f" was set to {urgency}", job.owner)
+    if job.state is JobState.PRIORITY:
+        prioritise(state, job, now)
+
+
 def enqueue(state: SchedulerState, job: Job, since: float) -> None:
     """Adds a job to the queue if it is eligible to start, and keeps the verdict on its request up to date.
 
     A job that is added is eligible since `since`. One that waits outside the queue costs no proof. One that
-    the settings do not admit any more is held until a start with others, or until it is cancelled.
+    the settings do not admit any more is held until a start with others, or until it is cancelled; one whose
+    queue was disabled when it appeared, until the queue is enabled.
     """
     is_pending = job.state.is_pending
     job.settings_reason = state.settings.refusal(job.queue, job.spec.limit_s) if is_pending else ""
     if job.settings_reason:
         state.journal.touch_status(job)
-    if job.outside_reason or job.settings_reason:
+    if not job.is_admitted:
         state.satisfiability.forget(job.id)
     elif job.state.is_pending and job.spec.request.groups:
         reason = state.satisfiability.track(job.id, job.spec.request)

@@ -159,7 +159,7 @@ def intent_resolved(state: SchedulerState, fact: IntentResult, now: float) -> No
         _confirm_placement(state, job, member, MemberEvent.PLACE)
     elif fact.outcome is Outcome.GONE:
         member_ended(state, job, member, 9, EndCause.GONE, now, event=MemberEvent.DELETE)
-    else:
+    elif member.phase is MemberPhase.PLACING:  # Else it is on its node, whatever the result says.
         _refused(state, job, member, member.node, fact.detail, now, reached_node=False)
 
 

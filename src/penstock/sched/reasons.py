@@ -62,6 +62,7 @@ class WaitCause(enum.Enum):
     DEPENDENCY = "depends"
     BEGIN_TIME = "begin-time"
     HELD = "held"  # urgency 0
+    QUEUE_DISABLED = "queue-disabled"  # its queue has not accepted it
     QUEUE_STOPPED = "queue-stopped"
     UNSATISFIABLE = "never"  # no set of nodes of this cluster could ever meet the request
     RESOURCES = "resources"
@@ -237,6 +238,11 @@ def own_reason(state: SchedulerState, job: Job) -> WaitReason | None:
     """
     if not job.state.is_pending:
         return WaitReason(WaitCause.NONE)
+    queue = state.queue.state_of(job.queue)
+    if job.awaits_queue:
+        reason = f": {queue.reason_disabled}" if queue.reason_disabled else ""
+        text = f"queue {job.queue} is disabled and takes no new jobs{reason}"
+        return WaitReason(WaitCause.QUEUE_DISABLED, f"{text}; it is taken when the queue is enabled again")
     if job.outside_reason:
         return WaitReason(WaitCause.LIMIT, job.outside_reason)
     if not job.is_assembled:

@@ -125,6 +125,7 @@ class JobRecord:
     parts_made: int = 0  # parts and slots of its allocation so far: their numbers are not reused
     slots_made: int = 0
     workload: WorkloadSet | None = None  # as last reported; None for a submitted job
+    awaits_queue: bool = False  # its queue was disabled when it appeared
 
 
 @dataclass(frozen=True, slots=True)

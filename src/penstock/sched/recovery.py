@@ -151,6 +151,8 @@ def _restore_indexes(state: SchedulerState, job: Job, now: float) -> None:
     state.dependencies.add_name(job)
     if job.workload:
         state.workloads.set_job(job.workload, job.id)
+        if not job.awaits_queue:
+            state.workloads.accept(job.workload, job.queue)
     if job.reported_workload is not None and not job.is_workload_gone:
         state.workloads.set(job.reported_workload)
     for member in job.members.values():

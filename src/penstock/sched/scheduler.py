@@ -151,7 +151,7 @@ class Scheduler:
                 if not set_aside.member_left(state, fact.member):
                     gangs.member_gone(state, fact.member, now)
             case WorkloadSet():
-                gangs.workload_set(state, fact)
+                gangs.workload_set(state, fact, now)
             case WorkloadGone():
                 gangs.workload_gone(state, fact.workload, now)
             case ExternalUsageSet():

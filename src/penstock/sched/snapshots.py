@@ -12,6 +12,7 @@ from penstock.sched import gangs, members, nodes, set_aside, vacancies
 from penstock.sched.cluster import Restored
 from penstock.sched.job import Job
 from penstock.sched.lifecycle import member_ended, node_failed, return_to_queue
+from penstock.sched.limit_changes import restore_end
 from penstock.sched.member_states import MemberPhase
 from penstock.sched.overruns import extend_overrun
 from penstock.sched.records import SlotsFreed
@@ -41,7 +42,7 @@ def handle_snapshot(state: SchedulerState, fact: Snapshot, now: float) -> None:
     _replace_external_usage(state, fact, reported)
     for workload in fact.workloads:
         state.subject = workload
-        gangs.workload_set(state, workload)
+        gangs.workload_set(state, workload, now)
     for member in fact.members:
         state.subject = member
         gangs.member_set(state, member, now)
@@ -79,6 +80,7 @@ def _note_restored(state: SchedulerState, restored: Restored, now: float) -> Non
     for key, part in holder.parts.items():
         for slot in part.slots:
             job.slots.add(slot.number, key, slot.node.name if slot.node is not None else "")
+    restore_end(state, job)
     extend_overrun(state, job, now)  # Its recorded end is that of its limit.
     if restored.lost_slots or restored.lost_parts:
         state.journal.add(SlotsFreed(job.id, restored.lost_slots, restored.lost_parts))

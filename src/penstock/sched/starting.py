@@ -15,7 +15,7 @@ from penstock.sched.member_states import MemberEvent, MemberPhase
 from penstock.sched.records import JobNodeSet
 from penstock.sched.state import SchedulerState
 
-__all__ = ["place_late_member", "start_job"]
+__all__ = ["assignment_of", "place_late_member", "start_job"]
 
 
 def start_job(state: SchedulerState, job: Job, found: Allocation, now: float) -> None:
@@ -146,10 +146,12 @@ def place_late_member(state: SchedulerState, job: Job, member: Member, found: Al
         job.incomplete_reason = ""
 
 
+def assignment_of(member: Member) -> Assignment:
+    return Assignment(member.key, member.index, member.node, member.grants)
+
+
 def _place(state: SchedulerState, job: Job, members: list[Member]) -> None:
-    assignments = tuple(
-        Assignment(member.key, member.index, member.node, member.grants) for member in members
-    )
+    assignments = tuple(map(assignment_of, members))
     number = state.intents.next_number()
     spec = job.ownership.backend_spec(job)
     state.intents.open(Place(number, job.id, job.workload, assignments, job.end_at, len(job.members), spec))

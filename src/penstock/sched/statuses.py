@@ -39,6 +39,7 @@ _STATUSES: Final = {
     WaitCause.DEPENDENCY: WorkloadStatus.DELAYED,
     WaitCause.BEGIN_TIME: WorkloadStatus.DELAYED,
     WaitCause.HELD: WorkloadStatus.HELD,
+    WaitCause.QUEUE_DISABLED: WorkloadStatus.QUEUE_DISABLED,
     WaitCause.QUEUE_STOPPED: WorkloadStatus.QUEUE_STOPPED,
     WaitCause.UNSATISFIABLE: WorkloadStatus.UNSATISFIABLE,
     WaitCause.INCOMPLETE: WorkloadStatus.INCOMPLETE,

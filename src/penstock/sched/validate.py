@@ -68,7 +68,7 @@ def _verdicts(state: SchedulerState) -> Iterator[str]:
         elif verdict not in (None, job.unsatisfiable_reason) and not state.satisfiability.is_pending:
             yield f"job {number} has the verdict {job.unsatisfiable_reason!r}, proven is {verdict!r}"
     for job in state.jobs.values():
-        is_queued = job.state is JobState.SCHED and not job.outside_reason and not job.settings_reason
+        is_queued = job.state is JobState.SCHED and job.is_admitted
         if is_queued and job.spec.request.groups and job.id not in tracked:
             yield f"job {job.id} waits, and its request is not kept proven"
 
@@ -213,7 +213,7 @@ def _queue(state: SchedulerState) -> Iterator[str]:
 
 def _may_start(job: Job) -> bool:
     is_ready = job.is_assembled and job.urgency != URGENCY_HOLD and not job.unsatisfiable_reason
-    return job.state is JobState.SCHED and is_ready and not job.outside_reason and not job.settings_reason
+    return job.state is JobState.SCHED and is_ready and job.is_admitted
 
 
 def _admission(state: SchedulerState) -> Iterator[str]:

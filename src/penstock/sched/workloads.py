@@ -34,6 +34,7 @@ class Workloads:
         self._next_workload: dict[str, str] = {}  # by such a member
         self._inadmissible: dict[str, InadmissibleWorkload] = {}
         self._inadmissible_members: dict[str, str] = {}  # member -> workload
+        self._accepted: dict[str, str] = {}  # workload -> queue that has accepted it
         self._last_status: dict[str, dict[str, StatusUpdate]] = {}  # by workload, by member ("": all)
 
     def copy(self, journal: Journal) -> Workloads:
@@ -46,6 +47,7 @@ class Workloads:
             for workload, known in self._inadmissible.items()
         }
         made._inadmissible_members = dict(self._inadmissible_members)
+        made._accepted = dict(self._accepted)
         made._last_status = {workload: dict(last) for workload, last in self._last_status.items()}
         return made
 
@@ -63,6 +65,7 @@ class Workloads:
 
     def remove(self, workload: str) -> None:
         self._facts.pop(workload, None)
+        self._accepted.pop(workload, None)
 
     def known(self) -> list[str]:
         """All workloads that are known or inadmissible."""
@@ -80,6 +83,13 @@ class Workloads:
 
     def set_job(self, workload: str, job: int) -> None:
         self._jobs[workload] = job
+
+    def accept(self, workload: str, queue: str) -> None:
+        """A queue has accepted a job of a workload: the next ones continue it, and are no new work."""
+        self._accepted[workload] = queue
+
+    def is_accepted(self, workload: str, queue: str) -> bool:
+        return self._accepted.get(workload) == queue
 
     def remove_job(self, workload: str) -> None:
         self._jobs.pop(workload, None)
@@ -124,6 +134,7 @@ class Workloads:
         record = InadmissibleSet(workload, tuple(waiting), reason)
         self._inadmissible[workload] = InadmissibleWorkload(record, waiting)
         self._inadmissible_members.update(dict.fromkeys(waiting, workload))
+        self._accepted.pop(workload, None)
         self._journal.add(record)
 
     def readmit(self, workload: str) -> dict[str, MemberSet]:
