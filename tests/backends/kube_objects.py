@@ -176,8 +176,9 @@ def node(name: str = "n1", *, cpu: str = "4", ready: bool = True, **more: Any) -
     return msgspec.convert(raw, Node)
 
 
-def pod_group(name: str = "g", size: int = 2) -> PodGroup:
-    return msgspec.convert({"metadata": metadata(name), "spec": {"minMember": size}}, PodGroup)
+def pod_group(name: str = "g", size: int = 2, *, timeout_s: int | None = None, **status: Any) -> PodGroup:
+    spec = {"minMember": size, "scheduleTimeoutSeconds": timeout_s}
+    return msgspec.convert({"metadata": metadata(name), "spec": spec, "status": status}, PodGroup)
 
 
 def native_group(name: str = "g", size: int = 2) -> NativePodGroup:

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from penstock.backends.kube import cache as cache_module
+from penstock.backends.kube import object_faults
 from penstock.backends.kube import workloads as workloads_module
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.volumes import VolumeTracker
@@ -271,7 +272,7 @@ def test_a_pod_of_ours_on_a_node_stays_as_it_was_if_it_cannot_be_read() -> None:
 
 
 def test_a_node_that_cannot_be_read_is_not_up() -> None:
-    with patch.object(cache_module, "node_fact", failing(lambda *_: None, lambda *_: True)):
+    with patch.object(object_faults, "node_fact", failing(lambda *_: None, lambda *_: True)):
         (fact,) = new_facts(cache_of(node("n1")))
     assert isinstance(fact, NodeSet)
     assert not fact.up

@@ -99,13 +99,13 @@ def quota(name: str, pods: int) -> Document:
     }
 
 
-def pod_group(name: str, members: int) -> Document:
+def pod_group(name: str, members: int, timeout_s: int = 0) -> Document:
     """The PodGroup of the coscheduling plugin."""
     return {
         "apiVersion": "scheduling.x-k8s.io/v1alpha1",
         "kind": "PodGroup",
         "metadata": {"name": name},
-        "spec": {"minMember": members},
+        "spec": {"minMember": members, "scheduleTimeoutSeconds": timeout_s},
     }
 
 

@@ -157,6 +157,19 @@ def test_a_quota_that_keeps_a_gang_from_being_repaired_is_named(namespace: Names
     namespace.delete("ResourceQuota", "one")
 
 
+def test_pods_in_a_disabled_queue_wait_until_it_is_enabled(namespace: Namespace) -> None:
+    namespace.create(job("before", 2, "4"))
+    namespace.wait_bound("before", 2)
+    assert namespace.penstock.call("queue", "disable", "-m", "moving house").returncode == 0
+    try:
+        namespace.create(job("new", 2, "4"))
+        namespace.wait_reason("new", "QueueDisabled", "queue default is disabled", "moving house")
+        assert namespace.bound("new") == []
+    finally:
+        assert namespace.penstock.call("queue", "enable").returncode == 0
+    namespace.wait_bound("new", 2)
+
+
 def test_an_unknown_queue_is_reported(namespace: Namespace) -> None:
     namespace.create(bare_pod("lost", labels={"penstock.dev/queue": "nowhere"}))
     assert "default" in namespace.wait_reason("lost", "penstock.dev/queue", "nowhere")

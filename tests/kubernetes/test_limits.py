@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
+
+import pytest
 
 from tests.kubernetes.manifests import bare_pod, deployment, job
 from tests.kubernetes.namespaces import Namespace
 from tests.kubernetes.site import wait_for
 
 LIMIT = "penstock.dev/limit"
+DEADLINE = "activeDeadlineSeconds"
+
+
+def annotate(namespace: Namespace, kind: str, name: str, key: str, value: str) -> None:
+    namespace.patch(kind, name, {"metadata": {"annotations": {key: value}}})
 
 
 def seconds(text: str) -> float:
@@ -60,7 +68,7 @@ def test_the_limit_of_a_job_does_not_include_its_queue_time(namespace: Namespace
     assert 8 <= ends - began <= 20
 
 
-def _limited(namespace: Namespace, name: str) -> dict[str, object] | None:
+def _limited(namespace: Namespace, name: str) -> dict[str, Any] | None:
     found = namespace.get("Job", name)
     return found if "activeDeadlineSeconds" in found["spec"] else None
 
@@ -96,6 +104,43 @@ def test_the_events_of_cancelled_jobs_name_penstock_and_the_note(namespace: Name
     assert told["note"].startswith("Penstock does not start the group: ")
     assert told["note"].endswith("was canceled: wrong data set")
     namespace.wait_reason("waits", "GroupInadmissible", "was canceled: wrong data set")
+
+
+def test_the_limit_of_a_running_pod_can_be_changed(namespace: Namespace) -> None:
+    namespace.create(bare_pod("limited", "1", annotations={LIMIT: "1h"}))
+    namespace.wait_bound("limited", 1)
+    before = wait_for(lambda: [job["expiration"] for job in namespace.jobs()], "its end")
+    annotate(namespace, "Pod", "limited", LIMIT, "3h")
+    expected = [pytest.approx(before[0] + 7200)]
+    wait_for(lambda: [job["expiration"] for job in namespace.jobs()] == expected, "its later end")
+    annotate(namespace, "Pod", "limited", LIMIT, "1s")
+    namespace.wait_gone("limited")
+
+
+def test_a_held_job_is_released_and_its_limit_raised_by_annotations(namespace: Namespace) -> None:
+    namespace.create(job("held", 2, annotations={LIMIT: "1h", "penstock.dev/urgency": "0"}))
+    namespace.wait_reason("held", "Held")
+    annotate(namespace, "Job", "held", "penstock.dev/urgency", "16")
+    pods = namespace.wait_bound("held", 2)
+    assert 3600 <= wait_for(lambda: _limited(namespace, "held"), "the deadline")["spec"][DEADLINE] < 7200
+    annotate(namespace, "Pod", pods[0]["metadata"]["name"], LIMIT, "2h")
+    wait_for(lambda: namespace.get("Job", "held")["spec"][DEADLINE] >= 7200, "the later deadline")
+
+
+def test_a_held_job_is_released_by_one_of_its_pods(namespace: Namespace) -> None:
+    namespace.create(job("held", 2, annotations={"penstock.dev/urgency": "0"}))
+    namespace.wait_reason("held", "Held")
+    annotate(namespace, "Pod", namespace.pods("held")[0]["metadata"]["name"], "penstock.dev/urgency", "16")
+    namespace.wait_bound("held", 2)
+
+
+def test_an_unknown_key_is_reported_with_the_one_that_was_meant(namespace: Namespace) -> None:
+    namespace.create(bare_pod("typo", annotations={"penstock.dev/limt": "1h"}))
+    found = wait_for(
+        lambda: [one["note"] for one in namespace.events("typo") if one["reason"] == "UnknownKey"],
+        "the warning",
+    )
+    assert found == ["unknown key penstock.dev/limt has no effect; did you mean penstock.dev/limit?"]
 
 
 def test_a_limit_that_cannot_be_enforced_is_rejected(namespace: Namespace) -> None:

@@ -23,16 +23,32 @@ def namespace(shared_cluster: SharedCluster) -> Iterator[Namespace]:
         yield made
 
 
+def wait_phase(namespace: Namespace, name: str, phase: str, **counts: int) -> None:
+    """Waits for the status of a coscheduling PodGroup."""
+    assert namespace.site.cluster is not None
+    api = namespace.site.cluster.api
+    path = f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{namespace.name}/podgroups/{name}"
+    expected = {"phase": phase, **counts}
+
+    def has_status() -> bool:
+        status = api.get(path).get("status", {})
+        return all(status.get(key) == value for key, value in expected.items())
+
+    namespace.wait(has_status, lambda: f"{expected} of PodGroup {name}; found {api.get(path).get('status')}")
+
+
 def test_a_coscheduling_pod_group_defines_the_group_size(namespace: Namespace) -> None:
     labels = {COSCHEDULING: "team"}
     namespace.create(bare_pod("team-0", "4", app="team", labels=labels))
     namespace.wait_reason("team", "PodGroupNotFound")
     namespace.create(pod_group("team", 3))
     namespace.wait_reason("team", "GroupIncomplete", "1 of 3")
+    wait_phase(namespace, "team", "Pending")
     namespace.create(
         bare_pod("team-1", "4", app="team", labels=labels), bare_pod("team-2", "4", app="team", labels=labels)
     )
     assert len({job_id(pod) for pod in namespace.wait_bound("team", 3)}) == 1
+    wait_phase(namespace, "team", "Running", running=3)
     # More pods than the group needs join it, as far as there is room.
     more = [bare_pod(f"team-{number}", "4", app="team", labels=labels) for number in (3, 4)]
     namespace.create(*more)
@@ -83,6 +99,14 @@ def test_a_pod_group_with_a_refused_pod_is_incomplete_and_its_owner_is_told(name
         and event["note"].endswith("was canceled: will not recover")
         for event in ended.values()
     )
+
+
+def test_the_timeout_of_a_pod_group_is_how_long_its_pods_wait_for_the_others(namespace: Namespace) -> None:
+    pods = [bare_pod(f"team-{n}", app="team", labels={COSCHEDULING: "team"}, run="1s") for n in range(2)]
+    namespace.create(pod_group("team", 2, timeout_s=1), pods[0])
+    namespace.wait_reason("team", "GroupInadmissible", "1 of 2")
+    namespace.create(pods[1])
+    wait_phase(namespace, "team", "Finished", succeeded=2)
 
 
 def test_two_coscheduling_pod_groups_never_share_the_last_nodes(namespace: Namespace) -> None:

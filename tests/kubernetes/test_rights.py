@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.kubernetes.conftest import FOUR_CORES
-from tests.kubernetes.manifests import bare_pod, job, native_group
+from tests.kubernetes.manifests import bare_pod, job, native_group, pod_group
 from tests.kubernetes.namespaces import Namespace, SharedCluster
 from tests.kubernetes.site import ROOT, wait_for
 
@@ -27,6 +27,7 @@ WRITES = {  # (verb, group, resource with its subresource)
     ("create", "events.k8s.io", "events"),
     ("patch", "batch", "jobs"),
     ("patch", "scheduling.k8s.io", "podgroups/status"),
+    ("patch", "scheduling.x-k8s.io", "podgroups/status"),
     ("create", "coordination.k8s.io", "leases"),
     ("update", "coordination.k8s.io", "leases"),
 }
@@ -66,15 +67,15 @@ def target(request: dict[str, Any]) -> tuple[str, str, str]:
 
 def test_penstock_sends_only_requests_that_its_role_allows(namespace: Namespace) -> None:
     namespace.create(native_group("team", 2), job("team", 2, schedulingGroup={"podGroupName": "team"}))
+    namespace.create(pod_group("red", 1), bare_pod("red", labels={"scheduling.x-k8s.io/pod-group": "red"}))
     namespace.create(job("limited", 1, annotations={"penstock.dev/limit": "2s"}))
     namespace.create(bare_pod("bare", annotations={"penstock.dev/limit": "2s"}), bare_pod("huge", "64"))
     namespace.wait_bound("team", 2)
     namespace.wait_reason("huge", "never")
     wait_for(lambda: namespace.job_condition("limited", "Failed"), "the Job to end at its limit")
     namespace.wait_gone("bare")
-    wait_for(
-        lambda: any(target(one)[2] == "podgroups/status" for one in requests(namespace)), "all to be told"
-    )
+    told = {one for one in WRITES if one[2] == "podgroups/status"}
+    wait_for(lambda: told <= {target(one) for one in requests(namespace)}, "all to be told")
     done = requests(namespace)
     refused = {(*target(one), one["requestURI"]) for one in done if one["responseStatus"].get("code") == 403}
     assert refused == set()

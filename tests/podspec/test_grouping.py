@@ -10,7 +10,7 @@ import pytest
 from penstock.kube.types import Pod
 from penstock.model.queue_rules import QueueRules
 from penstock.podspec.controllers import Controller
-from penstock.podspec.grouping import GroupMembership, membership_of, workload_fact
+from penstock.podspec.grouping import GroupMembership, PodGroupTerms, membership_of, workload_fact
 from penstock.podspec.settings import TranslationSettings
 from penstock.protocol.facts import Requeue, WorkloadSet
 from tests.backends.kube_objects import (
@@ -63,7 +63,8 @@ def declared(**annotations: str) -> GroupMembership:
 
 
 def fact(*members: GroupMembership, settings: TranslationSettings = SETTINGS, **groups: int) -> WorkloadSet:
-    return workload_fact(members, {f"default/{name}": size for name, size in groups.items()}, settings)
+    terms = {f"default/{name}": PodGroupTerms(size) for name, size in groups.items()}
+    return workload_fact(members, terms, settings)
 
 
 # Names
@@ -145,14 +146,6 @@ def test_pods_of_an_ordered_stateful_set_are_single() -> None:
     assert fact(found).size == 1
     named = membership(pod("db-0", labels={"penstock.dev/group": "ring"}), controller)
     assert (named.workload, fact(named).size) == ("default/group/ring", 1)
-
-
-def test_an_ordered_stateful_set_with_a_size_is_a_group() -> None:
-    found = membership(
-        pod("db-0", labels={"penstock.dev/group-size": "3"}), as_controller(stateful_set(wants=3))
-    )
-    assert (found.workload, found.is_single) == ("default/statefulset/db/uid-db", False)
-    assert fact(found).size == 3
 
 
 # Sizes

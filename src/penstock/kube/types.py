@@ -31,6 +31,7 @@ __all__ = [
     "PersistentVolumeClaim",
     "Pod",
     "PodGroup",
+    "PodGroupStatus",
     "PodSpec",
     "PodTemplateSpec",
     "PodToleration",
@@ -290,12 +291,21 @@ class UnstructuredObject(KubeObject, frozen=True):
 
 class _PodGroupSpec(_ApiStruct, frozen=True):
     min_member: int = 0
+    schedule_timeout_seconds: int | None = None
+
+
+class PodGroupStatus(_ApiStruct, frozen=True):
+    phase: str = ""
+    running: int = 0
+    succeeded: int = 0
+    failed: int = 0
 
 
 class PodGroup(KubeObject, frozen=True):
     """The PodGroup of the coscheduling plugin: `scheduling.x-k8s.io/v1alpha1`."""
 
     spec: _PodGroupSpec = _PodGroupSpec()
+    status: PodGroupStatus | None = None
 
 
 class _GangSchedulingPolicy(_ApiStruct, frozen=True):

@@ -27,7 +27,12 @@ from penstock.podspec.controller_kinds import (
     indexes_at,
     values_at,
 )
-from penstock.podspec.keys import DEADLINE_ORIGINAL_ANNOTATION, DEADLINE_SET_ANNOTATION, scheduling_keys
+from penstock.podspec.keys import (
+    DEADLINE_ORIGINAL_ANNOTATION,
+    DEADLINE_SET_ANNOTATION,
+    scheduling_keys,
+    unknown_keys,
+)
 from penstock.podspec.timestamps import epoch_seconds
 
 __all__ = ["Controller", "PodSet", "controller_of", "controller_ref_of", "is_known_controller"]
@@ -62,6 +67,7 @@ class Controller:
     deadline_s: int | None = None  # as its owner wants it: seconds from `started_at`, queueing included
     deadline_set_s: int | None = None  # what Penstock has set in its place
     final_indexes: tuple[tuple[int, int], ...] = ()  # sorted ranges: they get no further pod
+    unknown_keys: tuple[str, ...] = ()  # labels and annotations that have no effect
 
     @property
     def desired_pods(self) -> int:
@@ -104,6 +110,7 @@ def controller_of(kind: ControllerKind, found: UnstructuredObject) -> Controller
         deadline_s=deadline_s,
         deadline_set_s=deadline_set_s,
         final_indexes=tuple(sorted(one for path in kind.final_indexes for one in indexes_at(root, path))),
+        unknown_keys=unknown_keys(metadata),
     )
 
 

@@ -1,13 +1,16 @@
 """Which group a pod belongs to, how large the group is, and how it is to be scheduled.
 
 A pod names its group by a label or an annotation, on itself, on its controller, or on that object's
-controller; the nearest one counts. Without a name, the pods of one controller are a group: of a Job, a
-ReplicaSet, a Deployment (through its ReplicaSets), or a StatefulSet with `podManagementPolicy: Parallel`.
+controller; the nearest one counts. Controllers are those of registered kinds: other owners, such as a
+RayCluster, are not read, and what is meant for Penstock has to be on their pods. Without a name, the pods of
+one controller are a group: of a Job, a ReplicaSet, a Deployment (through its ReplicaSets), a StatefulSet with
+`podManagementPolicy: Parallel`, and of an owner of any other kind if they have an explicit size.
 The size of a group is, in this order: an explicit size, the size in a PodGroup, the number of pods that its
 controllers want, one. Pods of a ReplicaSet or a Deployment do not need each other: their group needs one
 pod to start, unless it has a name or a size, or its pods name a scheduler that made every Deployment a gang.
 A StatefulSet that creates pods in order has groups of one pod: a larger group could never assemble, since the
-second pod is created only when the first one is ready.
+second pod is created only when the first one is ready. A size that could never be reached is a problem: of
+such a StatefulSet, and of a pod that has neither a group nor a controller.
 
 A `GroupMembership` is what one pod declares. `workload_fact` combines the declarations of all pods of a
 group into one `WorkloadSet`. A value that cannot be read, or that the queue does not allow, is a problem, in
@@ -18,7 +21,7 @@ its rules hold for the whole group, whatever queues the other pods name.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import ceil, isfinite
@@ -36,7 +39,7 @@ from penstock.podspec.settings import TranslationSettings
 from penstock.podspec.timestamps import epoch_seconds
 from penstock.protocol.facts import Requeue, WorkloadSet
 
-__all__ = ["GroupMembership", "membership_of", "workload_fact", "workload_of_group"]
+__all__ = ["GroupMembership", "PodGroupTerms", "membership_of", "workload_fact", "workload_of_group"]
 
 _INDEX_LABELS: Final = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
 _NAME_MAX: Final = 253  # characters, as for any name in Kubernetes
@@ -46,6 +49,14 @@ _REQUEUES: Final = tuple(policy.value for policy in Requeue)
 _GANG_SCHEDULERS: Final = frozenset({"fluence", "FluxionScheduler"})  # made every Deployment a gang
 _BOOLEANS: Final = ("true", "false")
 _DIGITS: Final = re.compile(r"[0-9]{1,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroupTerms:
+    """What a PodGroup says about its pods."""
+
+    size: int  # how many of them start together
+    assembly_timeout_s: float | None = None  # how long they wait for the others; None: as configured
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,7 @@ class GroupMembership:
             self.urgency,
             self.priority,
             self.created_at,
+            bool(self.problems),
         )
 
 
@@ -115,12 +127,14 @@ def membership_of(
         problems.append(f"invalid spec.schedulingGroup.podGroupName: found {native[:80]!r}")
         native = ""
     workload, display_name, is_single = _workload(pod, controllers, name or "", native, size)
+    if size is not None and not native and not read.is_set(GROUP_NAME_KEYS):
+        _check_size(pod, controllers, size, read.key_of(GROUP_SIZE_KEYS), problems)
     created = pod.metadata.creation_timestamp
     created_at = 0.0 if created is None else epoch_seconds(created)
     queue = read.queue(f"{DOMAIN}/queue", namespace, settings)
     rules = settings.queue(queue)
     limit_s = _limit(pod, read, rules, problems)
-    urgency = read.number((f"{DOMAIN}/urgency",), 0, rules.urgency_max, f" in queue {rules.name}")
+    urgency = read.urgency(f"{DOMAIN}/urgency", rules)
     return GroupMembership(
         workload=workload,
         name=display_name,
@@ -145,6 +159,25 @@ def membership_of(
         created_at=created_at,
         problems=tuple(problems),
     )
+
+
+def _check_size(
+    pod: Pod, controllers: Sequence[Controller], size: int, key: str, problems: list[str]
+) -> None:
+    """Reports a size that the pods of a group without a name can never reach."""
+    if size == 1:
+        return
+    if controllers and controllers[0].creates_in_order:
+        owner = f"{controllers[0].kind.name} {controllers[0].name}"
+        problems.append(
+            f"{key} is {size}, but {owner} creates a pod only when the one before it is ready, so {size} "
+            "pods never wait together; set its podManagementPolicy to Parallel"
+        )
+    elif controller_ref_of(pod.metadata) is None and not controllers:
+        problems.append(
+            f"{key} is {size}, but the pod has no controller and names no group, so nothing says which pods "
+            f"belong to it; set {GROUP_NAME_KEYS[0]} on all of them"
+        )
 
 
 def _limit(pod: Pod, read: _KeyReader, rules: QueueRules, problems: list[str]) -> int | None:
@@ -197,6 +230,9 @@ def _workload(
     if controllers and (size is not None or not controllers[0].creates_in_order):
         top = controllers[-1]
         return f"{namespace}/{top.kind.name.lower()}/{top.name}/{top.uid}", top.name, False
+    owner = controller_ref_of(pod.metadata)
+    if owner is not None and size is not None and not is_known_controller(owner):
+        return f"{namespace}/{owner.kind.lower()}/{owner.name}/{owner.uid}", owner.name, False
     return f"{namespace}/pod/{pod.metadata.uid}", pod.metadata.name, True
 
 
@@ -216,6 +252,7 @@ def _index(pod: Pod) -> int:
 
 
 _Source = tuple[Controller | None, Mapping[str, str]]  # None: the pod
+_Found = tuple[Controller | None, str, str]  # the object that has a key with a value (None: the pod), both
 
 
 class _KeyReader:
@@ -231,6 +268,15 @@ class _KeyReader:
     def has(self, keys: Iterable[str]) -> bool:
         return any(key in values for _, values in self._sources for key in keys)
 
+    def is_set(self, keys: Iterable[str]) -> bool:
+        """Whether one of the keys has a value, valid or not."""
+        return self._find(keys) is not None
+
+    def key_of(self, keys: Iterable[str]) -> str:
+        """The one of the keys that counts; "" if none has a value."""
+        found = self._find(keys)
+        return found[1] if found is not None else ""
+
     def name(self, keys: Iterable[str]) -> str | None:
         found = self._find(keys)
         if found is None:
@@ -242,8 +288,18 @@ class _KeyReader:
 
     def number(self, keys: Iterable[str], least: int, most: int, context: str = "") -> int | None:
         found = self._find(keys)
-        if found is None:
-            return None
+        return None if found is None else self._number(found, least, most, context)
+
+    def urgency(self, key: str, rules: QueueRules) -> int | None:
+        """The nearest one; a 0 only if no controller has another, so that a Job can be released."""
+        urgency: int | None = None
+        for found in self._found((key,)):
+            urgency = self._number(found, 0, rules.urgency_max, f" in queue {rules.name}")
+            if urgency != 0:
+                break
+        return urgency
+
+    def _number(self, found: _Found, least: int, most: int, context: str) -> int | None:
         if _DIGITS.fullmatch(found[2]) and least <= int(found[2]) <= most:
             return int(found[2])
         self._reject(*found, f"a number from {least} to {most}{context}")
@@ -308,14 +364,16 @@ class _KeyReader:
         self._reject(*found, "seconds since the epoch, 2030-01-31T12:00:00Z, or +10m")
         return None
 
-    def _find(self, keys: Iterable[str]) -> tuple[Controller | None, str, str] | None:
-        """The object that has the first of the keys with a value (None: the pod), the key, and the value."""
+    def _find(self, keys: Iterable[str]) -> _Found | None:
+        return next(self._found(keys), None)
+
+    def _found(self, keys: Iterable[str]) -> Iterator[_Found]:
+        """All values of the keys, the nearest first."""
         for controller, values in self._sources:
             for key in keys:
                 value = values.get(key)
                 if value:
-                    return controller, key, value
-        return None
+                    yield controller, key, value
 
     def _reject(self, controller: Controller | None, key: str, value: str, expected: str) -> None:
         where = "the pod" if controller is None else f"{controller.kind.name} {controller.name}"
@@ -334,11 +392,11 @@ def _parse_time(text: str, created_at: float) -> float | None:
 
 def workload_fact(
     members: Sequence[GroupMembership],
-    group_sizes: Mapping[str, int],
+    pod_groups: Mapping[str, PodGroupTerms],
     settings: TranslationSettings,
     next_members: Sequence[GroupMembership] = (),
 ) -> WorkloadSet:
-    """What the pods of a group declare together. `group_sizes` has the existing PodGroups.
+    """What the pods of a group declare together. `pod_groups` has the existing PodGroups.
 
     `next_members` stand for pods that its controllers are yet to create: all pods of one may be gone.
 
@@ -364,8 +422,8 @@ def workload_fact(
     return WorkloadSet(
         workload=first.workload,
         name=first.name,
-        size=_size(members, group_sizes),
-        assembly_timeout_s=settings.assembly_timeout_s,
+        size=_size(members, pod_groups),
+        assembly_timeout_s=_assembly_timeout_s(members, pod_groups, settings),
         begin_at=max(begins) if begins else None,
         limit_s=settings.limit_default_s if limit_s is None else limit_s,
         deadline_at=min(ends) if ends else None,
@@ -381,6 +439,7 @@ def workload_fact(
         desired=_desired([*members, *next_members]),
         final_indexes=_final_indexes([*members, *next_members]),
         is_gang=any(one.is_gang for one in members),
+        keeps_limit=any(one.problems for one in members),
     )
 
 
@@ -398,11 +457,19 @@ def _final_indexes(members: Sequence[GroupMembership]) -> tuple[tuple[int, int],
     return next(iter(controllers.values())).final_indexes if len(controllers) == 1 else ()
 
 
-def _size(members: Sequence[GroupMembership], group_sizes: Mapping[str, int]) -> int:
+def _assembly_timeout_s(
+    members: Sequence[GroupMembership], pod_groups: Mapping[str, PodGroupTerms], settings: TranslationSettings
+) -> float:
+    terms = [pod_groups[one.pod_group] for one in members if one.pod_group in pod_groups]
+    timeouts_s = [one.assembly_timeout_s for one in terms if one.assembly_timeout_s is not None]
+    return max(timeouts_s, default=settings.assembly_timeout_s)
+
+
+def _size(members: Sequence[GroupMembership], pod_groups: Mapping[str, PodGroupTerms]) -> int:
     explicit = [one.size for one in members if one.size is not None]
     if explicit:
         return max(explicit)
-    of_pod_groups = [group_sizes[one.pod_group] for one in members if one.pod_group in group_sizes]
+    of_pod_groups = [pod_groups[one.pod_group].size for one in members if one.pod_group in pod_groups]
     if of_pod_groups:
         return max(*of_pod_groups, 1)
     if not any(one.is_gang for one in members):

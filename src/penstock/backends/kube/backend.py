@@ -21,6 +21,7 @@ from typing import Any, Final
 from penstock.backends.kube.cache import ClusterCache
 from penstock.backends.kube.condition_queue import PodCondition, Precedence
 from penstock.backends.kube.creation_problems import CreationProblems, Shortages, shortage_text
+from penstock.backends.kube.declaration_warnings import DeclarationWarnings
 from penstock.backends.kube.executor import IntentExecutor
 from penstock.backends.kube.pod_conditions import (
     ConditionWriter,
@@ -29,6 +30,7 @@ from penstock.backends.kube.pod_conditions import (
     condition_of_update,
     pod_reference,
 )
+from penstock.backends.kube.pod_group_status import PodGroupStatusWriter
 from penstock.backends.kube.settings import KubeSettings
 from penstock.backends.kube.watches import Watch, read_controller, resource_of_kind, watches_of
 from penstock.errors import Unavailable
@@ -66,7 +68,8 @@ class KubeBackend:
         may_act: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.cache = ClusterCache(settings)
+        self._warnings = DeclarationWarnings()
+        self.cache = ClusterCache(settings, self._warnings)
         self._client = client
         self._settings = settings
         self._is_leader = may_act
@@ -83,6 +86,7 @@ class KubeBackend:
         self._creation_problems = CreationProblems(client, self._creation_changed, clock)
         self._executor = IntentExecutor(client, self, clock)
         self._condition_writer = ConditionWriter(client, settings, self._pod, self.may_act, clock, identity)
+        self._pod_group_writer = PodGroupStatusWriter(client, lambda: self.cache.pod_groups, self.may_act)
 
     # The `Backend` protocol
 
@@ -93,6 +97,7 @@ class KubeBackend:
                 for _ in range(self._settings.binds_in_flight_max):
                     tasks.create_task(self._executor.run_worker())
                 tasks.create_task(self._condition_writer.run())
+                tasks.create_task(self._pod_group_writer.run())
                 while True:
                     await self._reflect_until_refreshed()
         except BaseExceptionGroup as group:
@@ -223,7 +228,7 @@ class KubeBackend:
         self._refresh.set()
 
     async def _reflect_until_refreshed(self) -> None:
-        cache = ClusterCache(self._settings)
+        cache = ClusterCache(self._settings, self._warnings)
         self._synced = set()
         self._refresh.clear()
         watches = watches_of(cache, lambda: self.cache, self._condition_writer.forget)
@@ -281,6 +286,8 @@ class KubeBackend:
                 self._condition_writer.forget(uid)
             else:
                 self._condition_writer.set(uid, condition_of_problem(problem), Precedence.FIRST)
+        for event in self._warnings.take_events():
+            self.add_event(event)
 
     # Controllers that the watches have not delivered
 

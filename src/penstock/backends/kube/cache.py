@@ -16,26 +16,27 @@ An unexpected exception about one object concerns that object alone: a waiting p
 not up, an external pod counts as one pod, and a pod that we have bound stays as it was last reported.
 
 Relations between objects are tracked elsewhere: pods and their controllers in `controllers`, workloads and
-PodGroups in `workloads`, claims and volumes in `volumes`, anti-affinity rules in `anti_affinity`, usage per
-node in `node_usage`. What one object means by itself is in `penstock.podspec`.
+PodGroups in `workloads`, the pods of PodGroups in `pod_group_status`, claims and volumes in `volumes`,
+anti-affinity rules in `anti_affinity`, usage per node in `node_usage`. What one object means by itself is in
+`penstock.podspec`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final
 
 from penstock.backends.kube.anti_affinity import EXTERNAL_PODS, AntiAffinityTracker
 from penstock.backends.kube.controllers import ControllerTracker
+from penstock.backends.kube.declaration_warnings import DeclarationWarnings
 from penstock.backends.kube.key_limits import KeyLimits
 from penstock.backends.kube.node_usage import NodeUsage
+from penstock.backends.kube.object_faults import fault_of, isolated_node_fact
+from penstock.backends.kube.pod_group_status import PodGroupTracker
 from penstock.backends.kube.pod_versions import declares_the_same, resource_version
 from penstock.backends.kube.reported import ReportedFacts
 from penstock.backends.kube.volumes import VolumeTracker
 from penstock.backends.kube.workloads import WorkloadTracker
-from penstock.errors import BadRequest
 from penstock.kube.client import ObjectReference
 from penstock.kube.types import (
     NativePodGroup,
@@ -52,7 +53,6 @@ from penstock.podspec.controller_kinds import ControllerKind
 from penstock.podspec.controllers import Controller
 from penstock.podspec.grouping import GroupMembership, membership_of
 from penstock.podspec.members import member_of
-from penstock.podspec.nodes import node_fact
 from penstock.podspec.pod_resources import PODS
 from penstock.podspec.pod_status import (
     external_usage_of,
@@ -62,7 +62,6 @@ from penstock.podspec.pod_status import (
     member_status_of,
 )
 from penstock.podspec.problems import (
-    INTERNAL_ERROR,
     LIMIT_EXCEEDED,
     OWNER_NOT_FOUND,
     OWNER_NOT_SYNCED,
@@ -75,22 +74,21 @@ from penstock.protocol.facts import (
     MemberSet,
     MemberStatus,
     NodeGone,
-    NodeSet,
     Snapshot,
 )
 
 __all__ = ["ClusterCache"]
 
-_LOG: Final = logging.getLogger("penstock.kube")
-
 
 class ClusterCache:
-    def __init__(self, settings: TranslationSettings) -> None:
+    def __init__(self, settings: TranslationSettings, warnings: DeclarationWarnings | None = None) -> None:
         self._settings = settings
+        self._warnings = warnings or DeclarationWarnings()
         self._nodes: dict[str, Node] = {}
         self._pods: dict[str, Pod] = {}
         self._controllers = ControllerTracker(settings)
         self._workloads = WorkloadTracker(settings, self._controllers)
+        self.pod_groups = PodGroupTracker()
         self._volumes = VolumeTracker()
         self._anti_affinity = AntiAffinityTracker(settings.exclusion_keys_max)
         self._key_limits = KeyLimits(settings.exclusion_keys_max)
@@ -154,7 +152,7 @@ class ClusterCache:
         if node is None:
             return f"node {name} does not exist"
         if fact is None or name in self._dirty_nodes:
-            fact = self._node_fact(node)
+            fact = isolated_node_fact(node, self._settings.topology_levels)
         return self._node_usage.problem(fact, pod, requirements_of(pod, self._volumes).constraint)
 
     def assume_bound(self, pod: Pod, node: str) -> None:
@@ -221,6 +219,7 @@ class ClusterCache:
         self._dirty_pods[uid] = None
         if before is None or is_terminal(pod) or not declares_the_same(before, pod):
             self._track_isolated(uid, pod)
+        self.pod_groups.set_pod(pod)
 
     def remove_pod(self, pod: Pod) -> None:
         self._remove_pod(pod.metadata.uid)
@@ -232,6 +231,7 @@ class ClusterCache:
             self._faults.pop(uid, None)
             self._node_usage.replace(pod, None)
             self._untrack(uid)
+            self.pod_groups.remove_pod(uid)
             self._anti_affinity.remove(uid)
 
     def _track_isolated(self, uid: str, pod: Pod) -> None:
@@ -239,7 +239,7 @@ class ClusterCache:
         try:
             self._track(uid, pod)
         except Exception as error:
-            self._faults[uid] = _fault(f"pod {full_name(pod.metadata)}", error)
+            self._faults[uid] = fault_of(f"pod {full_name(pod.metadata)}", error)
 
     def _track(self, uid: str, pod: Pod) -> None:
         """Tracks the relations of a pod. External and terminated pods have at most anti-affinity."""
@@ -250,9 +250,14 @@ class ClusterCache:
                 self._anti_affinity.set(uid, pod, EXTERNAL_PODS)
             else:
                 self._anti_affinity.remove(uid)
+            self._assign_ended(uid, pod, is_external)
             return
         chain = self._controllers.chain_of(pod.metadata)
         membership = membership_of(pod, chain.controllers, self._settings)
+        self.pod_groups.assign(pod, "" if membership.is_native else membership.pod_group)
+        self._warnings.examine(pod, chain.controllers)
+        if membership.problems and pod.spec.node_name:
+            self._warnings.note_problems(pod, membership.problems)
         if pod.spec.affinity is not None and requirements_of(pod, self._volumes).distinct_nodes:
             membership = replace(membership, distinct_nodes=True)
         self._workloads.add_pod(uid, membership)
@@ -262,6 +267,15 @@ class ClusterCache:
         missing = chain.missing if not membership.pod_group else None
         group = membership.workload if missing is None else f"owner/{missing.uid}"
         self._anti_affinity.set(uid, pod, group)
+
+    def _assign_ended(self, uid: str, pod: Pod, is_external: bool) -> None:
+        """A terminated pod counts in the status of its PodGroup until it is deleted."""
+        if is_external or not self.is_ours(pod):
+            self.pod_groups.assign(pod, "")
+        elif not self.pod_groups.group_of(uid):
+            chain = self._controllers.chain_of(pod.metadata)
+            membership = membership_of(pod, chain.controllers, self._settings)
+            self.pod_groups.assign(pod, "" if membership.is_native else membership.pod_group)
 
     def _untrack(self, uid: str) -> None:
         self._workloads.remove_pod(uid)
@@ -288,9 +302,12 @@ class ClusterCache:
         self._controllers.mark_absent(uid)
 
     def replace_pod_groups(self, groups: Iterable[PodGroup]) -> None:
-        self._mark_pods(self._workloads.replace_pod_groups(groups))
+        listed = list(groups)
+        self.pod_groups.replace_groups(listed)
+        self._mark_pods(self._workloads.replace_pod_groups(listed))
 
     def set_pod_group(self, group: PodGroup, *, gone: bool = False) -> None:
+        self.pod_groups.set_group(group, gone=gone)
         self._mark_pods(self._workloads.set_pod_group(group, gone=gone))
 
     def replace_native_groups(self, groups: Iterable[NativePodGroup]) -> None:
@@ -356,7 +373,7 @@ class ClusterCache:
         try:
             fact = self._workloads.fact(workload)
         except Exception as error:
-            self._faults[workload] = _fault(f"workload {workload}", error)
+            self._faults[workload] = fault_of(f"workload {workload}", error)
             self._mark_pods(self._workloads.pods(workload))
             return
         if had_fault:
@@ -379,18 +396,10 @@ class ClusterCache:
             node = self._nodes.get(name)
             if node is None:
                 self._reported.report_node_gone(name, gone_nodes)
-            elif self._reported.report_node(self._node_fact(node), facts):
+            elif self._reported.report_node(isolated_node_fact(node, self._settings.topology_levels), facts):
                 returned.add(name)
         if returned:
             self._mark_pods(self._reported.forget_statuses_on(returned))
-
-    def _node_fact(self, node: Node) -> NodeSet:
-        try:
-            return node_fact(node, self._settings.topology_levels)
-        except Exception as error:
-            if not isinstance(error, BadRequest):
-                _LOG.exception("cannot read node %s", node.metadata.name)
-            return NodeSet(node.metadata.name, (), up=False, why=f"the Node cannot be read: {error}")
 
     def _report_ended_workloads(self, workloads: Iterable[str], facts: list[Fact]) -> None:
         """Runs after the pods of the workloads were reported, so that their ends come first."""
@@ -404,7 +413,7 @@ class ClusterCache:
             member, status, usage = self._state_of(uid, pod, now)
         except Exception as error:
             assert pod is not None
-            member, status, usage = _fault(f"pod {full_name(pod.metadata)}", error), None, None
+            member, status, usage = fault_of(f"pod {full_name(pod.metadata)}", error), None, None
             if self.is_ours(pod) and is_bound_by_us(pod):
                 return
             if pod.spec.node_name:
@@ -488,11 +497,6 @@ class ClusterCache:
         if not brings or not status.usage:
             return status  # A pod that uses nothing has ended.
         return replace(status, brings=_joined(status.brings, brings))
-
-
-def _fault(what: str, error: Exception) -> PodProblem:
-    _LOG.error("cannot read %s", what, exc_info=error)
-    return PodProblem(INTERNAL_ERROR, f"reading {what} has failed: {type(error).__name__}: {error}")
 
 
 def _joined(own: Iterable[ExclusionKey], more: Iterable[ExclusionKey]) -> tuple[ExclusionKey, ...]:

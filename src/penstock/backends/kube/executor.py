@@ -30,7 +30,7 @@ from penstock.backends.kube.deadlines import (
     deadline_patch,
     required_deadline_s,
 )
-from penstock.backends.kube.pod_conditions import ObjectEvent, job_reference, pod_reference
+from penstock.backends.kube.pod_conditions import ObjectEvent, controller_reference, pod_reference
 from penstock.errors import Unavailable
 from penstock.kube.client import KubeClient, ObjectReference, PatchType
 from penstock.kube.errors import ApiConflict, ApiError, NotFound, OutcomeUnknown, TooManyRequests
@@ -339,7 +339,7 @@ class IntentExecutor:
         if update.end_at is not None and pods:
             note = f"Penstock has set activeDeadlineSeconds to {seconds}, which is when its time limit ends"
             scheduler = pods[0].spec.scheduler_name
-            event = ObjectEvent(job_reference(job), scheduler, "DeadlineSet", "Binding", note, False)
+            event = ObjectEvent(controller_reference(job), scheduler, "DeadlineSet", "Binding", note, False)
             self._context.add_event(event)
         return True
 
@@ -442,7 +442,7 @@ class IntentExecutor:
         failpoints.reach(_END_AFTER)
         if not done:
             return _RETRY_S
-        self._context.add_event(_end_event(intent, job_reference(job), pod))
+        self._context.add_event(_end_event(intent, controller_reference(job), pod))
         for member in members:
             self._report_result(intent.intent, member, Outcome.APPLIED)
         return None

@@ -34,7 +34,7 @@ __all__ = [
     "ObjectEvent",
     "condition_of_problem",
     "condition_of_update",
-    "job_reference",
+    "controller_reference",
     "pod_reference",
 ]
 
@@ -48,6 +48,7 @@ _REASONS: Final = {
     WorkloadStatus.ASSEMBLING: "GroupIncomplete",
     WorkloadStatus.HELD: "Held",
     WorkloadStatus.DELAYED: "Delayed",
+    WorkloadStatus.QUEUE_DISABLED: "QueueDisabled",
     WorkloadStatus.QUEUE_STOPPED: "QueueStopped",
     WorkloadStatus.INCOMPLETE: "GroupIncomplete",
     WorkloadStatus.INADMISSIBLE: GROUP_INADMISSIBLE,
@@ -73,9 +74,13 @@ def pod_reference(pod: Pod) -> ObjectReference:
     )
 
 
-def job_reference(job: Controller) -> ObjectReference:
+def controller_reference(controller: Controller) -> ObjectReference:
     return ObjectReference(
-        api_version="batch/v1", kind="Job", namespace=job.namespace, name=job.name, uid=job.uid
+        api_version=controller.kind.api_version,
+        kind=controller.kind.name,
+        namespace=controller.namespace,
+        name=controller.name,
+        uid=controller.uid,
     )
 
 

@@ -1,4 +1,4 @@
-"""Tracks which pods belong to which workload, the sizes in PodGroups, and the resulting fact per workload.
+"""Tracks which pods belong to which workload, what PodGroups say, and the resulting fact per workload.
 
 A workload exists while a pod of it can run, or while a controller wants to create such pods. Without pods,
 its fact is derived from the templates of its next pods.
@@ -16,7 +16,7 @@ from penstock.backends.kube.controllers import ControllerTracker
 from penstock.kube.client import ObjectReference
 from penstock.kube.resources import NATIVE_PODGROUPS, PODGROUPS
 from penstock.kube.types import NativePodGroup, PodGroup
-from penstock.podspec.grouping import GroupMembership, workload_fact, workload_of_group
+from penstock.podspec.grouping import GroupMembership, PodGroupTerms, workload_fact, workload_of_group
 from penstock.podspec.keys import GROUP_SIZE_KEYS
 from penstock.podspec.pod_status import full_name
 from penstock.podspec.problems import LIMIT_EXCEEDED, POD_GROUP_NOT_FOUND, PodProblem
@@ -42,8 +42,8 @@ class WorkloadTracker:
         self._controllers = controllers
         self._workload: dict[str, str] = {}  # pod -> workload
         self._pods: dict[str, dict[str, GroupMembership]] = {}  # by workload, in order of arrival
-        self._pod_groups: dict[str, int] = {}  # "NAMESPACE/NAME" -> minMember
-        self._native_groups: dict[str, int] = {}  # "NAMESPACE/NAME" -> minCount
+        self._pod_groups: dict[str, PodGroupTerms] = {}  # by "NAMESPACE/NAME"
+        self._native_groups: dict[str, PodGroupTerms] = {}  # by "NAMESPACE/NAME"
         self._group_uids: dict[tuple[bool, str], str] = {}  # is native, "NAMESPACE/NAME" -> uid
         self._classes: dict[str, dict[Hashable, _EquivalenceClass]] = {}  # by workload
         self._sizes_too_large: dict[str, int] = {}  # by workload
@@ -152,24 +152,22 @@ class WorkloadTracker:
     def replace_pod_groups(self, groups: Iterable[PodGroup]) -> list[str]:
         found = list(groups)
         self._replace_uids(found, is_native=False)
-        listed = {full_name(one.metadata): one.spec.min_member for one in found}
-        return self._replace_sizes(listed, is_native=False)
+        return self._replace_terms({full_name(one.metadata): _terms(one) for one in found}, is_native=False)
 
     def set_pod_group(self, group: PodGroup, *, gone: bool) -> list[str]:
-        size = None if gone else group.spec.min_member
         self._set_uid(group, gone=gone, is_native=False)
-        return self._set_size(full_name(group.metadata), size, is_native=False)
+        return self._set_terms(full_name(group.metadata), None if gone else _terms(group), is_native=False)
 
     def replace_native_groups(self, groups: Iterable[NativePodGroup]) -> list[str]:
         found = list(groups)
         self._replace_uids(found, is_native=True)
-        listed = {full_name(one.metadata): _min_count(one) for one in found}
-        return self._replace_sizes(listed, is_native=True)
+        listed = {full_name(one.metadata): _native_terms(one) for one in found}
+        return self._replace_terms(listed, is_native=True)
 
     def set_native_group(self, group: NativePodGroup, *, gone: bool) -> list[str]:
-        size = None if gone else _min_count(group)
+        terms = None if gone else _native_terms(group)
         self._set_uid(group, gone=gone, is_native=True)
-        return self._set_size(full_name(group.metadata), size, is_native=True)
+        return self._set_terms(full_name(group.metadata), terms, is_native=True)
 
     def _replace_uids(self, groups: Sequence[PodGroup | NativePodGroup], *, is_native: bool) -> None:
         for key in [key for key in self._group_uids if key[0] is is_native]:
@@ -184,28 +182,28 @@ class WorkloadTracker:
         else:
             self._group_uids[key] = group.metadata.uid
 
-    def _replace_sizes(self, listed: dict[str, int], *, is_native: bool) -> list[str]:
-        names = dict.fromkeys([*self._sizes(is_native), *listed])
-        return [uid for name in names for uid in self._set_size(name, listed.get(name), is_native=is_native)]
+    def _replace_terms(self, listed: dict[str, PodGroupTerms], *, is_native: bool) -> list[str]:
+        names = dict.fromkeys([*self._terms(is_native), *listed])
+        return [uid for name in names for uid in self._set_terms(name, listed.get(name), is_native=is_native)]
 
-    def _set_size(self, name: str, size: int | None, *, is_native: bool) -> list[str]:
-        sizes = self._sizes(is_native)
-        if sizes.get(name) == size:
+    def _set_terms(self, name: str, terms: PodGroupTerms | None, *, is_native: bool) -> list[str]:
+        known = self._terms(is_native)
+        if known.get(name) == terms:
             return []
-        if size is None:
-            del sizes[name]
+        if terms is None:
+            del known[name]
         else:
-            sizes[name] = size
+            known[name] = terms
         workload = workload_of_group(name, is_native=is_native)
         self.dirty[workload] = None
         return list(self.pods(workload))
 
-    def _sizes(self, is_native: bool) -> dict[str, int]:
+    def _terms(self, is_native: bool) -> dict[str, PodGroupTerms]:
         return self._native_groups if is_native else self._pod_groups
 
     def missing_pod_group(self, membership: GroupMembership) -> PodProblem | None:
         """The problem of a pod whose group has no size because its PodGroup does not exist."""
-        if not membership.needs_pod_group or membership.pod_group in self._sizes(membership.is_native):
+        if not membership.needs_pod_group or membership.pod_group in self._terms(membership.is_native):
             return None
         if membership.is_native:
             kind, remedy = "PodGroup (scheduling.k8s.io)", "create it"
@@ -237,7 +235,7 @@ class WorkloadTracker:
         if not members:
             self._sizes_too_large.pop(workload, None)
             return None
-        fact = workload_fact(members, self._sizes(members[0].is_native), self._settings, next_members)
+        fact = workload_fact(members, self._terms(members[0].is_native), self._settings, next_members)
         self._note_size(workload, fact.size)
         # A relative begin time counts from the creation of a pod, and there is none.
         return fact if pods else replace(fact, begin_at=None)
@@ -252,6 +250,12 @@ class WorkloadTracker:
             self._sizes_too_large.pop(workload, None)
 
 
-def _min_count(group: NativePodGroup) -> int:
+def _terms(group: PodGroup) -> PodGroupTerms:
+    """A timeout of 0 is how some controllers write that there is none."""
+    timeout_s = group.spec.schedule_timeout_seconds or 0
+    return PodGroupTerms(group.spec.min_member, float(timeout_s) if timeout_s > 0 else None)
+
+
+def _native_terms(group: NativePodGroup) -> PodGroupTerms:
     gang = group.spec.scheduling_policy.gang
-    return max(gang.min_count, 1) if gang is not None else 1
+    return PodGroupTerms(max(gang.min_count, 1) if gang is not None else 1)
