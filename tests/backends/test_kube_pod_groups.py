@@ -66,6 +66,18 @@ def test_min_member_and_timeout_of_a_pod_group_are_those_of_its_workload() -> No
     assert (changed.size, changed.assembly_timeout_s) == (2, 3600.0)
 
 
+@pytest.mark.parametrize("is_native", [False, True])
+def test_a_group_needs_no_more_pods_than_its_minimum(is_native: bool) -> None:
+    spec = {"schedulingGroup": {"podGroupName": "g"}}
+    pods = [pod(name, spec=spec) if is_native else member(name) for name in "abcde"]
+    cache = cache_of(*pods)
+    if is_native:
+        cache.set_native_group(native_group(size=3))
+    else:
+        cache.set_pod_group(pod_group(size=3))
+    assert (workload(cache).size, len(cache.snapshot(NOW).members)) == (3, 5)
+
+
 def test_the_status_follows_the_pods() -> None:
     site = Site(pod_group(size=2), member("a"))
     assert site.write() == [("Pending", 0, 0, 0)]
