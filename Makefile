@@ -20,6 +20,7 @@ N ?=
 MINUTES ?= 10
 OPERATIONS ?= 1000000
 SEED ?=
+QUICK ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -70,9 +71,9 @@ fuzz: $(READY) ## handle N fuzzed facts and commands, and a tenth of them with P
 soak: $(READY) ## keep a simulated cluster busy and faulty, then check that all is in order (MINUTES=10, SEED=)
 	@$(BIN)/python -m tests.kubernetes.soak $(MINUTES) $(SEED)
 
-bench: $(READY) ## run the benchmarks and print the results
-	@$(BIN)/python -m bench $(ARGS)
-	@$(BIN)/python -m bench.state_costs
+bench: $(READY) ## run the benchmarks and print the results (QUICK=1: some cells within two minutes)
+	@$(BIN)/python -m bench --directory .cache/bench $(if $(QUICK),--quick) $(ARGS)
+	@$(if $(QUICK),:,$(BIN)/python -m bench.state_costs)
 
 controlplane: $(READY) ## build etcd, Kubernetes and kwok into the user's cache, for tests and `penstock dev`
 	@$(BIN)/python hack/controlplane/build.py

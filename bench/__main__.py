@@ -1,69 +1,84 @@
 """`python -m bench`: runs every matcher case in its own process, then whole instances, and prints tables.
 
 Processes run one after another: in parallel on few cores they would slow each other down, which even CPU time
-shows. The matcher cases end within five minutes: each phase has a budget of CPU time, and cases for which no
-time is left are listed as left out.
+shows. Each phase has a budget of CPU time. A cell that fails or takes too long is listed as left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import peer
-from bench.inputs import CASES
+from bench import matrix, peer
+from bench.inputs import CASES, Variant
 from bench.instance import InstanceReport, measure_long_queue, measure_mock, measure_processes
+from bench.matrix import Cell
 from bench.report import MatcherReport
 from bench.run import Measurement, PhaseResult
+from penstock.engine.policies import NAMED_POLICIES
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _SIZES: Final = (100, 1_000)
-_WALL_MAX_S: Final = 290.0
+_CELL_MAX_S: Final = 600.0
 _BUDGET_S: Final = 1.5
-_ONE_POLICY_ONLY: Final = frozenset("eg")  # cases in which the policy makes no difference
+_QUICK_BUDGET_S: Final = 0.3
 
 
 class _LeftOut(Exception):
-    """A case was not measured; the text is the reason."""
+    """A cell was not measured; the text is the reason."""
 
 
 def main() -> int:
     options = _arguments()
+    cells = _cells(options)
+    budget_s = options.budget_s or (_QUICK_BUDGET_S if options.quick else _BUDGET_S)
     began = time.monotonic()
-    jobs = [
-        (case, nodes, policy)
-        for case in options.cases
-        for nodes in options.sizes
-        for policy in options.policies
-        if policy == peer.POLICIES[0] or case not in _ONE_POLICY_ONLY
-    ]
     measurements: list[Measurement] = []
     left_out: list[str] = []
-    for number, (case, nodes, policy) in enumerate(jobs, 1):
-        label = f"{case} {nodes} {policy}"
-        left_s = _WALL_MAX_S - (time.monotonic() - began)
-        try:
-            one = _measure_in_process(case, nodes, policy, options.budget_s, left_s)
-        except _LeftOut as error:
-            left_out.append(f"{label}: {error}")
-            _log(f"[{number}/{len(jobs)}] {label}: {error}")
-            continue
-        measurements.append(one)
-        rates = ", ".join(f"{phase.name} {phase.rate:,.1f}/s" for phase in one.phases)
-        _log(f"[{number}/{len(jobs)}] {label}: {rates or 'load'}; load {one.load_cpu_s:.2f} s")
-    report = MatcherReport(measurements, left_out, time.monotonic() - began, options.budget_s)
-    instance = _measure_instance(options.instance_jobs)
+    with _progress(len(cells)) as advance:
+        for cell in cells:
+            try:
+                one = _measure_in_process(cell, budget_s)
+            except _LeftOut as error:
+                left_out.append(f"{cell}: {error}")
+                advance(f"{cell}: {error}")
+                continue
+            measurements.append(one)
+            rates = ", ".join(f"{phase.name} {phase.rate:,.1f}/s" for phase in one.phases)
+            advance(f"{cell}: {rates or 'load'}; load {one.load_cpu_s:.2f} s")
+    report = MatcherReport(measurements, left_out, time.monotonic() - began, budget_s)
+    jobs = 0 if options.quick else options.instance_jobs
+    instance = _measure_instance(jobs) if jobs else None
+    document = json.loads(report.json())
+    if instance is not None:
+        document["instance"] = instance.plain()
+    if options.directory:
+        _write(options.directory, document, report.cost_svg())
     if options.output == "json":
-        document = json.loads(report.json())
-        print(json.dumps({**document, "instance": instance.plain()}, indent=1))
+        print(json.dumps(document, indent=1))
     else:
-        print(report.markdown() + "\n" + instance.markdown())
+        print(report.markdown() + (f"\n{instance.markdown()}" if instance is not None else ""))
     return 1 if left_out else 0
+
+
+def _cells(options: argparse.Namespace) -> list[Cell]:
+    if not (options.cases or options.sizes or options.policies or options.variants):
+        return matrix.quick() if options.quick else matrix.complete()
+    return list(
+        matrix.product(
+            options.cases or tuple(CASES),
+            options.sizes or _SIZES,
+            options.policies or peer.POLICIES,
+            [Variant(name) for name in options.variants or ("plain",)],
+        )
+    )
 
 
 def _measure_instance(jobs: int) -> InstanceReport:
@@ -75,14 +90,13 @@ def _measure_instance(jobs: int) -> InstanceReport:
     return InstanceReport((mock, real), measure_long_queue(jobs * 10, 50))
 
 
-def _measure_in_process(case: str, nodes: int, policy: str, budget_s: float, left_s: float) -> Measurement:
-    if left_s <= 0:
-        raise _LeftOut("no time left")
-    command = [sys.executable, "-m", "bench.run", case, str(nodes), policy, str(budget_s)]
+def _measure_in_process(cell: Cell, budget_s: float) -> Measurement:
+    arguments = [cell.case, str(cell.nodes), cell.policy, cell.variant.value, str(budget_s)]
+    command = [sys.executable, "-m", "bench.run", *arguments]
     try:
-        ended = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=left_s)
+        ended = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_CELL_MAX_S)
     except subprocess.TimeoutExpired:
-        raise _LeftOut("no time left; stopped before it finished") from None
+        raise _LeftOut(f"not finished after {_CELL_MAX_S:.0f} s") from None
     if ended.returncode != 0:
         last = ended.stderr.strip().splitlines()[-1:] or [f"exit {ended.returncode}"]
         raise _LeftOut(f"failed: {last[0]}")
@@ -91,37 +105,62 @@ def _measure_in_process(case: str, nodes: int, policy: str, budget_s: float, lef
     return Measurement(**fields)
 
 
+def _write(directory: Path, document: object, svg: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (directory / "cost.svg").write_text(svg, encoding="utf-8")
+    _log(f"raw results: {directory / 'results.json'}, plot: {directory / 'cost.svg'}")
+
+
+# Progress
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal, otherwise a line per cell. Call the result with the text of each finished cell."""
+    if not sys.stderr.isatty():
+        done = 0
+
+        def say(text: str) -> None:
+            nonlocal done
+            done += 1
+            _log(f"[{done}/{total}] {text}")
+
+        yield say
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda text: bar.update(task, advance=1, description=text)
+
+
 def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     cases = "\n".join(f"  {letter}  {title}" for letter, title in CASES.items())
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measures the matcher and a whole instance, and compares them with Fluxion and Flux.",
-        epilog=f"cases:\n{cases}",
+        epilog="Any of --cases, --sizes, --policies and --variants selects all combinations of what is given "
+        f"instead of the complete matrix.\n\ncases:\n{cases}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "-o", "--output", choices=("markdown", "json"), default="markdown", help="format (%(default)s)"
-    )
-    parser.add_argument(
-        "--cases", nargs="+", choices=tuple(CASES), default=tuple(CASES), help="cases to run (all)"
-    )
-    parser.add_argument(
-        "--sizes", nargs="+", type=int, default=_SIZES, metavar="NODES", help="cluster sizes (100 1000)"
-    )
-    parser.add_argument(
-        "--policies", nargs="+", choices=peer.POLICIES, default=peer.POLICIES, help="match policies (all)"
-    )
-    parser.add_argument(
-        "--instance-jobs", type=int, default=10_000, help="no-op jobs for the instance (%(default)s)"
-    )
-    parser.add_argument(
-        "--budget-s", type=float, default=_BUDGET_S, help="CPU seconds per phase (%(default)s)"
-    )
-    return parser.parse_args()
+    add = parser.add_argument
+    add("-o", "--output", choices=("markdown", "json"), default="markdown", help="format (%(default)s)")
+    add("--quick", action="store_true", help="a few cells with short budgets, no instance: two minutes")
+    add("--cases", nargs="+", choices=tuple(CASES), help="cases to run (all)")
+    add("--sizes", nargs="+", type=int, metavar="NODES", help="cluster sizes (100 1000)")
+    add("--policies", nargs="+", choices=tuple(NAMED_POLICIES), help="match policies (those of the peer)")
+    add("--variants", nargs="+", choices=[one.value for one in Variant], help="clusters (plain)")
+    add("--instance-jobs", type=int, default=10_000, help="no-op jobs, 0: none (%(default)s)")
+    add("--budget-s", type=float, help=f"CPU seconds per phase ({_BUDGET_S:g})")
+    add("--directory", type=Path, help="also write results.json and cost.svg there")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ covers only the commands that were run.
 
 The answers are counted afterwards, so that commands that fail fast are not measured as fast commands.
 
-`python -m bench.run CASE NODES POLICY BUDGET_S` prints one measurement as JSON.
+`python -m bench.run CASE NODES POLICY VARIANT BUDGET_S` prints one measurement as JSON.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, median
 from typing import Final
 
 from bench.calibrate import steps_per_cpu_s
-from bench.inputs import Case, Inputs, Phase
+from bench.inputs import Case, Inputs, Phase, Variant
 from penstock.cli.resource_query import main as resource_query
 
 __all__ = ["Failed", "Measurement", "PhaseResult", "measure"]
@@ -42,10 +44,16 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
+    """Times of single commands are CPU time in microseconds; those of the tenths are means."""
+
     name: str
     done: int
     total: int
     cpu_s: float
+    median_us: float = 0.0
+    p99_us: float = 0.0
+    first_tenth_us: float = 0.0
+    last_tenth_us: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -57,6 +65,7 @@ class Measurement:
     case: str
     nodes: int
     policy: str
+    variant: str
     calibration: float  # steps per CPU second, before and after this measurement
     load_cpu_s: float
     loaded_rss_mb: float  # 0: the system does not report it
@@ -65,10 +74,12 @@ class Measurement:
     phases: tuple[PhaseResult, ...]
 
 
-def measure(case: str, nodes: int, policy: str, budget_s: float) -> Measurement:
+def measure(
+    case: str, nodes: int, policy: str, budget_s: float, variant: Variant = Variant.PLAIN
+) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
-        inputs = Inputs(folder, nodes).case(case)
+        inputs = Inputs(folder, nodes, variant).case(case)
         before = steps_per_cpu_s()
         feed, began = _run_case(inputs, policy, budget_s, folder / "answers")
         peak_mb = _memory_mb("VmHWM")
@@ -78,6 +89,7 @@ def measure(case: str, nodes: int, policy: str, budget_s: float) -> Measurement:
         case=case,
         nodes=nodes,
         policy=policy,
+        variant=variant.value,
         calibration=calibration,
         load_cpu_s=feed.loaded_at_s - began,
         loaded_rss_mb=feed.loaded_rss_mb,
@@ -132,19 +144,34 @@ class _Feed(io.RawIOBase):
         for phase in phases:
             lines = [f"{command}\n".encode() for command in phase.commands]
             limit_s = max(budget_s, _PREPARATION_MAX_S) if phase.prepares else budget_s
-            done = 0
-            cpu_s = 0.0
-            began = time.process_time()
+            ends_s = [time.process_time()]
             for line in lines:
                 yield line
-                done += 1
-                cpu_s = time.process_time() - began
-                if cpu_s > limit_s:
+                ends_s.append(time.process_time())
+                if ends_s[-1] - ends_s[0] > limit_s:
                     break
+            done = len(ends_s) - 1
             self.matches += sum(line.startswith(b"match") for line in lines[:done])
-            self.results.append(PhaseResult(phase.name, done, len(lines), cpu_s))
+            self.results.append(_phase_result(phase.name, ends_s, len(lines)))
             if phase.prepares and done < len(lines):
                 return
+
+
+def _phase_result(name: str, ends_s: list[float], total: int) -> PhaseResult:
+    """`ends_s`: the CPU clock at the start of the phase and after each command."""
+    costs_us = [(end - begin) * 1e6 for begin, end in pairwise(ends_s)]
+    tenth = max(len(costs_us) // 10, 1)
+    in_order = sorted(costs_us)
+    return PhaseResult(
+        name,
+        len(costs_us),
+        total,
+        ends_s[-1] - ends_s[0],
+        median_us=median(costs_us),
+        p99_us=in_order[len(in_order) * 99 // 100],
+        first_tenth_us=fmean(costs_us[:tenth]),
+        last_tenth_us=fmean(costs_us[-tenth:]),
+    )
 
 
 def _memory_mb(field: str) -> float:
@@ -161,8 +188,8 @@ def _memory_mb(field: str) -> float:
 
 
 def main() -> None:
-    case, nodes, policy, budget_s = sys.argv[1:]
-    print(json.dumps(asdict(measure(case, int(nodes), policy, float(budget_s)))))
+    case, nodes, policy, variant, budget_s = sys.argv[1:]
+    print(json.dumps(asdict(measure(case, int(nodes), policy, float(budget_s), Variant(variant)))))
 
 
 if __name__ == "__main__":
