@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.backends.sim.backend import uniform_nodes
@@ -487,7 +487,36 @@ class History:
         self.wait(60.0 + 5.0 + 60.0 * (self.jobs + 1))
 
 
+def test_a_group_of_which_a_member_has_succeeded_does_not_start_over_when_its_repair_fails() -> None:
+    """Its controller does not create that member again, so the next start would wait for it for ever."""
+    driver = gang_and_other(nodes=3, backoff_s=1.0)
+    feed(driver, controllers(driver).fail("gang-2", 0))
+    node = fail_one(driver)
+    driver.feed(Drain((node,), "repair", "op"))
+    feed(driver, controllers(driver).create(replace(OTHER, workload="next")))
+    first = job(driver).id
+    driver.run_until(driver.now + 600)
+    assert job(driver).id == first
+    assert job(driver).incomplete_reason
+    driver.feed(Undrain((node,)))
+    driver.settle()
+    assert job(driver).members["gang-3"].phase is MemberPhase.RUNNING
+    assert job(driver).incomplete_reason == ""
+
+
+# The last of two members fails again and again, and its node is down when the time to repair is over.
+REPAIR_AFTER_SUCCESS = [
+    *[("fail", 0, number) for number in (1, 2, 1, 1, 1)],
+    ("succeed", 0, 1),
+    ("job", 0, 32),
+    *[("fail", 0, 1)] * 3,
+    ("down", 0, 1),
+    ("fail", 0, 31),
+]
+
+
 @given(st.lists(ACTIONS, max_size=30))
+@example(REPAIR_AFTER_SUCCESS)
 def test_no_group_stays_incomplete_while_there_is_room_for_its_replacement(
     story: list[tuple[str, int, int]],
 ) -> None:

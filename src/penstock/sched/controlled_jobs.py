@@ -94,7 +94,7 @@ class _ControlledJobs:
             job.incomplete_since = None
             state.journal.touch(job)
             return
-        if vacancies.is_evicted_after_repair(job):
+        if vacancies.is_evicted_after_repair(state, job):
             evict_group(state, job, now, ExceptionType.INCOMPLETE, note)
             return
         _mark_incomplete(state, job, note, now)

@@ -226,13 +226,20 @@ def describe(state: SchedulerState, job: Job, now: float) -> str:
 def describe_repair(state: SchedulerState, job: Job) -> str:
     """How long members of a started group may wait for a node, and what happens then."""
     within = format_duration(state.settings.gang_repair_timeout_s)
-    if is_evicted_after_repair(job):
+    if is_evicted_after_repair(state, job):
         return f" (if that lasts {within}, the group is evicted and starts again)"
     return f" (if that lasts {within}, it is reported as incomplete)"
 
 
-def is_evicted_after_repair(job: Job) -> bool:
-    """Whether a group that cannot be completed starts again: nothing has run, and all are recreated."""
+def is_evicted_after_repair(state: SchedulerState, job: Job) -> bool:
+    """Whether a group that cannot be completed starts again: nothing runs, and all members are recreated.
+
+    After a member has succeeded, controllers keep fewer members than a start needs: that group would never
+    assemble.
+    """
+    workload = state.workloads.get(job.workload)
+    if workload is not None and workload.desired is not None and workload.desired < workload.size:
+        return False
     return all(member.is_recreated and member.started_at is None for member in job.live_members())
 
 
