@@ -110,10 +110,6 @@ class StarvingJobs:
             heads = sorted(entries[0] for entries in shapes.values())
             yield from (self._waiting[entry.job] for entry in heads[:_SHAPES_MAX])
 
-    def is_starving(self, job: int) -> bool:
-        known = self._waiting.get(job)
-        return known is not None and self._is_starving(known)
-
     def _is_starving(self, job: StarvingJob) -> bool:
         entries = self._entries.get((job.queue, job.owner), {}).get(job.shape, [])
         where = bisect_left(entries, job.entry)

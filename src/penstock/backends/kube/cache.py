@@ -471,12 +471,9 @@ class ClusterCache:
         member = member_of(pod, membership, self._volumes)
         if isinstance(member, PodProblem):
             return member
-        problem = self._workloads.missing_pod_group(membership)
-        if problem is None:
-            problem = self._workloads.group_too_large(pod.metadata.uid, membership)
-        if problem is not None:
-            return problem
-        return self._with_keys(pod, member)
+        uid, workloads = pod.metadata.uid, self._workloads
+        problem = workloads.missing_pod_group(membership) or workloads.group_too_large(uid, membership)
+        return problem or self._with_keys(pod, member)
 
     def _with_keys(self, pod: Pod, member: MemberSet) -> MemberSet | PodProblem:
         """A member with the keys of its anti-affinity rules, unless there are too many."""
@@ -486,8 +483,8 @@ class ClusterCache:
             return problem
         brings, forbids = self._anti_affinity.keys(uid)
         if brings or forbids:
-            joined = _joined(member.brings, brings), _joined(member.forbids, forbids)
-            member = replace(member, brings=joined[0], forbids=joined[1])
+            all_brings, all_forbids = _joined(member.brings, brings), _joined(member.forbids, forbids)
+            member = replace(member, brings=all_brings, forbids=all_forbids)
         return self._key_limits.set(uid, namespace, (*member.brings, *member.forbids)) or member
 
     def member_status(self, pod: Pod, now: float) -> MemberStatus:
