@@ -11,6 +11,7 @@ grandparent. Document types and entities are rejected: a recipe needs none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from xml.parsers import expat
@@ -244,12 +245,18 @@ class _Generator:
                 expected=f"at most {VERTICES_MAX}",
             )
         created: list[Vertex] = []
+        specs: dict[int, VertexSpec] = {}  # by id; equal vertices share their strings
+        path_in = target.get("subsystem", CONTAINMENT)
+        add_child = self._graph.add_child
         for position, parent in enumerate(parents):
-            for i in range(scale):
-                number = self._id(rule, where, i, scale, position)
-                spec = self._spec(target, number, f"node {target.key}")
-                path = f"{parent.path(target.get('subsystem', CONTAINMENT))}/{spec.name or spec.basename}"
-                created.append(self._graph.add_child(parent, spec, subsystem, path))
+            above = parent.path(path_in)
+            for number in self._ids(rule, where, scale, position):
+                spec = specs.get(number)
+                if spec is None:
+                    spec = self._spec(target, number, f"node {target.key}")
+                    if spec.rank < 0:  # Each node has a rank of its own.
+                        specs[number] = spec
+                created.append(add_child(parent, spec, subsystem, f"{above}/{spec.name}"))
         self._created[target.key] = created
         self._scales.append(scale)
 
@@ -282,18 +289,22 @@ class _Generator:
                 created.append(vertex)
         self._created[target.key] = created
 
-    def _id(self, rule: _EdgeRule, where: str, i: int, scale: int, position: int) -> int:
+    def _ids(self, rule: _EdgeRule, where: str, scale: int, position: int) -> Sequence[int]:
+        """The ids of the children of one parent."""
+        if scale == 0:
+            return ()
         scope = _integer(rule.get("id_scope", "0"), where, "id_scope", low=-1)
         start = _integer(rule.get("id_start", "0"), where, "id_start")
         stride = _integer(rule.get("id_stride", "1"), where, "id_stride")
         if scope < 0:
-            return -1
+            return (-1,) * scale
         if scope == 0:
-            return start + i
+            return range(start, start + scale)
         wrap = 1
         for level in self._scales[-scope:]:
             wrap *= level
-        return start + (position % (wrap or 1)) * scale * stride + i * stride
+        first = start + (position % (wrap or 1)) * scale * stride
+        return [first + i * stride for i in range(scale)]
 
     def _spec(self, template: _Template, number: int, where: str) -> VertexSpec:
         name = template.get("type")
