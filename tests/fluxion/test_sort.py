@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.fluxion import sort
-from penstock.fluxion.sort import CANDIDATES_MAX, ranking
+from penstock.fluxion.sort import CANDIDATES_MAX, lowest, ranking
 
 SCORES = st.lists(st.integers(0, 8), max_size=300) | st.lists(st.integers(-(1 << 70), 1 << 70), max_size=100)
 
@@ -31,6 +31,11 @@ def test_a_ranking_lists_every_position_once_in_ascending_order(keys: list[int])
     positions = ranking(keys)
     assert sorted(positions) == list(range(len(keys)))
     assert [keys[position] for position in positions] == sorted(keys)
+
+
+@given(SCORES, st.integers(1, 310))
+def test_the_lowest_are_the_first_of_a_ranking(keys: list[int], count: int) -> None:
+    assert lowest(keys, count) == ranking(keys)[:count]
 
 
 @given(st.integers(2, 400))

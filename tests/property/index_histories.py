@@ -419,6 +419,29 @@ class Twins:
             {job: _plain(engine.allocation(job)) for job in engine.jobs} for engine in self.engines
         )
         assert first == second
+        states = [
+            {vertex.index: _state(vertex) for vertex in e.graph.vertices.values()} for e in self.engines
+        ]
+        assert states[0] == states[1]
+
+
+def _state(vertex: Vertex) -> object:
+    """What is booked at a vertex, independent of how it came about."""
+    state = vertex.state
+    if state is None:
+        return None
+    plans = [list(plan.changes()) for plan in (state.plan, state.presence)]
+    below = {name: list(planner.changes()) for name, planner in state.below.items()}
+    bookings = dict(state.bookings)
+    return (
+        bookings,
+        plans,
+        below,
+        state.live_end_min,
+        state.exclusive_bookings,
+        state.excess,
+        state.excess_below,
+    )
 
 
 def _nodes_below(vertex: Vertex) -> int:

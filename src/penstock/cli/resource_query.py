@@ -61,6 +61,8 @@ def _run(options: ResourceQueryOptions, streams: Streams) -> int:
         if streams.stderr.isatty():  # Scripts expect Fluxion's two lines; a person also gets the cause.
             print(f"penstock resource-query: {options.load_file}: {error}", file=streams.stderr)
         return 1
+    import penstock.model.yaml_tree  # noqa: F401 (it would be imported by the first match)
+
     gc.freeze()
     gc.enable()
     if options.load_format == "jgf":

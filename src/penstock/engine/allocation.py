@@ -8,11 +8,15 @@ the caller must react differently.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.engine.graph import Vertex
 from penstock.model.exclusion_key import ExclusionKey
+
+if TYPE_CHECKING:
+    from penstock.engine.node_blocks import Block
 
 __all__ = [
     "Allocation",
@@ -73,14 +77,55 @@ class Slot:
         return Slot(self.group, node, grants, self.number, self.brings)
 
 
-@dataclass(frozen=True, slots=True)
 class Allocation:
-    job: int
-    kind: AllocationKind
-    start_s: int
-    end_s: int | None  # None: until it is released
-    picks: tuple[Pick, ...]
-    slots: tuple[Slot, ...]
+    """What a job gets. Picks and slots of whole nodes are made when they are first read."""
+
+    __slots__ = ("_picks", "_slots", "blocks", "end_s", "job", "kind", "start_s")
+
+    def __init__(
+        self,
+        job: int,
+        kind: AllocationKind,
+        start_s: int,
+        end_s: int | None,
+        picks: tuple[Pick, ...] | Callable[[], tuple[Pick, ...]],
+        slots: tuple[Slot, ...] | Callable[[], tuple[Slot, ...]],
+        blocks: tuple[Block, ...] = (),
+    ) -> None:
+        self.job = job
+        self.kind = kind
+        self.start_s = start_s
+        self.end_s = end_s  # None: until it is released
+        self._picks = picks
+        self._slots = slots
+        self.blocks = blocks  # the whole nodes that it consists of; (): it is described by its picks alone
+
+    @property
+    def picks(self) -> tuple[Pick, ...]:
+        if not isinstance(self._picks, tuple):
+            self._picks = self._picks()
+        return self._picks
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        if not isinstance(self._slots, tuple):
+            self._slots = self._slots()
+        return self._slots
+
+    def with_picks(self, picks: tuple[Pick, ...]) -> Allocation:
+        return Allocation(self.job, self.kind, self.start_s, self.end_s, picks, self._slots)
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.job, self.kind, self.start_s, self.end_s, self.picks, self.slots
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Allocation) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        return f"Allocation{self._fields()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.engine.allocation import Slot
-from penstock.engine.booking import Booker, Claims, Release, booked_claims, claims_without_slots
+from penstock.engine.block_booking import book_blocks, unbook_blocks
+from penstock.engine.booking import Booker, Claims, Release, Span, booked_claims, claims_without_slots
 from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.job_allocation import AllocationPart, JobAllocation
+from penstock.engine.node_blocks import Block
 from penstock.engine.search import BookingTimes
 from penstock.model.exclusion_key import ExclusionKey
 
@@ -41,6 +43,8 @@ class AllocationTable:
     def book(self, holder: JobAllocation, part: AllocationPart) -> AllocationPart:
         """Books a part of a job and assigns numbers to its slots."""
         self.jobs[holder.number] = holder
+        if part.blocks:
+            return self._book_blocks(holder, part.blocks, part.span)
         slots: list[Slot] = []
         for slot in part.slots:
             # A restored slot keeps its number.
@@ -52,6 +56,16 @@ class AllocationTable:
         holder.parts_made += 1
         holder.add_part(key, part)
         self._book_part(holder, key)
+        return part
+
+    def _book_blocks(self, holder: JobAllocation, blocks: tuple[Block, ...], span: Span) -> AllocationPart:
+        part = AllocationPart.of_blocks(blocks, span, holder.slots_made)
+        holder.slots_made += sum(block.fit.slots for block in blocks)
+        key = holder.parts_made
+        holder.parts_made += 1
+        holder.add_part(key, part)
+        book_blocks(self._booker, (holder.number, key), blocks, span)
+        self._booking_times.add(span)
         return part
 
     def release(self, holder: JobAllocation) -> None:
@@ -167,7 +181,8 @@ class AllocationTable:
 
     def _unbook_part(self, holder: JobAllocation, key: int) -> None:
         part = holder.parts[key]
-        self._booker.unbook((holder.number, key), part.claims)
+        if not part.blocks or not unbook_blocks(self._booker, (holder.number, key), part.blocks):
+            self._booker.unbook((holder.number, key), part.claims)
         self._booking_times.remove(part.span)
 
     def _reduce(

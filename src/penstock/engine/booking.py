@@ -331,7 +331,7 @@ class Booker:
 
     def __init__(self, tracked: frozenset[str], changed: set[int]) -> None:
         self.tracked = tracked
-        self._changed = changed
+        self.changed = changed
 
     def check_free(self, claims: Claims, span: Span, now: int, forbids: Iterable[ExclusionKey] = ()) -> None:
         """Raises `Conflict` with the first vertex that is not free, or at which a forbidden key is in use."""
@@ -359,7 +359,7 @@ class Booker:
 
     def book(self, key: BookingKey, claims: Claims, span: Span, slots: Iterable[Slot] = ()) -> None:
         """Books claims, and the keys that the slots in them bring."""
-        below = self._units_below(claims)
+        below = self.units_below(claims)
         keys = _keys_of(slots, claims)
         for index, (vertex, units) in below.items():
             claim = claims.get(index)
@@ -370,7 +370,7 @@ class Booker:
             booking = Booking(span.start, span.end, span.live, own, exclusive, units, keys.get(index))
             vertex.state.book(key, booking)
             if vertex.type == NODE:
-                self._changed.add(index)
+                self.changed.add(index)
         for vertex, _ in below.values():
             refresh_excess(vertex)
 
@@ -381,7 +381,7 @@ class Booker:
                 vertex.state.unbook(key)
                 refresh_excess(vertex)
             if vertex.type == NODE:
-                self._changed.add(vertex.index)
+                self.changed.add(vertex.index)
         for vertex in touched:
             if vertex.state is not None and vertex.state.is_empty():
                 vertex.state = None
@@ -410,7 +410,7 @@ class Booker:
         for index, vertex in touched.items():
             state = vertex.state
             if vertex.type == NODE:
-                self._changed.add(index)
+                self.changed.add(index)
             if state is None or key not in state.bookings:
                 continue
             if index in release.left:
@@ -445,9 +445,9 @@ class Booker:
             if vertex.state is not None and (index in had or index in has):
                 vertex.state.shift_keys(key, had.get(index, {}), has.get(index, {}))
                 if vertex.type == NODE:
-                    self._changed.add(index)
+                    self.changed.add(index)
 
-    def _units_below(self, claims: Claims) -> dict[int, tuple[Vertex, dict[str, int]]]:
+    def units_below(self, claims: Claims) -> dict[int, tuple[Vertex, dict[str, int]]]:
         """Every claimed vertex and ancestor, with the units of filter types used below it."""
         below: dict[int, tuple[Vertex, dict[str, int]]] = {}
         order = self._upward(claims)

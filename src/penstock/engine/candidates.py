@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.engine.graph import Vertex
+
+if TYPE_CHECKING:
+    from penstock.engine.node_blocks import Block
 
 __all__ = ["Candidate", "Choice", "Found", "Selection", "bundles", "nodes_of", "reduced"]
 
@@ -61,10 +64,11 @@ Found = dict[str, list[Candidate]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The result of a walk."""
+    """The result of a walk, or whole nodes that the index has selected without one."""
 
     top: Vertex
     choices: tuple[Choice, ...]
+    blocks: tuple[Block, ...] = ()
 
     def slots(self) -> list[list[Choice]]:
         """The outermost vertices of each slot."""

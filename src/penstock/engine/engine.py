@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from dataclasses import replace
+from functools import partial
 
 from penstock.engine.allocation import (
     Allocation,
@@ -32,7 +33,6 @@ from penstock.engine.booking import (
     picks_of,
 )
 from penstock.engine.candidates import Selection, nodes_of
-from penstock.engine.exclusion import exclusion_of
 from penstock.engine.external_usage import ExternalUsageTable
 from penstock.engine.filters import DEFAULT_FILTERS, Filters
 from penstock.engine.graph import Graph, Vertex, VertexTree
@@ -40,27 +40,20 @@ from penstock.engine.graph_updates import GraphUpdater, Removal
 from penstock.engine.indexed_search import AnswerCounts, IndexedSearch
 from penstock.engine.job_allocation import AllocationPart, JobAllocation, domain_of
 from penstock.engine.match_op import BOOKS_NOTHING, MAY_WAIT, MatchOp
+from penstock.engine.node_blocks import block_picks, block_slots
 from penstock.engine.plain_slots import PlainRequest, plain_request
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import MostFreeOrder, Policy, SearchOrder, Usage, parse_policy
+from penstock.engine.prepared_request import PreparedRequest, PreparedRequests
 from penstock.engine.refusals import Refusals
-from penstock.engine.request import (
-    NodeOrder,
-    Placement,
-    Request,
-    check_rules,
-    compile_demands,
-)
-from penstock.engine.search import BookingTimes, PreparedRequest, Search
+from penstock.engine.request import NodeOrder, Placement, Request
+from penstock.engine.search import BookingTimes, Search
 from penstock.engine.selected_slots import slots_of
+from penstock.engine.time_check import BadTime, check_time
 from penstock.errors import BadRequest, Conflict
 from penstock.model.exclusion_key import ExclusionKey
 
 __all__ = ["AnswerCounts", "BadTime", "Engine", "MatchOp", "UnknownJob"]
-
-
-class BadTime(BadRequest):
-    """An invalid time or duration."""
 
 
 class UnknownJob(Conflict):
@@ -86,9 +79,12 @@ class Engine:
         self.policy = parse_policy(policy) if isinstance(policy, str) else policy
         self._order = order if order is not None else MostFreeOrder()
         self._horizon_s = horizon_s if horizon_s is not None else FOREVER
+        self._prepared = PreparedRequests(self.policy.node_exclusive)
         counted = Filters(filters, leaves_everywhere=self.policy.usage is not Usage.IGNORED)
         counted.compute_totals(graph)
         self._connect(graph, counted, ExternalUsageTable(graph), BookingTimes())
+        if index and graph.is_tree:
+            self._indexed.prepare()
 
     def _connect(
         self, graph: Graph, filters: Filters, external_usage: ExternalUsageTable, times: BookingTimes
@@ -97,16 +93,17 @@ class Engine:
         self.filters = filters
         self.external_usage = external_usage
         self._booking_times = times
-        self._indexed = indexed = IndexedSearch(graph, self.policy, self._order)
+        self._booker = Booker(filters.tracked, set())
+        self._indexed = indexed = IndexedSearch(graph, self.policy, self._order, self._booker)
         self._index = indexed.index
         external_usage.changed = self._index.changed
-        self._booker = Booker(filters.tracked, self._index.changed)
         self._table = AllocationTable(graph, self._booker, times, external_usage)
         self._updater = GraphUpdater(graph, filters, self._table, external_usage, self._index)
         self._search = Search(
             *(graph, self.policy, self._order, self._booker, times, self._horizon_s),
             indexed if self._has_index else None,
         )
+        external_usage.standing_changed = self._search.forget_ideal
         self._refusals = Refusals(graph, self._search, self.policy.node_exclusive)
 
     def copy(self) -> Engine:
@@ -117,6 +114,7 @@ class Engine:
         other = Engine.__new__(Engine)
         other.policy, other._order, other._horizon_s = self.policy, self._order.copy(), self._horizon_s
         other._has_index = self._has_index
+        other._prepared = PreparedRequests(self.policy.node_exclusive)
         graph = self.graph.copy()
         external_usage = self.external_usage.copy(graph)
         other._connect(graph, self.filters.copy(), external_usage, self._booking_times.copy())
@@ -178,8 +176,8 @@ class Engine:
         between, can pass the same `full_nodes` each time: nodes that fit no slot are recorded there and
         skipped. `excluded_nodes` (indexes) are not used.
         """
-        prepared = replace(self._prepare(request), excluded_nodes=excluded_nodes)
-        _check_time(now, request.duration_s)
+        prepared = self._prepare(request).without(excluded_nodes)
+        check_time(now, request.duration_s)
         if op not in BOOKS_NOTHING:
             self._check_number(job)
         self._search.reset_visits()
@@ -208,7 +206,7 @@ class Engine:
         self, job: int, request: Request, start: int, now: int, excluded_nodes: Set[int], *, book: bool = True
     ) -> Allocation | None:
         """Reserves a start at this instant after `now`; None if the request does not fit then."""
-        prepared = replace(self._prepare(request), excluded_nodes=excluded_nodes)
+        prepared = self._prepare(request).without(excluded_nodes)
         found = self._search.select(prepared, start, now)
         kind = AllocationKind.RESERVED if book else AllocationKind.MATCHED
         return None if found is None else self._accept(job, prepared, found, start, kind)
@@ -228,7 +226,7 @@ class Engine:
         proof, no stages and no earliest start, which is cheaper.
         """
         holder = self._job(job)
-        _check_time(now, request.duration_s)
+        check_time(now, request.duration_s)
         if holder.kind is not AllocationKind.ALLOCATED:
             raise Conflict(f"job {job} is reserved, not running: it cannot be extended")
         prepared = self._prepare_part(holder, request, now, excluded_nodes)
@@ -261,7 +259,7 @@ class Engine:
 
         External usage stays, and nodes that are down are not used.
         """
-        prepared = replace(self._prepare(request), excluded_nodes=excluded_nodes)
+        prepared = self._prepare(request).without(excluded_nodes)
         self._search.reset_visits()
         found = self._search.select_without_jobs(prepared)
         return None if found is None else nodes_of(found)
@@ -388,6 +386,8 @@ class Engine:
     def allocation(self, job: int) -> Allocation:
         """Everything that a job holds, including its extensions."""
         holder = self._job(job)
+        if len(holder.parts) == 1:
+            return self._allocation(holder, next(iter(holder.parts.values())))
         start = min(part.span.start for part in holder.parts.values())
         end = holder.end
         slots = tuple(slot for part in holder.parts.values() for slot in part.slots)
@@ -402,18 +402,22 @@ class Engine:
 
     def add(self, parent: Vertex, tree: VertexTree) -> Vertex:
         """Adds a subtree below a vertex. Returns its top."""
+        self._search.forget_ideal()
         return self._updater.add(parent, tree)
 
     def attach(self, read: Callable[[Graph], list[Vertex]]) -> list[Vertex]:
         """Lets a reader add vertices and edges anywhere, and counts the whole graph again."""
+        self._search.forget_ideal()
         return self._updater.attach(read)
 
     def remove(self, top: Vertex) -> Removal:
         """Removes a subtree, and releases what jobs and external usage have on it."""
+        self._search.forget_ideal()
         return self._updater.remove(top)
 
     def resize(self, vertex: Vertex, size: int) -> None:
         """Changes the size of a pool. A size below what is booked makes its free units negative."""
+        self._search.forget_ideal()
         self._updater.resize(vertex, size)
 
     def set_status(self, vertex: Vertex, up: bool) -> None:
@@ -425,11 +429,13 @@ class Engine:
     def set_property(self, vertex: Vertex, key: str, value: str) -> None:
         vertex.set_property(key, value)
         self._index.touch_properties(vertex)
+        self._search.forget_ideal()
 
     def remove_property(self, vertex: Vertex, key: str) -> None:
         """Removes a property. An unknown key is ignored."""
         vertex.remove_property(key)
         self._index.touch_properties(vertex)
+        self._search.forget_ideal()
 
     def is_booked(self, top: Vertex) -> bool:
         """Whether a job has a booking in a subtree."""
@@ -438,14 +444,7 @@ class Engine:
     # Internals
 
     def _prepare(self, request: Request) -> PreparedRequest:
-        tracked = self.filters.tracked
-        whole_nodes = self.policy.node_exclusive
-        demands = tuple(
-            compile_demands(group.resources, tracked, whole_nodes=whole_nodes) for group in request.groups
-        )
-        check_rules(request, demands)
-        exclusions = tuple(exclusion_of(group, request.placement) for group in request.groups)
-        return PreparedRequest(request, demands, exclusions)
+        return self._prepared.prepared(request, self.filters.tracked)
 
     def _accept(
         self,
@@ -467,13 +466,19 @@ class Engine:
         self, prepared: PreparedRequest, found: tuple[Selection, ...], start: int, live: bool
     ) -> AllocationPart:
         span = Span(start, self._search.window(prepared, start, start).end, live)
+        if found[0].blocks:
+            return AllocationPart.of_blocks(found[0].blocks, span)
         slots = slots_of(found, prepared.request.groups)
         return AllocationPart(claims_of(found, self.policy.node_exclusive), span, slots)
 
     def _allocation(self, holder: JobAllocation, part: AllocationPart) -> Allocation:
         end = None if part.span.end >= FOREVER else part.span.end
-        picks = picks_of(part.claims, self.graph.root)
-        return Allocation(holder.number, holder.kind, part.span.start, end, picks, tuple(part.slots))
+        number, kind, start, blocks = holder.number, holder.kind, part.span.start, part.blocks
+        if blocks:
+            root, first = self.graph.root, part.first_slot
+            picks, slots = partial(block_picks, blocks, root), partial(block_slots, blocks, first)
+            return Allocation(number, kind, start, end, picks, slots, blocks)
+        return Allocation(number, kind, start, end, picks_of(part.claims, self.graph.root), tuple(part.slots))
 
     def _check_number(self, job: int) -> None:
         if job < 0:
@@ -486,12 +491,3 @@ class Engine:
         if holder is None:
             raise UnknownJob(job)
         return holder
-
-
-def _check_time(now: int, duration_s: int | None) -> None:
-    if now < 0:
-        raise BadTime("negative time", where="now", found=str(now), expected="0 or more")
-    if duration_s is not None and duration_s <= 0:
-        raise BadTime(
-            "the duration is not positive", where="duration", found=f"{duration_s} s", expected="1 s or more"
-        )

@@ -12,7 +12,7 @@ change on its node. The node is all that it can reach, so a change costs nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -39,11 +39,16 @@ class ExternalUsage:
     brings: tuple[ExclusionKey, ...] = ()
 
 
+def _ignore() -> None:
+    """Stands for a reader that there is not."""
+
+
 class ExternalUsageTable:
     """The external usage of an engine, by name."""
 
     def __init__(self, graph: Graph) -> None:
         self.changed: set[int] = set()  # nodes (indexes) on which usage was set or removed
+        self.standing_changed: Callable[[], None] = _ignore  # called when standing usage was set or removed
         self._graph = graph
         self._vertices: dict[str, list[Vertex]] = {}
         self._usages: dict[str, ExternalUsage] = {}
@@ -129,6 +134,8 @@ class ExternalUsageTable:
         self._usages[name] = ExternalUsage(name, at, dict(units), standing, brings)
         self._places[name] = self._next_place
         self._next_place += 1
+        if standing:
+            self.standing_changed()
 
     def remove(self, name: str) -> None:
         """Removes an external usage. An unknown name is ignored."""
@@ -139,6 +146,8 @@ class ExternalUsageTable:
         usage = self._usages.pop(name, None)
         if usage is None:
             return []
+        if usage.standing:
+            self.standing_changed()
         del self._places[name]
         node = _node_index(usage.at)
         _discard(self._crowded, node, name)

@@ -41,6 +41,7 @@ class Filters:
             resource_type: place for place, resource_type in enumerate(_KNOWN_TYPES)
         }
         self._all: set[str] = set()
+        self._tracked: frozenset[str] = frozenset()
         for pair in spec.split(",") if spec else ():
             high, colon, low = ("".join(part.split()) for part in pair.partition(":"))
             if not colon or not high or not low:
@@ -58,12 +59,13 @@ class Filters:
         other._kept = {anchor: list(kept) for anchor, kept in self._kept.items()}
         other._order = dict(self._order)
         other._all = set(self._all)
+        other._tracked = self._tracked
         return other
 
     @property
     def tracked(self) -> frozenset[str]:
         """All types that have a total at some vertex."""
-        return frozenset(self._all)
+        return self._tracked
 
     def at(self, resource_type: str) -> list[str]:
         """The filter types of a vertex of type `resource_type`, in order."""
@@ -167,6 +169,7 @@ class Filters:
     def _keep(self, anchor: str, low: str) -> None:
         self._order.setdefault(low, len(self._order))
         self._all.add(low)
+        self._tracked = frozenset(self._all)
         if anchor == _ANY:
             for kept in self._kept.values():
                 if low in kept:

@@ -7,12 +7,13 @@ input. It is mostly a tree. A vertex with several parents (storage that a rack a
 belongs to the first of them, and `has_shared` makes walks visit it once.
 
 A vertex describes the resource; bookings are kept apart in `state`, which is `None` while nothing is booked
-on or below the vertex.
+on or below the vertex. Allocations of whole nodes are booked at the node; at the vertices inside that is
+`deferred` until somebody reads the state of one of them (see `node_blocks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ from penstock.errors import BadRequest
 if TYPE_CHECKING:
     from _collections_abc import dict_values
 
+    from penstock.engine.node_blocks import DeferredBookings
     from penstock.engine.vertex_state import VertexState
 
 __all__ = ["CONTAINMENT", "DEPTH_MAX", "BadGraph", "Graph", "Vertex", "VertexSpec", "VertexTree"]
@@ -65,9 +67,12 @@ class Vertex:
     """One resource. `order` is the position of its containment edge among all edges added."""
 
     __slots__ = (
+        "_state",
         "basename",
         "children",
+        "deferred",
         "divisible",
+        "home",
         "id",
         "index",
         "name",
@@ -77,7 +82,6 @@ class Vertex:
         "properties",
         "rank",
         "size",
-        "state",
         "totals",
         "type",
         "uniq_id",
@@ -104,7 +108,26 @@ class Vertex:
         self.order = 0
         # Units of each filter type below this vertex; `None` if no filter applies.
         self.totals: dict[str, int] | None = None
-        self.state: VertexState | None = None
+        self._state: VertexState | None = None
+        self.home: Vertex | None = None  # the node around it, once bookings inside that node can be deferred
+        self.deferred: DeferredBookings | None = None  # of a node: bookings that vertices inside lack yet
+
+    @property
+    def state(self) -> VertexState | None:
+        """Bookings and external usage on or below the vertex; None: nothing."""
+        home = self.home
+        if home is not None and home.deferred is not None:
+            home.deferred.settle(home)
+        return self._state
+
+    @state.setter
+    def state(self, state: VertexState | None) -> None:
+        self._state = state
+
+    @property
+    def has_own_state(self) -> bool:
+        """Whether it has a state apart from deferred bookings."""
+        return self._state is not None
 
     def below(self, subsystem: str = CONTAINMENT) -> dict_values[int, Vertex]:
         """The children in a subsystem, in edge order. A view: the graph must not change meanwhile."""
@@ -152,7 +175,8 @@ class Vertex:
         other.parents = {}
         other.children = {}
         other.totals = None if self.totals is None else dict(self.totals)
-        other.state = None if self.state is None else self.state.copy()
+        other._state = None if self._state is None else self._state.copy()
+        other.home = other.deferred = None
         return other
 
     def __repr__(self) -> str:
@@ -199,6 +223,10 @@ class Graph:
         """All vertices of a type, in the order in which they were added."""
         return list(self._by_type.get(resource_type, {}).values())
 
+    def each_of_type(self, resource_type: str) -> Iterable[Vertex]:
+        """As `of_type`, as a view: the graph must not change meanwhile."""
+        return self._by_type.get(resource_type, _NO_CHILDREN).values()
+
     def number_of(self, resource_type: str) -> int:
         return len(self._by_type.get(resource_type, ()))
 
@@ -237,6 +265,10 @@ class Graph:
                     subsystem: {child: copies[child] for child in kids}
                     for subsystem, kids in vertex.children.items()
                 }
+            if vertex.home is not None:
+                copies[index].home = copies.get(vertex.home.index)
+            if vertex.deferred is not None:
+                copies[index].deferred = vertex.deferred.on_copies(copies)
         other.roots = {subsystem: copies[root.index] for subsystem, root in self.roots.items()}
         other.has_shared = self.has_shared
         other.is_tree = self.is_tree

@@ -72,7 +72,7 @@ class GraphUpdater:
         forget_usage(self._graph.vertices.values())
         self._recount()
         self._external_usage.redistribute(added, added)
-        self._index.is_stale = True
+        self._index.forget_all()
         return added
 
     def remove(self, top: Vertex) -> Removal:

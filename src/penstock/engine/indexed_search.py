@@ -11,24 +11,31 @@ walk over the whole graph.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
+from penstock.engine.booking import Booker
 from penstock.engine.candidates import Selection
 from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
+from penstock.engine.node_blocks import Block
+from penstock.engine.node_fits import UNKNOWN, NodeFits, Unknown, signature_of
 from penstock.engine.node_index import Needs, NodeIndex
-from penstock.engine.node_sets import bits_of, highest_bits
+from penstock.engine.node_sets import bits_of, highest_bits, set_of_bits
 from penstock.engine.policies import Policy, SearchOrder, Usage
+from penstock.engine.prepared_request import KEPT_MAX
 from penstock.engine.ranking import Ranking
 from penstock.engine.request import SLOT, Demand, NodeOrder, Preference
-from penstock.engine.vertex_state import TimeView, Window
+from penstock.engine.slot_scores import SlotScores
+from penstock.engine.vertex_state import TimeView, Window, free_units
 from penstock.engine.walker import CONSTRAINED_TYPES, NODE, Walk
 from penstock.model.constraint import Constraint
 
 __all__ = ["AnswerCounts", "GroupQuery", "IndexedSearch", "Pattern", "pattern_of"]
 
 _GROWTH: Final = 4
+_SCORES_MAX: Final = 8  # kinds of slots whose scores are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,8 @@ class Pattern:
     count: int  # slots or nodes
     is_slots: bool  # several slots can be on one node
     per_slot: int = 1  # nodes of one slot, if slots contain nodes
+    # Of a group of whole nodes, one by one: equal for groups that take the same of a node
+    signature: tuple[object, ...] | None = None
 
     @property
     def nodes_min(self) -> int:
@@ -61,6 +70,7 @@ class GroupQuery:
     order: NodeOrder
     own_slots: Mapping[int, int]
     ranking: Ranking | None
+    is_alone: bool  # the only group of its request, without keys
 
 
 def pattern_of(demands: tuple[Demand, ...], tracked: frozenset[str], whole_nodes: bool) -> Pattern | None:
@@ -71,14 +81,17 @@ def pattern_of(demands: tuple[Demand, ...], tracked: frozenset[str], whole_nodes
     if outer.type == NODE:
         if _names(outer.with_, NODE):
             return None
-        return Pattern(_sorted(outer.needs), whole_nodes or outer.exclusive is True, outer.count.min, False)
+        is_whole = whole_nodes or outer.exclusive is True
+        signature = (NODE, signature_of(outer, is_counted=False)) if is_whole else None
+        return Pattern(_sorted(outer.needs), is_whole, outer.count.min, False, 1, signature)
     if outer.type != SLOT:
         return None
     if len(outer.with_) == 1 and outer.with_[0].type == NODE:
         node = outer.with_[0]
         if node.count.min != node.count.max or _names(node.with_, NODE):
             return None
-        return Pattern(_sorted(node.needs), True, outer.count.min, False, node.count.min)
+        signature = (SLOT, signature_of(node)) if node.count.min == 1 else None
+        return Pattern(_sorted(node.needs), True, outer.count.min, False, node.count.min, signature)
     if _names(outer.with_, NODE) or not any(inner.type in tracked for inner in outer.with_):
         return None
     return Pattern(_sorted(outer.needs), whole_nodes, outer.count.min, True)
@@ -118,20 +131,29 @@ class NodeRestriction:
 
 
 class IndexedSearch:
-    def __init__(self, graph: Graph, policy: Policy, order: SearchOrder) -> None:
+    def __init__(self, graph: Graph, policy: Policy, order: SearchOrder, booker: Booker) -> None:
         self._graph = graph
         self._policy = policy
         self._order = order
-        self.index = NodeIndex(graph, order, by_weight=policy.stop_on_first)
+        self.fits = NodeFits(graph, order, booker, by_weight=policy.stop_on_first)
+        self.index = NodeIndex(graph, order, booker.changed, self.fits, by_weight=policy.stop_on_first)
         # Cost of the last match, as in `Search`
         self.preorder = 0
         self.postorder = 0
         self.answered = 0  # groups that the index has answered
         self.passed_on = 0  # groups that were left to the walker
+        self._scores: dict[tuple[object, ...], SlotScores] = {}
+        # By the id of compiled demands, which are kept here
+        self._patterns: dict[int, tuple[tuple[Demand, ...], frozenset[str], Pattern | None]] = {}
+
+    def prepare(self) -> None:
+        """Does what depends on the graph alone ahead of the first request, as a part of loading it."""
+        if self.index.refresh(None):
+            self.fits.prepare()
 
     def pattern(self, demands: tuple[Demand, ...], tracked: frozenset[str], window: Window) -> Pattern | None:
         """Refreshes the index; the pattern of a group, or None if the index does not cover it."""
-        pattern = pattern_of(demands, tracked, self._policy.node_exclusive)
+        pattern = self._pattern_of(demands, tracked)
         is_timed = window.view is not TimeView.IDEAL and window.now >= 0
         if pattern is None or not self.index.refresh(window.now if is_timed else None):
             return None
@@ -140,6 +162,16 @@ class IndexedSearch:
         if any(resource_type in CONSTRAINED_TYPES for resource_type, _ in pattern.needs):
             return None
         self.index.watch(resource_type for resource_type, _ in pattern.needs)
+        return pattern
+
+    def _pattern_of(self, demands: tuple[Demand, ...], tracked: frozenset[str]) -> Pattern | None:
+        known = self._patterns.get(id(demands))
+        if known is not None and known[1] is tracked:
+            return known[2]
+        pattern = pattern_of(demands, tracked, self._policy.node_exclusive)
+        if len(self._patterns) >= KEPT_MAX:
+            self._patterns.clear()
+        self._patterns[id(demands)] = (demands, tracked, pattern)
         return pattern
 
     def candidates(self, query: GroupQuery, pattern: Pattern) -> int:
@@ -171,9 +203,118 @@ class IndexedSearch:
         nodes = self.candidates(query, pattern)
         if not nodes or not self.has_enough(query, pattern, nodes):
             return None
+        if query.window.view is TimeView.IDEAL and not self._stops_on_first(query):
+            return self._select_any(query, pattern, nodes)
+        if pattern.signature is not None and self._has_blocks(query):
+            blocks = self._select_blocks(query, pattern, pattern.signature, nodes)
+            if not isinstance(blocks, Unknown):
+                return Selection(query.top, (), blocks) if blocks is not None else None
+        if pattern.is_slots and self._has_scores(query):
+            return self._select_by_scores(query, pattern, nodes)
         if self._stops_on_first(query) or not self._is_ordered(query, pattern):
             return self._walk(query, nodes)[0]
         return self._select_best(query, pattern, nodes)
+
+    def _has_blocks(self, query: GroupQuery) -> bool:
+        """Whether the group is of a kind that takes nodes one by one, in an order that is known."""
+        window = query.window
+        if not query.is_alone or query.ranking is not None or window.view is TimeView.IDEAL or window.now < 0:
+            return False
+        if query.exclusion.forbids or query.exclusion.one_slot_per or self._policy.usage is not Usage.IGNORED:
+            return False
+        if self.index.numbering.is_mixed or self.index.numbering.types_below(query.top) is None:
+            return False  # Slots of nodes are made at the outermost vertex that has nodes as children.
+        return not self._policy.stop_on_first or self._has_one_parent(query.top)
+
+    def _select_blocks(
+        self, query: GroupQuery, pattern: Pattern, signature: tuple[object, ...], nodes: int
+    ) -> tuple[Block, ...] | Unknown | None:
+        """Whole nodes out of a set of idle ones; None if too few fit, and unknown if a walk must tell."""
+        window, index = query.window, self.index
+        if self._policy.stop_on_first:
+            ordered: Iterator[int] = (bit for _, bit in index.weights.descending(nodes))
+        else:
+            ordered = highest_bits(nodes) if self._policy.high_first else bits_of(nodes)
+        walk = self._walk_of(query, 0)
+        chosen: list[Block] = []
+        last = None
+        for bit in ordered:
+            node = index.nodes[bit]
+            if node.id == last and not self._policy.stop_on_first:
+                return UNKNOWN  # Which of two nodes with one id is better, their edges decide.
+            last = node.id
+            if len(chosen) == pattern.count:
+                break
+            block = self.fits.block(
+                node,
+                signature,
+                window.now,
+                is_now=window.view is TimeView.NOW,
+                whole_nodes=self._policy.node_exclusive,
+                select_on=walk.select_on,
+            )
+            if isinstance(block, Unknown):
+                return UNKNOWN
+            if block is not None:
+                chosen.append(block)
+                if len(chosen) == pattern.count and self._policy.stop_on_first:
+                    break
+        if len(chosen) < pattern.count:
+            return None
+        if not self._are_open(chosen, window):
+            return UNKNOWN
+        chosen.sort(key=lambda block: block.node.id, reverse=self._policy.high_first)
+        if len({block.node.id for block in chosen}) < len(chosen):
+            return UNKNOWN
+        return tuple(chosen)
+
+    def _has_scores(self, query: GroupQuery) -> bool:
+        """Whether slots are compared over all nodes, by scores that depend on nothing but their vertices."""
+        policy, numbering = self._policy, self.index.numbering
+        if policy.stop_on_first or policy.node_centric or policy.usage is not Usage.IGNORED:
+            return False
+        if query.window.view is not TimeView.NOW or query.ranking is not None:
+            return False
+        if query.exclusion.forbids or query.exclusion.one_slot_per or not numbering.has_places:
+            return False
+        if numbering.types_below(query.top) is None:
+            return False
+        return all(free_units(above, query.window) > 0 for above in numbering.above)
+
+    def _select_by_scores(self, query: GroupQuery, pattern: Pattern, nodes: int) -> Selection | None:
+        key = tuple(signature_of(demand) for demand in query.demands)
+        scores = self._scores.get(key)
+        if scores is None:
+            if len(self._scores) >= _SCORES_MAX:
+                dropped = self._scores.pop(next(iter(self._scores)))
+                self.index.listeners.remove(dropped.stale)
+            scores = SlotScores(self.index, self.fits, self._order, high_first=self._policy.high_first)
+            self._scores[key] = scores
+            self.index.listeners.append(scores.stale)
+        everywhere = replace(query, constraint=None, excluded_nodes=frozenset())
+        choices = scores.select(
+            nodes, pattern.count, lambda node: self._walk_of(everywhere, 0).slots_on(node)
+        )
+        return Selection(query.top, tuple(choices)) if choices is not None else None
+
+    def _are_open(self, blocks: list[Block], window: Window) -> bool:
+        """Whether no job has one of the vertices above exclusively."""
+        above: dict[int, Vertex] = {}
+        for block in blocks:
+            parent = block.node.parent()
+            if parent is not None and parent.index not in above:
+                above.update((vertex.index, vertex) for vertex in block.node.ancestors())
+        return all(free_units(vertex, window) > 0 for vertex in above.values())
+
+    def _select_any(self, query: GroupQuery, pattern: Pattern, nodes: int) -> Selection | None:
+        """Some selection: whether a request could ever fit does not depend on which nodes are best."""
+        wanted = pattern.nodes_min
+        while True:
+            chosen = set_of_bits(islice(bits_of(nodes), wanted), nodes.bit_length())
+            found, _ = self._walk(query, chosen)
+            if found is not None or chosen == nodes:
+                return found
+            wanted *= _GROWTH
 
     def _stops_on_first(self, query: GroupQuery) -> bool:
         return self._policy.stop_on_first and query.ranking is None
@@ -291,7 +432,14 @@ class IndexedSearch:
             yield from highest_bits(members) if self._policy.high_first else bits_of(members)
 
     def _walk(self, query: GroupQuery, nodes: int) -> tuple[Selection | None, Walk]:
-        walk = Walk(
+        walk = self._walk_of(query, nodes)
+        found = walk.select(query.top)
+        self.preorder += walk.preorder
+        self.postorder += walk.postorder
+        return found, walk
+
+    def _walk_of(self, query: GroupQuery, nodes: int) -> Walk:
+        return Walk(
             self._graph,
             self._policy,
             self._order,
@@ -304,7 +452,3 @@ class IndexedSearch:
             query.ranking,
             NodeRestriction(self.index, nodes, query.window.now if self._stops_on_first(query) else None),
         )
-        found = walk.select(query.top)
-        self.preorder += walk.preorder
-        self.postorder += walk.postorder
-        return found, walk

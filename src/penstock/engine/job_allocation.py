@@ -16,6 +16,7 @@ from penstock.engine.allocation import AllocationKind, Slot
 from penstock.engine.booking import Claims, Span
 from penstock.engine.claim_counts import ClaimCounts
 from penstock.engine.graph import Vertex
+from penstock.engine.node_blocks import Block, block_claims, block_slots
 from penstock.engine.planner import FOREVER
 from penstock.engine.request import Placement
 from penstock.errors import BadRequest
@@ -29,11 +30,13 @@ __all__ = ["AllocationPart", "JobAllocation", "domain_of"]
 class AllocationPart:
     """What one match or extension booked for a job. Only the table of allocations changes it."""
 
-    __slots__ = ("_claims", "_copies", "_counts", "_slots", "span")
+    __slots__ = ("_blocks", "_claims", "_copies", "_counts", "_slots", "first_slot", "span")
 
     def __init__(self, claims: Claims, span: Span, slots: Iterable[Slot]) -> None:
         self._claims = claims
         self.span = span
+        self._blocks: tuple[Block, ...] = ()  # whole nodes, until claims or slots are read
+        self.first_slot = -1
         # By number; slots that have none yet by their position, which is negative.
         self._slots = {
             slot.number if slot.number >= 0 else ~position: slot for position, slot in enumerate(slots)
@@ -42,16 +45,38 @@ class AllocationPart:
         # In a copy until it is read: the vertices to put in the place of those that claims and slots name
         self._copies: Mapping[int, Vertex] | None = None
 
+    @classmethod
+    def of_blocks(cls, blocks: tuple[Block, ...], span: Span, first_slot: int = -1) -> AllocationPart:
+        """A part of whole nodes. Its slots have numbers from `first_slot` on; none if that is negative."""
+        part = cls({}, span, ())
+        part._blocks, part.first_slot = blocks, first_slot
+        return part
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The whole nodes that it consists of; () if it does not, or may have changed since."""
+        return self._blocks if self._copies is None else ()
+
     def copy(self, vertices: Mapping[int, Vertex]) -> AllocationPart:
         """The same part on a copy of the graph. Most copies are never read, so they are translated late."""
         other = AllocationPart(dict(self._claims), self.span, ())
         other._slots = dict(self._slots)
+        other._blocks, other.first_slot = self._blocks, self.first_slot
         other._copies = vertices
         return other
 
     def _translate(self) -> None:
         copies, self._copies = self._copies, None
-        if copies is not None:
+        if self._blocks:
+            blocks, self._blocks = self._blocks, ()
+            if copies is not None:
+                blocks = tuple(block.on_copies(copies) for block in blocks)
+            self._claims = block_claims(reversed(blocks))
+            slots = block_slots(blocks, self.first_slot)
+            self._slots = {
+                slot.number if slot.number >= 0 else ~position: slot for position, slot in enumerate(slots)
+            }
+        elif copies is not None:
             self._claims = {index: claim.on_copies(copies) for index, claim in self._claims.items()}
             self._slots = {number: slot.on_copies(copies) for number, slot in self._slots.items()}
 
@@ -194,6 +219,8 @@ class JobAllocation:
     def add_part(self, key: int, part: AllocationPart) -> None:
         self.parts[key] = part
         self._note_end(part)
+        if self._part_of_slot is None and self._slots_on_node is None:
+            return
         for slot in part.slots:
             if self._part_of_slot is not None:
                 self._part_of_slot[slot.number] = key

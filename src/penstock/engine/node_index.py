@@ -20,8 +20,10 @@ import heapq
 from collections.abc import Iterable
 from typing import Final
 
+from penstock.engine.busy_times import BusyTimes
 from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
+from penstock.engine.node_fits import NodeFits
 from penstock.engine.node_numbering import NodeNumbering
 from penstock.engine.node_sets import NodeBlocks, bits_of, set_of_bits
 from penstock.engine.planner import FOREVER
@@ -41,15 +43,20 @@ Needs = tuple[tuple[str, int], ...]  # units of filter types that one node must 
 
 
 class NodeIndex:
-    def __init__(self, graph: Graph, order: SearchOrder, *, by_weight: bool) -> None:
+    def __init__(
+        self, graph: Graph, order: SearchOrder, changed: set[int], fits: NodeFits, *, by_weight: bool
+    ) -> None:
         self._graph = graph
         self._order = order
         self._by_weight = by_weight  # `first` visits nodes by weight
-        self.changed: set[int] = set()  # nodes to count again, by vertex index
+        self.changed = changed  # nodes to count again, by vertex index
+        self._fits = fits
         self.is_stale = True  # nodes must be numbered again
         self.is_usable = False
+        self.numbered = 0  # how often all nodes were numbered or counted
+        self.listeners: list[set[int]] = []  # each gets the nodes (bits) that are counted again
         self.numbering = NodeNumbering()
-        self._now = -1
+        self.now = -1
         self._facts: dict[str, TypeFacts] = {}
         self._constraints: dict[tuple[Constraint, bool], int] = {}  # the flag: without temporary taints
         self._reset_counts()
@@ -57,6 +64,8 @@ class NodeIndex:
     def _reset_counts(self) -> None:
         self.up = 0  # up, with everything above
         self.idle = 0
+        self.disturbed = 0  # has transient external usage
+        self.busy = BusyTimes()
         self.affected = 0  # a later booking takes more than what is taken now
         self.free: dict[str, NodeBlocks] = {}  # at present, by type
         self.capacity: dict[str, NodeBlocks] = {}  # less standing usage, by type
@@ -104,10 +113,16 @@ class NodeIndex:
         else:
             self._touch_within(vertices[0], is_capacity=True)
 
+    def forget_all(self) -> None:
+        """Must be called after changes anywhere in the graph."""
+        self.is_stale = True
+        self._fits.clear()
+
     def remove(self, top: Vertex, parent: Vertex) -> None:
         """Must be called after a subtree was removed."""
         if top.type == NODE and self.numbering.bit(top.index) is not None:
             self.changed.add(top.index)
+            self._fits.forget(top)
         else:
             self._touch_within(parent, is_capacity=True)
 
@@ -122,6 +137,8 @@ class NodeIndex:
         at: Vertex | None = vertex
         while at is not None and at.type != NODE:
             at = at.parent()
+        if at is not None:
+            self._fits.forget(at)
         bit = self.numbering.bit(at.index) if at is not None else None
         if at is None or bit is None:
             self.is_stale = True
@@ -148,17 +165,17 @@ class NodeIndex:
         None: a query that does not depend on the time.
         """
         if now is None:
-            now = max(self._now, 0)
+            now = max(self.now, 0)
         if self.is_stale:
-            self._now = now
+            self.now = now
             self._number()
         if not self.is_usable:
             self.changed.clear()
             return False
-        if now < self._now:
-            self._now = now
+        if now < self.now:
+            self.now = now
             self._count_all()
-        self._now = now
+        self.now = now
         while self._expiry and self._expiry[0][0] <= now:
             at, bit = heapq.heappop(self._expiry)
             if self._expires.get(bit) == at:
@@ -191,6 +208,7 @@ class NodeIndex:
     def _count_all(self) -> None:
         watched, has_usage = list(self.free), self.usage is not None
         self._reset_counts()
+        self.numbered += 1
         for resource_type in watched:
             self.free[resource_type], self.capacity[resource_type] = NodeBlocks(), NodeBlocks()
             self._totals[resource_type] = {}
@@ -221,24 +239,32 @@ class NodeIndex:
         if self.usage is None:
             self.usage = NodeBlocks()
             self.usage.fill(
-                {bit: usage_ppm(node) for bit, node in enumerate(self.nodes) if self._is_there(node)}
+                {bit: usage_ppm(node) for bit, node in enumerate(self.nodes) if self.is_present(node)}
             )
         return self.usage
 
-    def _is_there(self, node: Vertex) -> bool:
+    def is_present(self, node: Vertex) -> bool:
         return self._graph.vertices.get(node.index) is node
 
     def _count(self, bit: int) -> None:
         node, one = self.nodes[bit], 1 << bit
-        if not self._is_there(node):
+        for listener in self.listeners:
+            listener.add(bit)
+        if not self.is_present(node):
             self._forget(bit)
             return
         state = node.state
-        is_up = node.up and all(above.up for above in node.ancestors())
+        at: Vertex | None = node
+        while at is not None and at.up:
+            at = at.parent()
+        is_up = at is None
         self.up = self.up | one if is_up else self.up & ~one
-        window = Window(self._now, self._now + 1, self._now, TimeView.NOW)
+        window = Window(self.now, self.now + 1, self.now, TimeView.NOW)
         free_now = is_idle(node, window)
         self.idle = self.idle | one if free_now else self.idle & ~one
+        is_disturbed = state is not None and state.transient_shares > 0
+        self.disturbed = self.disturbed | one if is_disturbed else self.disturbed & ~one
+        self.busy.put(bit, state.presence if state is not None else None)
         for resource_type, blocks in self.free.items():
             free, capacity = self._units(bit, node, resource_type)
             blocks.put(bit, free)
@@ -246,7 +272,7 @@ class NodeIndex:
         if self.usage is not None:
             self.usage.put(bit, usage_ppm(node))
         if self._by_weight:
-            weight = self._order.weight(node, self._now)
+            weight = self._order.weight(node, self.now)
             self.weights.put(bit, (weight << 64) + node.uniq_id)
         self.affected &= ~one
         self._note_later(bit, node, self.free)
@@ -258,7 +284,9 @@ class NodeIndex:
         self.is_stale = 2 * self.numbering.removed.bit_count() > len(self.nodes)
         self.up &= ~one
         self.idle &= ~one
+        self.disturbed &= ~one
         self.affected &= ~one
+        self.busy.put(bit, None)
         for blocks in (*self.free.values(), *self.capacity.values(), self.weights):
             blocks.put(bit, None)
         if self.usage is not None:
@@ -302,7 +330,7 @@ class NodeIndex:
         state = node.state
         if state is None:
             return total, total
-        now = self._now
+        now = self.now
         external = state.external_below.get(resource_type)
         planner = state.below.get(resource_type)
         booked = planner.booked_at(now) if planner is not None else 0
@@ -320,7 +348,7 @@ class NodeIndex:
         state = node.state
         if state is None or not state.bookings:
             return
-        now, following = self._now, FOREVER
+        now, following = self.now, FOREVER
         planners = [state.presence, *(p for name in resource_types if (p := state.below.get(name)))]
         if self._by_weight and node.totals and (weighed := state.below.get(next(reversed(node.totals)))):
             planners.append(weighed)
@@ -353,7 +381,7 @@ class NodeIndex:
         if split is None:
             return None
         direct, others = split
-        if weighed_at == self._now and not others:
+        if weighed_at == self.now and not others:
             return (self.nodes[bit] for _, bit in self.weights.descending(direct))
         children = [*(self.nodes[bit] for bit in bits_of(direct)), *others]
         if weighed_at is not None:
@@ -394,8 +422,11 @@ class NodeIndex:
             nodes &= self.nodes_matching(constraint, ideal=is_ideal)
         if exclusion.forbids and nodes:
             nodes = self._without_keys(nodes, exclusion, window)
-        if is_ideal:
+        if is_ideal or not nodes:
             return nodes
+        if needs_idle:
+            # What is idle during the window has all its capacity.
+            return nodes & ~(self.busy.during(window.start, window.end) | self.disturbed)
         unsure = nodes & self.affected if window.view is TimeView.NOW else nodes
         for bit in bits_of(unsure):
             if not self.fits(bit, needs, needs_idle, window):

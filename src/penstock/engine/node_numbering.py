@@ -22,6 +22,10 @@ class NodeNumbering:
         self.nodes: list[Vertex] = []
         self.outside: set[str] = set()  # types of vertices that are in no node
         self.removed = 0  # nodes that are not in the graph any more
+        self.places: list[int] = []  # of each node: its place in a walk; only if `has_places`
+        self.has_places = False
+        self.above: list[Vertex] = []  # the vertices that are in no node
+        self.is_mixed = False  # some vertex has nodes as children, and other children with nodes below
         self._bit: dict[int, int] = {}  # by vertex index
         self._below: dict[int, int] = {}  # by vertex index: the nodes below a vertex that is in no node
         self._direct: dict[int, int] = {}  # the same, of which it is the parent
@@ -37,15 +41,15 @@ class NodeNumbering:
             vertex = pending.pop()
             above.append(vertex)
             self.outside.add(vertex.type)
-            for child in reversed(vertex.below()):
-                if child.type == NODE:
-                    self.nodes.append(child)
-                else:
-                    pending.append(child)
+            self.nodes.extend(child for child in vertex.below() if child.type == NODE)
+            pending.extend(child for child in reversed(vertex.below()) if child.type != NODE)
         self.outside.add(NODE)
         if len(self.nodes) != graph.number_of(NODE) or graph.root.type == NODE:
             return False
+        walked = {node.index: place for place, node in enumerate(self.nodes)}
         self.nodes.sort(key=_place)
+        self.places = [walked[node.index] for node in self.nodes]
+        self.above = above
         self._bit = {node.index: bit for bit, node in enumerate(self.nodes)}
         direct: dict[int, list[int]] = {}
         for bit, node in enumerate(self.nodes):
@@ -58,6 +62,8 @@ class NodeNumbering:
             for child in vertex.below():
                 nodes |= self._below.get(child.index, 0)
             self._below[vertex.index] = nodes
+        self.is_mixed = any(self._below[index] != nodes for index, nodes in self._direct.items())
+        self.has_places = not self.is_mixed
         return True
 
     def append(self, node: Vertex) -> bool:
@@ -68,10 +74,13 @@ class NodeNumbering:
             return False
         bit = len(self.nodes)
         self.nodes.append(node)
+        self.places.append(bit)
+        self.has_places = self.has_places and self._direct.keys() <= {parent.index}
         self._bit[node.index] = bit
         for above in node.ancestors():
             self._below[above.index] |= 1 << bit
         self._direct[parent.index] = self._direct.get(parent.index, 0) | 1 << bit
+        self.is_mixed = self.is_mixed or self._direct[parent.index] != self._below[parent.index]
         return True
 
     def bit(self, index: int) -> int | None:

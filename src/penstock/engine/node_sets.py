@@ -104,6 +104,14 @@ class NodeBlocks:
             nodes |= further
         return nodes
 
+    def ascending(self, nodes: int) -> Iterator[tuple[int, int]]:
+        """(value, node) of the members of a set, the lowest value first."""
+        for block, members in zip(self._blocks, self._sets, strict=True):
+            if members & nodes:
+                for value, node in block:
+                    if nodes >> node & 1:
+                        yield value, node
+
     def descending(self, nodes: int) -> Iterator[tuple[int, int]]:
         """(value, node) of the members of a set, the highest value first; equal values by descending node."""
         for place in range(len(self._blocks) - 1, -1, -1):

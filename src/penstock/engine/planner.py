@@ -78,6 +78,21 @@ class Planner:
         """Every (time, units) at which the number of booked units changes, in order."""
         return zip(self._times, self._levels, strict=True)
 
+    def spans_above(self, units: int) -> list[tuple[int, int]]:
+        """The spans, in order, during which more than these units (0 or more) are booked."""
+        spans: list[tuple[int, int]] = []
+        times, begin = self._times, -1
+        for where, level in enumerate(self._levels):
+            if level > units:
+                if begin < 0:
+                    begin = times[where]
+            elif begin >= 0:
+                spans.append((begin, times[where]))
+                begin = -1
+        if begin >= 0:
+            spans.append((begin, FOREVER))
+        return spans
+
     def earliest(self, capacity: int, units: int, duration: int, not_before: int) -> int | None:
         """The first instant from which `units` more fit into `capacity` for `duration`, if any."""
         if units > capacity:

@@ -138,6 +138,12 @@ class SearchOrder(Protocol):
     def ranking(self, keys: list[int]) -> list[int]:
         """Positions in ascending order of their keys. Implementations differ in the order of equal keys."""
 
+    def keeps_ties(self, count: int) -> bool:
+        """Whether a ranking of so many keys keeps the order of equal ones."""
+
+    def lowest(self, keys: list[int], count: int) -> list[int]:
+        """The first positions of `ranking`."""
+
 
 class MostFreeOrder:
     """Children without bookings first, then those with most free; among equals the highest `uniq_id`."""
@@ -155,6 +161,12 @@ class MostFreeOrder:
 
     def ranking(self, keys: list[int]) -> list[int]:
         return sorted(range(len(keys)), key=lambda place: keys[place])
+
+    def keeps_ties(self, count: int) -> bool:  # noqa: ARG002
+        return True
+
+    def lowest(self, keys: list[int], count: int) -> list[int]:
+        return self.ranking(keys)[:count]
 
     def ordered(self, children: Iterable[Vertex], now: int) -> list[Vertex]:
         return sorted(children, key=lambda child: (self.weight(child, now), child.uniq_id), reverse=True)

@@ -9,7 +9,8 @@ from penstock.engine.bounds import cannot_ever_fit
 from penstock.engine.explain import Explainer
 from penstock.engine.graph import Graph
 from penstock.engine.plain_slots import has_enough, plain_request
-from penstock.engine.search import PreparedRequest, Search
+from penstock.engine.prepared_request import PreparedRequest
+from penstock.engine.search import Search
 
 __all__ = ["Refusals"]
 

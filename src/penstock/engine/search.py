@@ -11,41 +11,29 @@ bookings; `BookingTimes` keeps them.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Set
 from typing import Final
 
 from penstock.engine.booking import Booker, Claims, Span, claims_of
 from penstock.engine.candidates import Selection
-from penstock.engine.exclusion import Exclusion
 from penstock.engine.graph import Graph, Vertex
 from penstock.engine.indexed_search import GroupQuery, IndexedSearch, Pattern
 from penstock.engine.planner import FOREVER
 from penstock.engine.policies import Policy, SearchOrder, Usage
+from penstock.engine.prepared_request import KEPT_MAX, PreparedRequest
 from penstock.engine.ranking import ranking_of
-from penstock.engine.request import SLOT, Demand, Request
+from penstock.engine.request import SLOT, Demand
 from penstock.engine.selected_slots import slots_of
 from penstock.engine.vertex_state import TimeView, Window, expected_free_below, free_below
 from penstock.engine.walker import Walk
+from penstock.engine.wording import flatten
 
-__all__ = ["BookingTimes", "PreparedRequest", "Search"]
+__all__ = ["BookingTimes", "Search"]
 
 _TENTATIVE: Final = -1  # the job number of bookings during a search; no job has it
 # No job is booked at a negative time. External usage counts at any time, and so do the tentative bookings of
 # a search, which are made in its window.
 _WITHOUT_JOBS: Final = Window(-2, -1, -3, TimeView.LATER)
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A compiled request, with the subtree to search and the nodes to leave out."""
-
-    request: Request
-    demands: tuple[tuple[Demand, ...], ...]
-    exclusions: tuple[Exclusion, ...]  # one per group
-    top: Vertex | None = None  # None: the root, or each domain of `placement.within`
-    excluded_nodes: Set[int] = frozenset()
-    own_slots: Mapping[int, int] = field(default_factory=dict)  # of its job already, by index of the node
 
 
 class BookingTimes:
@@ -102,6 +90,8 @@ class Search:
         # Cost of the last match: vertices entered, and vertices left with a result.
         self._preorder = 0
         self._postorder = 0
+        # Answers of `could_ever` by the id of the prepared request, until `forget_ideal`
+        self._ever: dict[int, tuple[PreparedRequest, bool]] = {}
 
     def reset_visits(self) -> None:
         self._preorder = self._postorder = 0
@@ -133,7 +123,30 @@ class Search:
 
     def could_ever(self, prepared: PreparedRequest) -> bool:
         """Whether the walker finds a match when everything is up and free."""
-        return self._select(prepared, Window(0, 1, 0, TimeView.IDEAL)) is not None
+        known = self._ever.get(id(prepared))
+        if known is not None:
+            return known[1]
+        answer = self._select(prepared, Window(0, 1, 0, TimeView.IDEAL)) is not None
+        if self._indexed is not None and prepared.is_whole and self._is_order_irrelevant(prepared):
+            if len(self._ever) >= KEPT_MAX:
+                self._ever.clear()
+            self._ever[id(prepared)] = (prepared, answer)
+        return answer
+
+    def forget_ideal(self) -> None:
+        """Must be called after a change of what resources there are when everything is up and free."""
+        self._ever.clear()
+
+    def _is_order_irrelevant(self, prepared: PreparedRequest) -> bool:
+        """Whether a walk finds a match in any order of the children, which `first` changes with bookings."""
+        if not self._policy.stop_on_first:
+            return True
+        named = {demand.type for group in prepared.demands for demand in flatten(group)}
+        return all(
+            vertex.size == 1 and not vertex.divisible
+            for name in named
+            for vertex in self._graph.each_of_type(name)
+        )
 
     def select_without_jobs(self, prepared: PreparedRequest) -> tuple[Selection, ...] | None:
         """The selections if nothing were booked; what is down or used by others counts as it is."""
@@ -152,13 +165,16 @@ class Search:
         times = self._booking_times.after(now)
         if root.state is not None and root.state.live_end_min <= now and (not times or times[0] > now + 1):
             times.insert(0, now + 1)  # An overdue job is expected to end at the next instant.
+        duration_s = prepared.request.duration_s
+        crowded = _crowded(root, needs, Window(now + 1, now + 2, now, TimeView.LATER))
+        where = 0
         for start in self._order.instants(times, root, needs):
             if start >= self._horizon_s:
                 return
-            window = self.window(prepared, start, now)
-            if all(
-                free_below(root, resource_type, window) >= units for resource_type, units in needs.items()
-            ):
+            end = self._horizon_s if duration_s is None else min(start + duration_s, self._horizon_s)
+            while where < len(crowded) and crowded[where][1] <= start:
+                where += 1
+            if where == len(crowded) or crowded[where][0] >= end:
                 yield start
 
     def _select(
@@ -262,6 +278,8 @@ class Search:
 
     def _with_node(self, found: Selection) -> Selection | None:
         """With whole nodes a request needs no slot, but it must contain a node."""
+        if found.blocks:
+            return found
         held = any(claim.booked for claim in claims_of([found], True).values())
         return found if held else None
 
@@ -286,6 +304,7 @@ class Search:
             request.order,
             prepared.own_slots,
             ranking_of(prefers, request.order, prepared.own_slots, self._policy),
+            is_alone=len(request.groups) == 1 and not request.groups[0].brings,
         )
 
     def _pattern(self, query: GroupQuery) -> Pattern | None:
@@ -298,6 +317,28 @@ class Search:
         else:
             self._indexed.answered += 1
         return pattern
+
+
+def _crowded(root: Vertex, needs: dict[str, int], window: Window) -> list[tuple[int, int]]:
+    """The spans, in order and apart, during which too little of some type is free below the root."""
+    spans: list[tuple[int, int]] = []
+    for resource_type, units in needs.items():
+        planner = root.state.below.get(resource_type) if root.state is not None else None
+        most = free_below(root, resource_type, window) - units  # that may be booked
+        if planner is not None:
+            most += planner.booked_most(window.start, window.end)
+        if most < 0:
+            return [(-FOREVER, FOREVER)]
+        if planner is not None:
+            spans += planner.spans_above(most)
+    spans.sort()
+    merged: list[tuple[int, int]] = []
+    for start, end in spans:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
 
 
 def _is_slots_alone(demands: tuple[Demand, ...]) -> bool:

@@ -130,6 +130,23 @@ class Walk:
                 chosen.extend(candidate.choices)
         return Selection(top, tuple(chosen))
 
+    def select_on(self, node: Vertex) -> Choice | None:
+        """What a group of whole nodes, one per slot, takes of a node; None if the node does not fit."""
+        outer = self._wants[0]
+        is_slot = outer.type == SLOT
+        demands = outer.with_ if is_slot else self._wants
+        found = self._visit(node, node.parent(), demands, not is_slot, is_slot, 0, {})
+        one = found.choices[0] if found is not None else None
+        if one is None or not is_slot:
+            return one
+        return Choice(node, one.above, one.units, True, one.inner, one.label, one.whole, slot=0)
+
+    def slots_on(self, node: Vertex) -> list[Candidate]:
+        """The slots that a group could have on a node, as found by a walk over the whole graph."""
+        found: Found = {}
+        self._visit(node, node.parent(), self._wants, True, False, 0, found)
+        return found.get(SLOT, [])
+
     def _visit(
         self,
         vertex: Vertex,

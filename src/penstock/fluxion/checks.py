@@ -27,17 +27,16 @@ _BUILT_IN_TYPES: Final = frozenset(
 )
 
 
-def check_types(graph: Graph, resources: tuple[Resource, ...]) -> None:
-    """Raises `BadRequest` for a resource type that is neither in the graph nor built into Fluxion."""
-    known = graph.types() | _BUILT_IN_TYPES
+def check_types(types: frozenset[str], resources: tuple[Resource, ...]) -> None:
+    """Raises `BadRequest` for a resource type that is neither among these types nor built into Fluxion."""
     for resource in resources:
-        if resource.type not in known:
+        if resource.type not in types and resource.type not in _BUILT_IN_TYPES:
             raise BadRequest(
                 'Value of "type" must be a resource type known to fluxion',
                 found=resource.type,
-                expected=", ".join(sorted(known)),
+                expected=", ".join(sorted(types | _BUILT_IN_TYPES)),
             )
-        check_types(graph, resource.with_)
+        check_types(types, resource.with_)
 
 
 def has_enough_nodes(engine: Engine, request: Request, op: MatchOp) -> bool:
@@ -51,7 +50,7 @@ def has_enough_nodes(engine: Engine, request: Request, op: MatchOp) -> bool:
     if needed == 0 and group.constraint is None:
         return True
     graph = engine.graph
-    nodes = graph.of_type("node")
+    nodes = graph.each_of_type("node")
     up = (node for node in nodes if node.up and all(above.up for above in node.ancestors()))
     if group.constraint is None:
         return sum(1 for _ in islice(up, needed)) == needed

@@ -26,6 +26,7 @@ _REPORTS_UNSATISFIABLE: Final = frozenset(
     {MatchOp.ALLOCATE_WITH_SATISFIABILITY, MatchOp.ALLOCATE_ORELSE_RESERVE, MatchOp.WITHOUT_ALLOCATING_FUTURE}
 )
 _DRY_RUN: Final = frozenset({MatchOp.WITHOUT_ALLOCATING, MatchOp.WITHOUT_ALLOCATING_FUTURE})
+_REQUESTS_MAX: Final = 1024  # jobspecs whose requests are kept
 
 
 class MatchCommands:
@@ -36,6 +37,8 @@ class MatchCommands:
         self._state = state
         self._engine = state.engine
         self._requested_queue = ""  # the queue of the jobspec read last
+        # By the text of a jobspec: the types in the graph when it was checked, its request and its queue
+        self._requests: dict[bytes, tuple[frozenset[str], Request, str]] = {}
         self._hidden_job = 1 << 62  # number of the next booking that Fluxion makes without a job
 
     def match(self, words: list[str]) -> bool:
@@ -89,9 +92,7 @@ class MatchCommands:
             state.order.note_span(answer.start_s, answer.end_s or HORIZON_S)
         # Fluxion's writer keeps the last queue name for all later sets.
         state.queue = self._requested_queue or state.queue
-        written = state.render(
-            PickedSet(answer.picks, answer.start_s, answer.end_s or HORIZON_S, state.queue)
-        )
+        written = state.render_allocation(answer)
         if written is None:
             return self._keep_unwritable(answer, op, began)
         state.out.write(written)
@@ -99,12 +100,21 @@ class MatchCommands:
         return True
 
     def _request(self, text: bytes) -> Request:
+        types = self._engine.graph.types()
+        known = self._requests.get(text)
+        if known is not None and known[0] == types:
+            self._requested_queue = known[2]
+            return known[1]
         jobspec = parse_jobspec(text)
-        check_types(self._engine.graph, jobspec.resources)
+        check_types(types, jobspec.resources)
         if jobspec.duration_s > HORIZON_S:
             raise BadRequest("the duration ends beyond the horizon", found=f"{jobspec.duration_s} s")
         self._requested_queue = jobspec.queue
-        return request_of(jobspec)
+        request = request_of(jobspec)
+        if len(self._requests) >= _REQUESTS_MAX:
+            self._requests.clear()
+        self._requests[text] = (types, request, jobspec.queue)
+        return request
 
     def _refuse(self, op: MatchOp, began: float, unsatisfiable: bool) -> bool:
         if self._state.options.match_format == "rlite":
@@ -216,7 +226,7 @@ class MatchCommands:
         if job not in self._engine.jobs or job not in state.jobs:
             return state.error(f"cancel: ERROR: nonexistent job {job}")
         before = self._engine.allocation(job)
-        visited = len(before.picks)
+        visited = len(before.picks) if words[2:] == ["stats"] else 0
         self._engine.release(job)
         state.order.note_span(before.start_s, before.end_s or HORIZON_S)
         state.jobs[job].state = "CANCELED"

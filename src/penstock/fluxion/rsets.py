@@ -26,7 +26,7 @@ def reapply(engine: Engine, job: int, reader: str, text: bytes, start: int, end:
     picks = tuple(
         replace(pick, exclusive=pick.exclusive or pick.vertex.type == "node") for pick in answer.picks
     )
-    return replace(answer, picks=picks)
+    return answer.with_picks(picks)
 
 
 def vertices_named(graph: Graph, reader: str, text: bytes) -> list[Vertex]:

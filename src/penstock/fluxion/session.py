@@ -37,13 +37,17 @@ class Session:
         self._match = MatchCommands(self._state)
         self._graph = GraphCommands(self._state)
         self._commands = self._all_commands()
+        self._by_name: dict[str, _Command] = {}
+        for command in self._commands:
+            for name in (command.name, command.short):
+                self._by_name.setdefault(name, command)  # Two share an abbreviation: the first has it.
 
     def execute(self, line: str) -> bool:
         """Runs one line. False ends the session. Unknown commands are ignored, as in Fluxion."""
         words = line.split()
         if not words:
             return True
-        command = next((c for c in self._commands if words[0] in (c.name, c.short)), None)
+        command = self._by_name.get(words[0])
         return command.run(words) if command is not None else True
 
     def _list(self, words: list[str]) -> bool:  # noqa: ARG002 (all commands have the same signature)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CANDIDATES_MAX", "ranking"]
+__all__ = ["CANDIDATES_MAX", "keeps_ties", "lowest", "ranking"]
 
 CANDIDATES_MAX: Final = 4096
 _SMALL: Final = 16  # ranges of at most this size are left to the insertion sort
@@ -20,21 +20,48 @@ _SMALL: Final = 16  # ranges of at most this size are left to the insertion sort
 def ranking(keys: list[int]) -> list[int]:
     """Positions in ascending order of their keys."""
     positions = list(range(len(keys)))
-    if _SMALL < len(keys) <= CANDIDATES_MAX:
-        _split(positions, keys, 0, len(keys), 2 * (len(keys).bit_length() - 1))
+    if not keeps_ties(len(keys)):
+        _split(positions, keys, 0, len(keys), 2 * (len(keys).bit_length() - 1), len(keys))
     # The final insertion sort is stable, as is `sorted`.
     return sorted(positions, key=lambda position: keys[position])
 
 
-def _split(positions: list[int], keys: list[int], first: int, last: int, depth: int) -> None:
+def keeps_ties(count: int) -> bool:
+    """Whether equal keys keep their order among so many."""
+    return not _SMALL < count <= CANDIDATES_MAX
+
+
+def lowest(keys: list[int], count: int) -> list[int]:
+    """The first positions of `ranking`, without sorting the rest.
+
+    What is partitioned to the right stays there: of equal keys, the final sort keeps the left ones first.
+    """
+    if keeps_ties(len(keys)):
+        return sorted(range(len(keys)), key=lambda position: keys[position])[:count]
+    positions = list(range(len(keys)))
+    end = _split(positions, keys, 0, len(keys), 2 * (len(keys).bit_length() - 1), count)
+    return sorted(positions[:end], key=lambda position: keys[position])[:count]
+
+
+def _split(positions: list[int], keys: list[int], first: int, last: int, depth: int, needed: int) -> int:
+    """Partitions until ranges are small, without those beyond the first `needed` positions.
+
+    Returns how many positions from the start have their final range.
+    """
+    end = last
     while last - first > _SMALL:
         if depth == 0:
             positions[first:last] = _heap_sorted(positions[first:last], keys)
-            return
+            return end
         depth -= 1
         cut = _partition(positions, keys, first, last)
-        _split(positions, keys, cut, last, depth)
+        if cut >= needed:
+            end = cut
+        else:
+            reached = _split(positions, keys, cut, last, depth, needed)
+            end = reached if end == last else end
         last = cut
+    return end
 
 
 def _partition(positions: list[int], keys: list[int], first: int, last: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from penstock.engine.allocation import Pick
+from penstock.engine.node_blocks import Block
 from penstock.fluxion.writers.json_graph import FilterUsage, jgf_of
 from penstock.fluxion.writers.json_text import Json, dumps
 from penstock.fluxion.writers.rlite import rlite_of
@@ -37,6 +38,26 @@ class Writer(Protocol):
 
 class Simple:
     """Children before parents; `[units:x]` is an exclusive vertex, `[units:s]` a shared one."""
+
+    def write_blocks(self, blocks: tuple[Block, ...]) -> str | None:
+        """As `write`, for whole nodes with one parent, the root: most of the text is the same on each."""
+        root = blocks[0].node.parent()
+        if root is None or root.parent() is not None or any(b.node.parent() is not root for b in blocks):
+            return None
+        lines: list[str] = []
+        for block in sorted(blocks, key=_edge_order):
+            fit = block.fit
+            if fit.text is None:
+                *inner, last = fit.picks(block.members)
+                fit.text = (self._text(inner), f"[{last.units}:{'x' if last.exclusive else 's'}]\n")
+            below, units = fit.text
+            lines.append(f"{below}      ------{block.node.name}{units}")
+        lines.append(_line(Pick(root, root.size, False, 1), "s"))
+        return "".join(lines)
+
+    @staticmethod
+    def _text(picks: list[Pick]) -> str:
+        return "".join([_line(pick, "x" if pick.exclusive else "s") for pick in picks])
 
     def write(self, picked: PickedSet) -> str | None:
         lines = (_line(pick, "x" if pick.exclusive else "s") for pick in picked.picks)
@@ -83,6 +104,10 @@ class Rv1:
             if picked.queue:
                 document["attributes"] = {"system": {"scheduler": {"queue": picked.queue}}}
         return dumps(document) + "\n"
+
+
+def _edge_order(block: Block) -> int:
+    return block.node.order
 
 
 def _line(pick: Pick, mode: str) -> str:
