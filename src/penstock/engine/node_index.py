@@ -395,8 +395,8 @@ class NodeIndex:
         if nodes is None:
             if len(self._constraints) >= _CONSTRAINTS_MAX:
                 del self._constraints[next(iter(self._constraints))]
-            matching = (bit for bit, node in enumerate(self.nodes) if matches(constraint, node, ideal=ideal))
-            nodes = self._constraints[constraint, ideal] = set_of_bits(matching, len(self.nodes))
+            found = (bit for bit, node in enumerate(self.nodes) if matches(constraint, node, ideal=ideal))
+            nodes = self._constraints[constraint, ideal] = set_of_bits(found, len(self.nodes))
         return nodes
 
     def candidates(
