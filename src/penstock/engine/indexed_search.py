@@ -235,7 +235,6 @@ class IndexedSearch:
             ordered: Iterator[int] = (bit for _, bit in index.weights.descending(nodes))
         else:
             ordered = highest_bits(nodes) if self._policy.high_first else bits_of(nodes)
-        walk = self._walk_of(query, 0)
         chosen: list[Block] = []
         last = None
         for bit in ordered:
@@ -251,7 +250,7 @@ class IndexedSearch:
                 window.now,
                 is_now=window.view is TimeView.NOW,
                 whole_nodes=self._policy.node_exclusive,
-                select_on=walk.select_on,
+                select_on=lambda node: self._walk_of(query, 0).select_on(node),
             )
             if isinstance(block, Unknown):
                 return UNKNOWN

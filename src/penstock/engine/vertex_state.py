@@ -17,6 +17,7 @@ A `Window` is the time span of a query, the current time, and the view (`TimeVie
 from __future__ import annotations
 
 import enum
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -45,6 +46,7 @@ __all__ = [
 
 USAGE_MAX_PPM: Final = 1_000_000
 _NOT_COUNTED: Final = -1
+_FEW: Final = 8  # bookings that are looked at one by one
 
 
 class TimeView(enum.Enum):
@@ -108,10 +110,38 @@ class KeyUse:
         return self.plan.is_empty() and self.external == [0, 0]
 
 
+class _LiveEnds:
+    """The planned ends of many live bookings, to find the earliest without looking at all of them."""
+
+    __slots__ = ("_counts", "_heap")
+
+    def __init__(self, ends: Iterable[int]) -> None:
+        self._counts: dict[int, int] = {}
+        self._heap: list[int] = []  # may have ends that are gone
+        for end in ends:
+            self.add(end)
+
+    def add(self, end: int) -> None:
+        if end not in self._counts:
+            heapq.heappush(self._heap, end)
+        self._counts[end] = self._counts.get(end, 0) + 1
+
+    def remove(self, end: int) -> None:
+        self._counts[end] -= 1
+        if not self._counts[end]:
+            del self._counts[end]
+
+    def earliest(self) -> int:
+        while self._heap and self._heap[0] not in self._counts:
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else FOREVER
+
+
 class VertexState:
     """Bookings and external usage of one vertex. Created with the first, dropped with the last."""
 
     __slots__ = (
+        "_live_ends",
         "below",
         "bookings",
         "excess",
@@ -141,6 +171,7 @@ class VertexState:
         self.keys: dict[ExclusionKey, KeyUse] | None = None  # keys in use; None: none
         self.transient_shares = 0  # transient external usage on the vertex or below
         self.live_end_min = FOREVER  # the earliest planned end of a live booking
+        self._live_ends: _LiveEnds | None = None  # kept once there were many bookings
         self.exclusive_bookings = 0  # number of exclusive bookings
         self.excess = 0  # own units booked beyond the size, at the worst instant
         self.excess_below: dict[str, int] = {}
@@ -160,6 +191,7 @@ class VertexState:
         other.keys = None if self.keys is None else {key: use.copy() for key, use in self.keys.items()}
         other.transient_shares = self.transient_shares
         other.live_end_min = self.live_end_min
+        other._live_ends = None
         other.exclusive_bookings = self.exclusive_bookings
         other.excess = self.excess
         other.excess_below = dict(self.excess_below)
@@ -188,6 +220,8 @@ class VertexState:
             self._key_use(exclusion_key).plan.add(booking.start, booking.end, count)
         if booking.live:
             self.live_end_min = min(self.live_end_min, booking.end)
+            if self._live_ends is not None:
+                self._live_ends.add(booking.end)
 
     def unbook(self, key: BookingKey) -> None:
         booking = self.bookings.pop(key)
@@ -205,8 +239,21 @@ class VertexState:
         for exclusion_key, count in booking.keys.items() if booking.keys else ():
             self._key_use(exclusion_key).plan.remove(booking.start, booking.end, count)
             self._drop_unused_key(exclusion_key)
-        if booking.live and booking.end == self.live_end_min < FOREVER:
-            self.live_end_min = min((b.end for b in self.bookings.values() if b.live), default=FOREVER)
+        if booking.live:
+            self._drop_live_end(booking.end)
+
+    def _drop_live_end(self, end: int) -> None:
+        if self._live_ends is not None:
+            self._live_ends.remove(end)
+        if end != self.live_end_min or end >= FOREVER:
+            return
+        ends = (booking.end for booking in self.bookings.values() if booking.live)
+        if self._live_ends is None and len(self.bookings) <= _FEW:
+            self.live_end_min = min(ends, default=FOREVER)
+            return
+        if self._live_ends is None:
+            self._live_ends = _LiveEnds(ends)
+        self.live_end_min = self._live_ends.earliest()
 
     def shrink(self, key: BookingKey, booking: Booking) -> None:
         """Replaces a booking by one for the same time with fewer units, types or keys."""
