@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from random import Random
 
 import pytest
@@ -25,3 +26,24 @@ def test_the_earliest_end_is_that_of_a_running_job(seed: int) -> None:
             state = state.copy()
         live = [booking.end for booking in state.bookings.values() if booking.live]
         assert state.live_end_min == min(live, default=FOREVER)
+
+
+def test_jobs_that_are_gone_leave_nothing_behind_beside_one_that_stays() -> None:
+    state = VertexState()
+    for job in range(20):
+        state.book((job, 0), Booking(0, 1 if job < 2 else 10 + job, True, 0, False, {}))
+    state.unbook((0, 0))  # From here on the ends are kept, and the job that ends at 1 overruns.
+
+    def run(jobs: range) -> int:
+        for job in jobs:
+            state.book((job, 0), Booking(0, 1_000 + job, True, 0, False, {}))
+            state.unbook((job, 0))
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = run(range(100, 1_100))
+        assert run(range(1_100, 11_100)) - before < 20_000
+    finally:
+        tracemalloc.stop()
+    assert state.live_end_min == 1

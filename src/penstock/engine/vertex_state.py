@@ -130,6 +130,8 @@ class _LiveEnds:
         self._counts[end] -= 1
         if not self._counts[end]:
             del self._counts[end]
+            if len(self._heap) > 2 * len(self._counts) + _FEW:
+                self._heap = sorted(self._counts)  # Beside one that stays, those that are gone would pile up.
 
     def earliest(self) -> int:
         while self._heap and self._heap[0] not in self._counts:
