@@ -35,8 +35,8 @@ def test_a_finished_member_frees_its_node_while_the_others_run(instance: Running
     job = instance.submit("-N4", "sh", "-c", "test $FLUX_TASK_RANK -gt 0 || exec sleep 60")
     wait_until(lambda: "node[1-3]" in instance.ok("resource", "list").splitlines()[1])
     lines = instance.ok("resource", "list").splitlines()
-    assert lines[1].split() == ["free", "3", "6", "node[1-3]"]
-    assert lines[2].split() == ["allocated", "1", "2", "node0"]
+    assert lines[1].split() == ["free", "3", "6", "24Gi", "node[1-3]"]
+    assert lines[2].split() == ["allocated", "1", "2", "8Gi", "node0"]
     assert instance.job(job)["state"] == "RUN"
     other = instance.submit("-N3", "true")
     assert instance.end(other)[0]["nodelist"] == "node[1-3]"

@@ -271,12 +271,12 @@ def test_the_backend_learns_of_the_new_end_and_a_refusal_does_not_move_a_placed_
     assert sorted(one.member for one in place.assignments) == ["w-0", "w-1"]
     before = driver.nodes_of(job)
     driver.feed(replace(driver.backend.workloads["w"], limit_s=400))
-    (intent,) = driver.scheduler.state.intents
+    (intent,) = driver.scheduler.open_intents()
     driver.feed(IntentResult(intent, "w-0", Outcome.CONFLICT, "no"))
     driver.settle()
     assert driver.nodes_of(job) == before
     assert driver.scheduler.jobs[job].live_count == 2
-    assert len(driver.scheduler.state.intents) == 0
+    assert driver.scheduler.open_intents() == []
 
 
 def test_submitted_jobs_are_still_refused_by_a_disabled_queue() -> None:

@@ -301,7 +301,9 @@ class DevCluster:
 
     def _delete_node_leases(self) -> None:
         """kwok gets another identity at each start and would wait for its previous leases to expire."""
-        if self._is_ready():
+        needs = ("etcd", _SERVER)
+        if all(self.component(name).exit_code is None for name in needs):
+            self._wait("the API server to be ready", self._is_ready, needs)
             self.api.delete(_LEASES)
 
     def _running_layout(self) -> ClusterLayout:
