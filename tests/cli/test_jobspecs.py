@@ -65,7 +65,7 @@ TABLE = [
 
 @pytest.mark.parametrize("size", [JobSize(ntasks=2, mem=1), JobSize(cores=2, mem=1)])
 def test_memory_per_node_needs_a_number_of_nodes_for_several_tasks(size: JobSize) -> None:
-    with pytest.raises(BadRequest, match=r"--mem is per node .*expected -N NODES as well"):
+    with pytest.raises(BadRequest, match=r"memory is per node .*expected -N NODES as well"):
         build_jobspec(JobRequest(("true",), size), NOW)
 
 
@@ -101,7 +101,7 @@ def test_the_flat_example_byte_for_byte() -> None:
     ("size", "words"),
     [
         (JobSize(nodes=3, ntasks=2), "node count must not be greater than task count"),
-        (JobSize(exclusive=True), "exclusive can only be set with a node count"),
+        (JobSize(exclusive=True), "it needs a number of nodes"),
         (JobSize(ntasks=1, cores=2), "do not mix"),
         (JobSize(nodes=3, cores=8), "not a multiple of the number of nodes"),
         (JobSize(tasks_per_node=2), "node count is required"),

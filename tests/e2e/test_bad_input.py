@@ -32,7 +32,7 @@ FLAGS = [
     (["submit", "-Nmany", "true"], 2, "many"),
     (["submit"], 2, "penstock: no command (expected COMMAND [ARGUMENTS...], or --jobspec FILE)"),
     (["submit", "-N4", "-n2", "true"], 2, "node count must not be greater than task count"),
-    (["submit", "-x", "true"], 2, "exclusive can only be set with a node count"),
+    (["submit", "-x", "true"], 2, "--exclusive: it needs a number of nodes"),
     (["submit", "-n2", "--cores=2", "true"], 2, "do not mix"),
     (["submit", "-t", "soon", "true"], 2, "soon"),
     (["submit", "-t", "inf", "true"], 2, "finite"),

@@ -34,6 +34,7 @@ from tests.kubernetes.faults import (
     job_gang,
     new_namespace,
     phases,
+    pods,
     restart,
     wait_phases,
 )
@@ -74,6 +75,8 @@ def three_gangs(site: Site, namespace: str) -> None:
     create(site, namespace, *bare_gang("runs", run="4s"))
     wait_phases(site, namespace, "runs", Running=3)
     create(site, namespace, job_gang("waits"))
+    # A Job controller that gets no answer to the creation of a pod creates another one.
+    wait_for(lambda: len(pods(site, namespace, "waits")) == 3, "the pods of the Job")
     create(site, namespace, *bare_gang("assembles")[:2])
 
 

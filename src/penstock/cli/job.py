@@ -281,7 +281,7 @@ def when(client: ApiClient, id_: str, output_format: str) -> None:
 @with_client
 @json_option
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("-t", "--timeout", metavar="FSD", help="Stop waiting after this duration: 30 (seconds), 5m.")
+@click.option("-t", "--timeout", metavar="DURATION", help="Stop waiting after this: 30 (seconds), 5m.")
 def wait(client: ApiClient, ids: tuple[str, ...], timeout: str | None, output_format: str) -> int:
     """Wait until jobs are inactive; exit with the largest of their exit codes.
 

@@ -56,7 +56,7 @@ _OPTIONS: Final = (
         "--mem",
         type=MemorySize(),
         metavar="SIZE",
-        help="Memory per node: 4000 (MiB), 512M, 4G; not enforced. Needs -N with more than one task.",
+        help="Memory per node: 4000 (MiB), 512M, 4G; not enforced. A job with several tasks also needs -N.",
     ),
     click.option(
         "-x", "--exclusive", is_flag=True, help="Do not share the nodes with other jobs (needs -N)."
@@ -68,13 +68,19 @@ _OPTIONS: Final = (
         help="Time limit: 30 (minutes), 90s, 1.5h, MM:SS, HH:MM:SS, D-HH, D-HH:MM:SS.",
     ),
     click.option("-q", "--queue", metavar="NAME", help="Queue to submit to."),
-    click.option("--urgency", metavar="N", default="default", help="0 to 31, hold, default or expedite."),
+    click.option(
+        "--urgency",
+        metavar="N",
+        default="default",
+        help="Urgency: 0 to 31, hold (0), default (16) or expedite (31); higher starts first.",
+    ),
     click.option(
         "--dependency",
         "dependencies",
         multiple=True,
         metavar="SCHEME:VALUE",
-        help="Dependency on another job, for example afterok:ƒ1.",
+        help="Start after another job: afterany, afterok, afternotok, afterstart or afterexcept with its id,"
+        " as in afterok:ƒ1; or singleton.",
     ),
     click.option("--begin-time", metavar="WHEN", help="Do not start before: +1h, 14:30, 2026-06-21T08:00."),
     click.option(
@@ -86,14 +92,16 @@ _OPTIONS: Final = (
         "--requeue",
         type=click.Choice(["never", "node-failure", "always"]),
         default="never",
-        help="When to requeue the job after a failure.",
+        help="Requeue the job if its node fails, or after any failure of the infrastructure (always)."
+        "  [default: never]",
     ),
     click.option("--output", metavar="FILE", help="File for the standard output of the tasks."),
     click.option("--error", metavar="FILE", help="File for the standard error of the tasks."),
     click.option(
         "--input",
         metavar="FILE|RANKS|none",
-        help="Standard input of the tasks: a file, or (run only) the ranks that read that of this command.",
+        help="Standard input of the tasks: FILE; none; or, for run, the ranks of the tasks that read the"
+        " input of this command.",
     ),
     click.option("-l", "--label-io", is_flag=True, help="Prefix each line with the task rank."),
     click.option(

@@ -141,7 +141,7 @@ def _by_task(size: JobSize) -> tuple[list[dict[str, Any]], dict[str, int], None]
         _check_one_slot(size, ntasks)
         children += _memory(size, 1)
         if exclusive:
-            _refuse("exclusive can only be set with a node count", "--exclusive", expected="-N NODES as well")
+            _refuse("it needs a number of nodes", "--exclusive", expected="-N NODES as well")
         return [_slot(ntasks, children)], {"per_slot": 1}, None
     if size.nodes > ntasks:
         _refuse(
@@ -196,7 +196,7 @@ def _memory(size: JobSize, slots: int) -> list[dict[str, Any]]:
 def _check_one_slot(size: JobSize, slots: int) -> None:
     """Without a number of nodes, how many tasks share the memory of a node is open."""
     if size.mem is not None and slots > 1:
-        _refuse("--mem is per node", "--mem", f"{slots} tasks on any number of nodes", "-N NODES as well")
+        _refuse("memory is per node", "--mem", f"{slots} tasks on any number of nodes", "-N NODES as well")
 
 
 def _slot(count: int, children: list[dict[str, Any]]) -> dict[str, Any]:
@@ -251,10 +251,10 @@ def parse_time_limit(text: str) -> float:
         return float(3600 * hours + 60 * minutes + seconds)
     if text.lower() in ("unlimited", "infinite", "inf", "infinity"):
         raise BadDuration(
-            "a time limit is finite",
+            "a time limit must be finite",
             where="--time-limit",
             found=repr(text),
-            expected="a time, or no -t for the limit of the queue",
+            expected="a time such as 2h, or no -t for the limit of the queue",
         )
     try:
         return parse_duration(text)

@@ -46,8 +46,10 @@ _PASSWORD: Final = re.compile(r"://[^/]*:[^/]*@|password", re.IGNORECASE)
 @click.option(
     "--nodes", type=click.IntRange(1, 1024), help="Number of node agents.  [default: as before, or 1]"
 )
-@click.option("--cores", type=click.IntRange(1, 4096), help="Cores per node.  [default: the machine's]")
-@click.option("--gpus", type=click.IntRange(0, 1024), help="GPUs per node.  [default: 0]")
+@click.option(
+    "--cores", type=click.IntRange(1, 4096), help="Cores per node.  [default: as before, or the machine's]"
+)
+@click.option("--gpus", type=click.IntRange(0, 1024), help="GPUs per node.  [default: as before, or 0]")
 @click.option(
     "--mem",
     type=MemorySize(),
@@ -59,7 +61,7 @@ _PASSWORD: Final = re.compile(r"://[^/]*:[^/]*@|password", re.IGNORECASE)
     "--policy",
     default="",
     metavar="POLICY",
-    help="Queue policy: fcfs, easy, hybrid[:DEPTH] or conservative.",
+    help="Queue policy: fcfs, easy, hybrid[:DEPTH] or conservative[:DEPTH].",
 )
 @click.option(
     "--match-policy",

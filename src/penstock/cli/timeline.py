@@ -32,10 +32,12 @@ _STYLES = ("cyan", "green", "yellow", "magenta", "blue")
 @click.command(context_settings=SETTINGS)
 @with_client
 @json_option
-@click.option("--since", metavar="FSD", help="How far back the chart starts, for example 30m.")
-@click.option("--until", metavar="FSD", help="How far ahead the chart ends, for example 2h.")
+@click.option("--since", metavar="DURATION", help="How far back the chart starts, for example 30m.")
+@click.option("--until", metavar="DURATION", help="How far ahead the chart ends, for example 2h.")
 @click.option("--svg", "svg_file", metavar="FILE", help="Write an SVG image to FILE instead.")
-@click.option("-a", "--all", "everything", is_flag=True, help=f"Draw all nodes, not only {_LINES_MAX} lines.")
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help=f"Draw all nodes (default: at most {_LINES_MAX} lines)."
+)
 def timeline(
     client: ApiClient,
     since: str | None,
